@@ -1,0 +1,123 @@
+# Fast Sandbox. `make up` and `make test` do all the set-up that they need; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := $(CURDIR)/bin
+TOOLS := $(BIN)/tools
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X github.com/fast-sandbox/fast-sandbox/internal/daemon.version=$(VERSION)
+GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)"
+KUBE_VERSION := v1.34.4
+KUBE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34
+# Third-party protos come out of these modules.
+PROTOVALIDATE := github.com/bufbuild/protovalidate@v1.2.2
+GOOGLEAPIS := github.com/grpc-ecosystem/grpc-gateway@v1.16.0
+PACKAGES = $(shell go list ./... | grep -v /gen/)
+# fsb-local's packages but those that pull in Kubernetes itself: checking those means checking it.
+LOCAL_PACKAGES = go list ./internal/... | grep -v -E '/internal/(kube|cmd)$$' | sed 's|.*/deploy/local|.|'
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##### The local cluster
+
+.PHONY: up down status env
+up: build ## Bring up a real local cluster and run a first sandbox in it
+	@$(BIN)/fsb-local up --bin-dir $(BIN) --manifests deploy/overlays/local
+down: kube ## Take the local cluster away, with all that it left on the machine
+	@$(BIN)/fsb-local down
+status: ## Tell how the local cluster is
+	@$(BIN)/fsb-local status
+env: ## Print what a shell needs to use the cluster: eval "$$(make -s env)"
+	@$(BIN)/fsb-local env
+
+##### Building
+
+.PHONY: build components kube containerd
+build: components kube containerd ## Build everything into bin/
+components: deps
+	@$(GO_BUILD) -o $(BIN)/allocator ./services/allocator
+	@$(GO_BUILD) -o $(BIN)/controller ./services/controller
+	@$(GO_BUILD) -o $(BIN)/agent ./agent/cmd/agent
+	@$(GO_BUILD) -o $(BIN)/gateway ./gateway
+	@$(GO_BUILD) -o $(BIN)/fsb-ctl ./cli
+	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
+kube: deps
+	@if [ ! -x $(BIN)/fsb-local ]; then echo "building Kubernetes $(KUBE_VERSION) from its modules (about 6 min on 2 cores, once)"; fi
+	@cd deploy/local && CGO_ENABLED=0 go build -trimpath -ldflags "$(KUBE_LDFLAGS)" -o $(BIN)/fsb-local .
+	@mkdir -p $(BIN)/k8s
+	@for name in etcd kube-apiserver kubectl; do ln -sfn ../fsb-local $(BIN)/k8s/$$name; done
+	@ln -sfn fsb-local $(BIN)/kubectl
+containerd: deps
+	@cd deploy/local/containerd && CGO_ENABLED=0 go build -trimpath -o $(BIN)/containerd/ \
+		-ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$$(go list -m -f '{{.Version}}' github.com/containerd/containerd/v2)" \
+		github.com/containerd/containerd/v2/cmd/containerd \
+		github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 \
+		github.com/containerd/containerd/v2/cmd/ctr
+
+.PHONY: deps
+deps: ## Install what building and testing need and the machine lacks
+	@./.ci/deps
+
+##### Generating and checking
+
+.PHONY: tools generate verify lint format breaking vuln
+tools: deps
+	@cd internal/tools && go build -o $(TOOLS)/ tool
+generate: tools ## Generate gen/, deploy/crd and the deep copies
+	@mkdir -p .third_party/proto/buf/validate .third_party/proto/google/api
+	@dir() { (cd "$$(mktemp -d)" && go mod download -json "$$1") | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p'; }; \
+		install -m 0644 "$$(dir $(PROTOVALIDATE))"/proto/protovalidate/buf/validate/validate.proto .third_party/proto/buf/validate/; \
+		install -m 0644 "$$(dir $(GOOGLEAPIS))"/third_party/googleapis/google/api/{annotations,http}.proto .third_party/proto/google/api/
+	@$(TOOLS)/buf generate
+	@$(TOOLS)/controller-gen object crd:maxDescLen=256 paths=./internal/apis/... output:crd:dir=deploy/crd
+format: tools ## Format Go and proto sources
+	@git ls-files '*.go' | grep -v '^gen/' | xargs -r gofmt -w
+	@$(TOOLS)/buf format -w proto
+lint: tools
+	@$(TOOLS)/buf lint
+	@$(TOOLS)/golangci-lint run --timeout 15m ./...
+	@cd deploy/local && $(TOOLS)/golangci-lint run --config ../../.golangci.yml --timeout 15m $$($(LOCAL_PACKAGES))
+breaking: tools ## Compare the APIs with those on main
+	@rm -rf .third_party/main && mkdir -p .third_party/main
+	@git archive main proto buf.yaml | tar -x -C .third_party/main
+	@mkdir -p .third_party/main/.third_party && cp -r .third_party/proto .third_party/main/.third_party/
+	@$(TOOLS)/buf build .third_party/main -o .third_party/main.binpb
+	@$(TOOLS)/buf breaking --against .third_party/main.binpb
+vuln: tools ## Look for known vulnerabilities in what is used
+	@$(TOOLS)/govulncheck ./...
+verify: tools ## Generate, format, lint and vet; fail if a generated or formatted file changes
+	@before="$$(.ci/fingerprint)"; $(MAKE) generate; \
+		[ "$$before" = "$$(.ci/fingerprint)" ] || { echo "generated files were out of date: look at git diff, commit them" >&2; exit 1; }
+	@unformatted="$$(git ls-files '*.go' | grep -v '^gen/' | xargs -r gofmt -l)"; \
+		[ -z "$$unformatted" ] || { echo "not formatted (make format): $$unformatted" >&2; exit 1; }
+	@$(TOOLS)/buf format -d --exit-code proto
+	@$(MAKE) lint
+	@cd deploy/local && CGO_ENABLED=0 go vet -trimpath $$($(LOCAL_PACKAGES))
+	@for dir in . deploy/local internal/tools; do (cd $$dir && go mod verify >/dev/null && go mod tidy -diff >/dev/null) || { echo "go.mod in $$dir is not tidy" >&2; exit 1; }; done
+
+##### Testing
+
+.PHONY: test unit integration e2e
+test: ## Everything: verify, unit (-race), integration and end-to-end tests; sets up what it needs
+	@.ci/stage verify $(MAKE) verify
+	@.ci/stage unit $(MAKE) unit
+	@.ci/stage build $(MAKE) build
+	@.ci/stage integration $(MAKE) integration
+	@.ci/stage e2e $(MAKE) e2e
+unit: deps ## Unit tests under the race detector
+	@go test -race -timeout 10m $(PACKAGES)
+	@# With the build's own flags, and unvetted: vet would look at all of Kubernetes.
+	@cd deploy/local && CGO_ENABLED=0 go test -trimpath -vet off -timeout 10m ./...
+integration: build ## Tests against a real containerd and a real apiserver with etcd
+	@KUBEBUILDER_ASSETS=$(BIN)/k8s FSB_BIN=$(BIN) go test -tags integration -count 1 -p 1 -timeout 20m $(INTEGRATION)
+e2e: build ## Tests against the local cluster, brought up for them if it is not up
+	@FSB_BIN=$(BIN) .ci/with-cluster go test -tags e2e -count 1 -p 1 -timeout 20m ./tests/e2e/...
+INTEGRATION = $(shell git grep -l --untracked '^//go:build integration' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
+
+.PHONY: clean
+clean: ## Remove what was built
+	@rm -rf $(BIN) .third_party

@@ -1,0 +1,87 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+// closeTimeout is how long creates that were cancelled have to clean up at the end.
+const closeTimeout = 20 * time.Second
+
+// Run is the agent until ctx ends. Sandboxes go on when it has ended, and the next one adopts them.
+func Run(ctx context.Context, cfg *Config) error {
+	handler, err := shared.ParseHandler(cfg.RuntimeHandler)
+	if err != nil {
+		return err
+	}
+	client, err := shared.Dial(cfg.ContainerdSocket, cfg.ContainerdNamespace)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	runtime := ctrd.New(ctrd.Config{
+		Client: client, Handler: handler, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, PodUID: cfg.PodUID,
+		NetNSPath: cfg.NetNSPath, CgroupParent: cfg.CgroupParent, CgroupRoot: cfg.CgroupRoot, DockerConfig: cfg.DockerConfig, InsecureRegistries: cfg.InsecureRegistries,
+	})
+	defer runtime.Close()
+	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
+	manager := sandbox.New(sandbox.Config{Runtime: runtime, Logs: store, Info: cfg.info(), CreateTimeout: cfg.CreateTimeout})
+	registry := obs.NewRegistry()
+	if err := registry.Register(sandbox.NewMetrics(manager)); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Address: cfg.BindAddress, TLS: cfg.TLS, Allow: allow(), Registry: registry})
+	if err != nil {
+		return err
+	}
+	closing := make(chan struct{})
+	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Logs: store, Runtime: runtime}, closing))
+	m := &monitor{runtime: runtime, manager: manager, ready: server.SetReady, clock: clock.RealClock{}}
+
+	g := daemon.NewGroup()
+	g.Go("gRPC", server.Run)
+	g.Go("monitor", m.run)
+	g.Go("closing", func(ctx context.Context) error {
+		<-ctx.Done()
+		close(closing)
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		return manager.Close(stop)
+	})
+	g.After("logs", store.Run)
+	cfg.Serve(g, registry, server.Health())
+	logr.FromContextOrDiscard(ctx).Info("agent listening", "address", server.Addr().String(), "pod", cfg.PodNamespace+"/"+cfg.PodName)
+	return g.Run(ctx)
+}
+
+// allow says who may call what: the control plane everything, people the logs of `fsb-ctl logs --direct`.
+func allow() map[string][]rpc.Role {
+	control := []rpc.Role{rpc.RoleAllocator, rpc.RoleController}
+	return map[string][]rpc.Role{
+		agentv1.AgentService_ServiceDesc.ServiceName:   control,
+		agentv1.AgentService_StreamLogs_FullMethodName: append([]rpc.Role{rpc.RoleClient}, control...),
+	}
+}
+
+func (c *Config) info() *agentv1.AgentInfo {
+	return &agentv1.AgentInfo{
+		PodName: c.PodName, PodUid: c.PodUID, Namespace: c.PodNamespace, Pool: c.Pool, NodeName: c.NodeName, PodIp: c.PodIP,
+		Capacity:       int32(min(c.Capacity, math.MaxInt32)),
+		RuntimeHandler: c.RuntimeHandler, Version: daemon.Version(), ReservedPorts: c.reservedPorts(),
+	}
+}

@@ -1,0 +1,122 @@
+// Package app is the agent as a process: its settings, how its parts are put together, and when it says that it serves.
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+)
+
+// Config is the agent's settings.
+type Config struct {
+	daemon.Common
+
+	BindAddress                                          string
+	Capacity                                             int
+	ContainerdSocket, ContainerdNamespace, Snapshotter   string
+	RuntimeHandler                                       string
+	LogRoot                                              string
+	LogMaxBytes                                          int64
+	Pool, PodName, PodNamespace, PodUID, PodIP, NodeName string
+	NetNSPath, CgroupParent, CgroupRoot                  string
+	DockerConfig                                         string
+	InsecureRegistries                                   []string
+	CreateTimeout                                        time.Duration
+}
+
+var _ daemon.Config = (*Config)(nil)
+
+// AddFlags adds the agent's flags with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	c.Common.AddFlags(fs)
+	fs.StringVar(&c.BindAddress, "bind-address", ":5758", "`address` of the agent's gRPC server")
+	fs.IntVar(&c.Capacity, "capacity", 5, "number of sandboxes that the agent takes")
+	fs.StringVar(&c.ContainerdSocket, "containerd-socket", ctrd.DefaultSocket, "`path` of containerd's socket")
+	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", ctrd.DefaultNamespace, "containerd `namespace` of images and sandboxes")
+	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "containerd snapshotter of root file systems")
+	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "OCI runtime: runc, crun, runsc, kata, or a containerd runtime name")
+	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
+	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept of each sandbox")
+	fs.StringVar(&c.Pool, "pool", "", "`name` of the SandboxPool that the agent belongs to")
+	fs.StringVar(&c.PodName, "pod-name", "", "name of the agent's Pod")
+	fs.StringVar(&c.PodNamespace, "pod-namespace", "", "namespace of the agent's Pod")
+	fs.StringVar(&c.PodUID, "pod-uid", "", "uid of the agent's Pod, whose network and cgroup the sandboxes join")
+	fs.StringVar(&c.PodIP, "pod-ip", "", "IP of the agent's Pod")
+	fs.StringVar(&c.NodeName, "node-name", "", "name of the agent's node")
+	fs.StringVar(&c.NetNSPath, "netns-path", "", "`path`, on the host, of the network namespace of sandboxes, in place of the Pod's")
+	fs.StringVar(&c.CgroupParent, "cgroup-parent", "", "parent cgroup of sandboxes (a path or NAME.slice), in place of the Pod's")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` in which the host's cgroups are seen")
+	fs.StringVar(&c.DockerConfig, "docker-config", "", "Docker's config.json `file` with credentials of registries, read at each pull")
+	fs.StringSliceVar(&c.InsecureRegistries, "insecure-registries", nil, "`hosts` of registries that are spoken to over plain HTTP, besides localhost")
+	fs.DurationVar(&c.CreateTimeout, "create-timeout", 2*time.Minute, "time that a create may take, the pull of its image included")
+	for flag, env := range map[string]string{
+		"capacity": "AGENT_CAPACITY", "containerd-socket": "CONTAINERD_SOCKET", "runtime-handler": "AGENT_RUNTIME_HANDLER",
+		"pool": "AGENT_POOL", "pod-name": "POD_NAME", "pod-namespace": "POD_NAMESPACE", "pod-uid": "POD_UID",
+		"pod-ip": "POD_IP", "node-name": "NODE_NAME",
+	} {
+		config.BindEnv(fs, flag, env)
+	}
+}
+
+// Validate returns every problem at once.
+func (c *Config) Validate() error {
+	problems := c.Common.Validate()
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if _, _, err := net.SplitHostPort(c.BindAddress); err != nil {
+		add("--bind-address: %w", err)
+	}
+	if c.Capacity < 1 || c.Capacity > 1000 {
+		add("--capacity is %d, want 1 to 1000", c.Capacity)
+	}
+	if _, err := ctrd.ParseHandler(c.RuntimeHandler); err != nil {
+		add("--runtime-handler: %w", err)
+	}
+	for flag, path := range map[string]string{"containerd-socket": c.ContainerdSocket, "log-root": c.LogRoot} {
+		if !strings.HasPrefix(path, "/") {
+			add("--%s is %q, want an absolute path", flag, path)
+		}
+	}
+	if c.NetNSPath != "" && !strings.HasPrefix(c.NetNSPath, "/") {
+		add("--netns-path is %q, want an absolute path", c.NetNSPath)
+	}
+	for flag, value := range map[string]string{
+		"pool": c.Pool, "pod-name": c.PodName, "pod-namespace": c.PodNamespace, "pod-uid": c.PodUID, "node-name": c.NodeName,
+		"containerd-namespace": c.ContainerdNamespace, "snapshotter": c.Snapshotter,
+	} {
+		if value == "" {
+			add("--%s is not set", flag)
+		}
+	}
+	if net.ParseIP(c.PodIP) == nil {
+		add("--pod-ip is %q, want an IP address", c.PodIP)
+	}
+	if c.LogMaxBytes < 64<<10 {
+		add("--log-max-bytes is %d, want at least %d", c.LogMaxBytes, 64<<10)
+	}
+	if c.CreateTimeout <= 0 {
+		add("--create-timeout is %s, want more than none", c.CreateTimeout)
+	}
+	return errors.Join(problems...)
+}
+
+// reservedPorts are the ports that the agent itself listens on in the network that its sandboxes share.
+func (c *Config) reservedPorts() []int32 {
+	var ports []int32
+	for _, address := range []string{c.BindAddress, c.HealthAddress, c.MetricsAddress} {
+		_, port, err := net.SplitHostPort(address)
+		if n, convErr := strconv.ParseInt(port, 10, 32); err == nil && convErr == nil && n > 0 {
+			ports = append(ports, int32(n))
+		}
+	}
+	return ports
+}

@@ -1,0 +1,47 @@
+package app_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+)
+
+func TestValidateNamesEveryProblem(t *testing.T) {
+	err := (&app.Config{BindAddress: "nowhere", RuntimeHandler: "docker", ContainerdSocket: "c.sock", PodIP: "x", NetNSPath: "rel"}).Validate()
+	for _, flag := range []string{
+		"--bind-address", "--capacity", "--runtime-handler", "--containerd-socket", "--log-root", "--netns-path", "--pool", "--pod-name",
+		"--pod-namespace", "--pod-uid", "--node-name", "--pod-ip", "--log-max-bytes", "--create-timeout", "--tls-cert-file",
+		"--containerd-namespace", "--snapshotter",
+	} {
+		require.ErrorContains(t, err, flag)
+	}
+}
+
+func TestEnvironmentOfAnAgentPod(t *testing.T) {
+	for env, value := range map[string]string{
+		"AGENT_CAPACITY": "7", "CONTAINERD_SOCKET": "/run/x.sock", "AGENT_RUNTIME_HANDLER": "crun", "AGENT_POOL": "p", "POD_NAME": "n",
+		"POD_NAMESPACE": "ns", "POD_UID": "u", "POD_IP": "10.0.0.1", "NODE_NAME": "node", "FSB_INSECURE": "true", "FSB_CREATE_TIMEOUT": "5s",
+	} {
+		t.Setenv(env, value)
+	}
+	var cfg app.Config
+	cmd := &cobra.Command{}
+	cfg.AddFlags(cmd.Flags())
+	require.NoError(t, cmd.Flags().Parse([]string{"--pool", "flag"}))
+	require.NoError(t, config.Load(cmd, daemon.EnvPrefix))
+	require.NoError(t, cfg.Validate())
+	require.Equal(t, 7, cfg.Capacity)
+	require.Equal(t, "/run/x.sock", cfg.ContainerdSocket)
+	require.Equal(t, "crun", cfg.RuntimeHandler)
+	require.Equal(t, "flag", cfg.Pool, "a flag wins")
+	require.Equal(t, "10.0.0.1", cfg.PodIP)
+	require.Equal(t, 5*time.Second, cfg.CreateTimeout)
+	require.Equal(t, ":5758", cfg.BindAddress)
+	require.Equal(t, int64(16<<20), cfg.LogMaxBytes)
+}

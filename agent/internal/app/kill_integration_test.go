@@ -1,0 +1,133 @@
+//go:build integration
+
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
+)
+
+// TestKillNineAtAnyMoment kills the real binary while sandboxes are being created and deleted. What was acknowledged is
+// there afterwards, what was deleted is not, and nothing is half there.
+func TestKillNineAtAnyMoment(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "agent")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "github.com/fast-sandbox/fast-sandbox/agent/cmd/agent")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	for round := range 6 {
+		var mu sync.Mutex
+		acked, deleted := map[string]*agentv1.SandboxRecord{}, map[string]bool{}
+		a, kill := spawn(t, s, binary)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for worker := range 4 {
+			wg.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					r := record(fmt.Sprintf("k%d-%d-%d", round, worker, i), nil)
+					uid := r.GetFence().GetSandboxUid()
+					if all, err := a.create(ctx, r); err != nil || len(all) != 6 {
+						t.Logf("a create ended with %d stages: %v", len(all), err)
+						return
+					}
+					mu.Lock()
+					acked[uid] = r
+					mu.Unlock()
+					if i%2 == 0 {
+						continue
+					}
+					mu.Lock()
+					delete(acked, uid) // from here on it may be either
+					mu.Unlock()
+					stream, err := a.DeleteSandbox(ctx, &agentv1.DeleteSandboxRequest{Fence: r.GetFence(), GracePeriod: durationpb.New(0)})
+					if err != nil {
+						return
+					}
+					for {
+						m, err := stream.Recv()
+						if err != nil {
+							return
+						}
+						if m.GetStage() == agentv1.DeleteStage_DELETE_STAGE_REMOVED {
+							break
+						}
+					}
+					mu.Lock()
+					deleted[uid] = true
+					mu.Unlock()
+				}
+			})
+		}
+		require.Eventually(t, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(acked) > round
+		}, patience, time.Millisecond)
+		kill()
+		cancel()
+		wg.Wait()
+
+		next := startAgent(t, s, nil)
+		known := map[string]*agentv1.SandboxReport{}
+		for _, got := range next.snapshot(t).GetSandboxes() {
+			known[got.GetRecord().GetFence().GetSandboxUid()] = got
+		}
+		for uid := range acked {
+			require.Contains(t, known, uid, "it was acknowledged")
+			require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, known[uid].GetState())
+		}
+		for uid := range deleted {
+			require.NotContains(t, known, uid, "it was deleted")
+		}
+		for _, got := range known {
+			next.delete(t, got.GetRecord().GetFence(), 0)
+		}
+		s.CheckClean(t)
+		next.stop()
+	}
+}
+
+// spawn runs the binary and returns a client and how to kill it.
+func spawn(t *testing.T, s *containerd.Server, binary string) (*agent, func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	require.NoError(t, l.Close())
+	cmd := exec.Command(binary, "--insecure", "--bind-address", address, "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
+		"--containerd-socket", s.Socket, "--log-root", s.LogRoot, "--pool", "default", "--pod-name", "agent-1", "--pod-namespace", "default",
+		"--pod-uid", podUID, "--pod-ip", "127.0.0.1", "--node-name", "node", "--netns-path", fmt.Sprintf("/proc/%d/ns/net", os.Getpid()), "--cgroup-parent", s.CgroupParent,
+		"--capacity", "40")
+	require.NoError(t, cmd.Start())
+	var once sync.Once
+	kill := func() {
+		once.Do(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+	}
+	t.Cleanup(kill)
+	conn, err := rpc.Dial("passthrough:///"+address, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	a := &agent{AgentServiceClient: agentv1.NewAgentServiceClient(conn), stop: kill}
+	begun := time.Now()
+	require.Eventually(t, func() bool { return a.snapshot(t) != nil }, patience, time.Millisecond)
+	t.Logf("serving %v after its start", time.Since(begun))
+	return a, kill
+}

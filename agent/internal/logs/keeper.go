@@ -1,0 +1,201 @@
+package logs
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// keepInterval is how often logs are looked at; a log may pass its bound by what is written in between.
+	keepInterval = 250 * time.Millisecond
+	// indexInterval is the resolution of the index.
+	indexInterval = time.Second
+	entrySize     = 16
+	maxEntries    = 4096
+	blockSize     = 4096
+)
+
+// entry says that at the time, no less than offset bytes had been written.
+type entry struct {
+	at     time.Time
+	offset int64
+}
+
+// keeper bounds and indexes one log.
+type keeper struct {
+	dir string
+	max int64
+
+	mu      sync.Mutex // one look at a time
+	loaded  bool
+	hole    int64 // bytes before it are freed
+	last    entry
+	entries int
+}
+
+// keep looks at the log once. I/O under mu is the point of it: mu keeps two looks apart, nobody else waits for it.
+func (k *keeper) keep(now func() time.Time) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f, err := os.OpenFile(filepath.Join(k.dir, outputName), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := k.load(f); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	// After the look at the size: what lies before it was written by then.
+	at, size := now(), info.Size()
+	if size-k.hole > k.max {
+		if err := k.punch(f, size); err != nil {
+			return err
+		}
+	}
+	if size == k.last.offset || at.Sub(k.last.at) < indexInterval {
+		return nil
+	}
+	return k.index(entry{at, size})
+}
+
+// load finds out, once, what an earlier process did.
+func (k *keeper) load(f *os.File) error {
+	if k.loaded {
+		return nil
+	}
+	var err error
+	if k.hole, err = dataStart(f, 0); err != nil {
+		return err
+	}
+	entries, err := readIndex(k.dir)
+	if err != nil {
+		return err
+	}
+	if k.entries = len(entries); k.entries > 0 {
+		k.last = entries[k.entries-1]
+	}
+	k.loaded = true
+	return nil
+}
+
+// punch frees all but the newest seven eighths of the bound, so that it is not called at every look.
+func (k *keeper) punch(f *os.File, size int64) error {
+	end := (size - k.max + k.max/8) / blockSize * blockSize
+	if end <= k.hole {
+		return nil
+	}
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, end); err != nil {
+		return &os.PathError{Op: "freeing the oldest part of", Path: f.Name(), Err: err}
+	}
+	k.hole = end
+	return nil
+}
+
+func (k *keeper) index(e entry) error {
+	if k.entries >= maxEntries {
+		if err := k.thin(); err != nil {
+			return err
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(k.dir, indexName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(encode(e)); err != nil {
+		return err
+	}
+	k.last, k.entries = e, k.entries+1
+	return nil
+}
+
+// thin drops entries within the hole, and every other one if that is not enough: the resolution suffers, the promise of
+// never less than asked for does not.
+func (k *keeper) thin() error {
+	entries, err := readIndex(k.dir)
+	if err != nil {
+		return err
+	}
+	first := max(sort.Search(len(entries), func(i int) bool { return entries[i].offset > k.hole })-1, 0)
+	entries = entries[first:]
+	if len(entries) > maxEntries/2 {
+		half := entries[:0]
+		for i := 0; i < len(entries); i += 2 {
+			half = append(half, entries[i])
+		}
+		entries = half
+	}
+	raw := make([]byte, 0, len(entries)*entrySize)
+	for _, e := range entries {
+		raw = append(raw, encode(e)...)
+	}
+	tmp := filepath.Join(k.dir, indexName+".new")
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, filepath.Join(k.dir, indexName)); err != nil {
+		return err
+	}
+	k.entries = len(entries)
+	return nil
+}
+
+func encode(e entry) []byte {
+	b := make([]byte, entrySize)
+	binary.LittleEndian.PutUint64(b, uint64(e.at.UnixNano()))
+	binary.LittleEndian.PutUint64(b[8:], uint64(e.offset))
+	return b
+}
+
+// readIndex reads the entries; a torn last one, or one that breaks the order, ends them.
+func readIndex(dir string) ([]entry, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, indexName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]entry, 0, len(raw)/entrySize)
+	for ; len(raw) >= entrySize; raw = raw[entrySize:] {
+		e := entry{
+			at:     time.Unix(0, int64(binary.LittleEndian.Uint64(raw))),
+			offset: int64(binary.LittleEndian.Uint64(raw[8:])),
+		}
+		if n := len(entries); e.offset < 0 || n > 0 && e.offset < entries[n-1].offset {
+			break
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// dataStart is the first offset from off on that has data; the file's end if there is none.
+func dataStart(f *os.File, off int64) (int64, error) {
+	n, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
+	switch {
+	case err == nil:
+		return n, nil
+	case errors.Is(err, unix.ENXIO):
+		info, err := f.Stat()
+		if err != nil {
+			return 0, err
+		}
+		return max(info.Size(), off), nil
+	case errors.Is(err, unix.EINVAL):
+		return off, nil // a file system without holes
+	}
+	return 0, &os.PathError{Op: "seeking in", Path: f.Name(), Err: err}
+}

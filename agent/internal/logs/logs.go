@@ -1,0 +1,254 @@
+// Package logs keeps what sandboxes write. A sandbox's output goes from its shim straight into a file on the host, so it
+// needs no process of ours and outlives the agent; this package bounds the file and reads it.
+//
+//	<root>/<container id>/output.log   stdout and stderr, in the order of writing; the shim appends (O_APPEND)
+//	                     index         (time, offset) pairs at about one for each second in which the file grew
+//	                     hostname      the sandbox's /etc/hostname
+//	                     started       when the process was started; its being there says that it was
+//	                     owner         uid of the agent's Pod
+//
+// The file is bounded by freeing its oldest blocks (fallocate, punching a hole): offsets keep their meaning, the writer
+// never notices, and no byte in flight is lost. A reader begins at the first data after the hole, at a line's start.
+//
+// All methods may be called concurrently.
+package logs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+)
+
+const (
+	outputName   = "output.log"
+	indexName    = "index"
+	hostnameName = "hostname"
+	startedName  = "started"
+	ownerName    = "owner"
+	newPrefix    = ".new-"
+)
+
+// DefaultMaxBytes is the bound of one sandbox's output unless told otherwise.
+const DefaultMaxBytes = 16 << 20
+
+// Config says where and how much is kept.
+type Config struct {
+	// Root is the directory, at the same path on the host and here.
+	Root string
+	// Owner is the uid of the agent's Pod: other agents of the node keep their logs beside ours.
+	Owner string
+	// MaxBytes bounds what is kept of one sandbox's output. Zero: DefaultMaxBytes.
+	MaxBytes int64
+	// Clock; nil is the real one.
+	Clock clock.WithTicker
+}
+
+// Store keeps the logs of one agent's sandboxes. Make it with New; Run must run for the bound to hold.
+type Store struct {
+	config Config
+
+	mu    sync.Mutex
+	files map[string]*keeper
+}
+
+// New returns a Store. It does no I/O.
+func New(cfg Config) *Store {
+	if cfg.MaxBytes == 0 {
+		cfg.MaxBytes = DefaultMaxBytes
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	return &Store{config: cfg, files: map[string]*keeper{}}
+}
+
+// Paths are the files of a sandbox that others need.
+type Paths struct{ Output, Hostname string }
+
+// Create makes the directory of a sandbox, whole or not at all. AlreadyExists: another owner has one.
+func (s *Store) Create(id, hostname string) (Paths, error) {
+	dir, err := s.dir(id)
+	if err != nil {
+		return Paths{}, err
+	}
+	if err := os.MkdirAll(s.config.Root, 0o700); err != nil {
+		return Paths{}, fmt.Errorf("creating the log root: %w", err)
+	}
+	tmp := filepath.Join(s.config.Root, newPrefix+s.config.Owner+"-"+id)
+	if err := s.fill(tmp, hostname); err != nil {
+		return Paths{}, errors.Join(fmt.Errorf("creating the log of %s: %w", id, err), os.RemoveAll(tmp))
+	}
+	err = os.Rename(tmp, dir)
+	if errors.Is(err, fs.ErrExist) && s.owns(dir) {
+		// A leftover of our own: ids are not used twice by what lives.
+		err = errors.Join(os.RemoveAll(dir), os.Rename(tmp, dir))
+	}
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(tmp))
+		if errors.Is(err, fs.ErrExist) {
+			err = errors.Join(errdefs.ErrAlreadyExists, err)
+		}
+		return Paths{}, fmt.Errorf("creating the log of %s: %w", id, err)
+	}
+	s.Adopt(id)
+	return Paths{Output: filepath.Join(dir, outputName), Hostname: filepath.Join(dir, hostnameName)}, nil
+}
+
+func (s *Store) owns(dir string) bool {
+	owner, err := os.ReadFile(filepath.Join(dir, ownerName))
+	return err == nil && string(owner) == s.config.Owner
+}
+
+func (s *Store) fill(dir, hostname string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name, content string
+		mode          fs.FileMode
+	}{
+		{outputName, "", 0o600}, {ownerName, s.config.Owner, 0o600}, {hostnameName, hostname + "\n", 0o644},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, f.name), []byte(f.content), f.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Adopt begins to keep the log of a sandbox that was there before.
+func (s *Store) Adopt(id string) {
+	dir, err := s.dir(id)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.files[id]; !ok {
+		s.files[id] = &keeper{dir: dir, max: s.config.MaxBytes}
+	}
+}
+
+// Remove ends the keeping of a log and removes its directory. What is not there is removed already.
+func (s *Store) Remove(id string) error {
+	dir, err := s.dir(id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.files, id)
+	s.mu.Unlock()
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("removing the log of %s: %w", id, err)
+	}
+	return nil
+}
+
+// MarkStarted notes, beside the log, that and when the process was started.
+func (s *Store) MarkStarted(id string, at time.Time) error {
+	dir, err := s.dir(id)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, startedName), []byte(at.UTC().Format(time.RFC3339Nano)), 0o600); err != nil {
+		return fmt.Errorf("noting the start of %s: %w", id, err)
+	}
+	return nil
+}
+
+// StartedAt is what MarkStarted noted; false if it noted nothing.
+func (s *Store) StartedAt(id string) (time.Time, bool) {
+	dir, err := s.dir(id)
+	if err != nil {
+		return time.Time{}, false
+	}
+	path := filepath.Join(dir, startedName)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return time.Time{}, false
+	}
+	if at, err := time.Parse(time.RFC3339Nano, string(raw)); err == nil {
+		return at, true
+	}
+	// Torn by a crash: that it is there is what counts.
+	if info, err := os.Stat(path); err == nil {
+		return info.ModTime(), true
+	}
+	return time.Time{}, false
+}
+
+// Sweep removes the directories of this owner whose ids are not in keep: what a crash left. It returns their ids.
+func (s *Store) Sweep(keep map[string]bool) ([]string, error) {
+	entries, err := os.ReadDir(s.config.Root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the log root: %w", err)
+	}
+	var swept []string
+	var errs []error
+	for _, e := range entries {
+		id := e.Name()
+		half := strings.HasPrefix(id, newPrefix+s.config.Owner+"-")
+		if keep[id] || (!half && !s.owns(filepath.Join(s.config.Root, id))) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(s.config.Root, id)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		swept = append(swept, id)
+	}
+	return swept, errors.Join(errs...)
+}
+
+// Run bounds and indexes all logs until ctx ends.
+func (s *Store) Run(ctx context.Context) error {
+	ticker := s.config.Clock.NewTicker(keepInterval)
+	defer ticker.Stop()
+	log := logr.FromContextOrDiscard(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+			s.Keep(log)
+		}
+	}
+}
+
+// Keep looks at every log once, as Run does several times each second.
+func (s *Store) Keep(log logr.Logger) {
+	s.mu.Lock()
+	files := make(map[string]*keeper, len(s.files))
+	for id, f := range s.files {
+		files[id] = f
+	}
+	s.mu.Unlock()
+	for id, f := range files {
+		if err := f.keep(s.config.Clock.Now); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			log.V(2).Info("keeping a log", "container", id, "err", err.Error())
+		}
+	}
+}
+
+func (s *Store) dir(id string) (string, error) {
+	if id == "" || strings.HasPrefix(id, ".") || strings.ContainsAny(id, "/\x00") {
+		return "", fmt.Errorf("container id %q: %w", id, errdefs.ErrInvalidArgument)
+	}
+	return filepath.Join(s.config.Root, id), nil
+}

@@ -1,0 +1,216 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/fsnotify/fsnotify"
+)
+
+const chunkSize = 32 << 10
+
+// Options say what of a log is wanted.
+type Options struct {
+	// Follow goes on with what is written later.
+	Follow bool
+	// Tail, if not negative, is the number of last lines to begin with.
+	Tail int64
+	// Since, if not zero, leaves out what was written before, at the index's resolution; never less than asked for.
+	Since time.Time
+}
+
+// Read sends a log in pieces of at most 32 KiB. Without Follow it ends at the end that the file has when it comes there;
+// with Follow when ended is closed and all that was written has been sent, or when ctx ends (its error). send's error
+// ends it too. NotFound: there is no such log.
+func (s *Store) Read(ctx context.Context, id string, o Options, ended <-chan struct{}, send func([]byte) error) error {
+	dir, err := s.dir(id)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(filepath.Join(dir, outputName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("log of %s: %w", id, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("opening the log of %s: %w", id, err)
+	}
+	defer f.Close()
+	start, err := begin(f, dir, o)
+	if err != nil {
+		return fmt.Errorf("reading the log of %s: %w", id, err)
+	}
+	r := &reader{file: f, offset: start, send: send}
+	if o.Follow {
+		err = r.follow(ctx, ended)
+	} else {
+		err = r.drain(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("reading the log of %s: %w", id, err)
+	}
+	return nil
+}
+
+// begin is the offset from which o wants the log.
+func begin(f *os.File, dir string, o Options) (int64, error) {
+	start, err := lineAfterHole(f, 0)
+	if err != nil {
+		return 0, err
+	}
+	if !o.Since.IsZero() {
+		entries, err := readIndex(dir)
+		if err != nil {
+			return 0, err
+		}
+		var since int64
+		for _, e := range entries {
+			if e.at.After(o.Since) {
+				break
+			}
+			since = e.offset
+		}
+		if since, err = lines(f, start, since, 0); err != nil {
+			return 0, err
+		}
+		start = max(start, since)
+	}
+	if o.Tail >= 0 {
+		info, err := f.Stat()
+		if err != nil {
+			return 0, err
+		}
+		if o.Tail == 0 {
+			return info.Size(), nil
+		}
+		tail, err := lines(f, start, info.Size(), o.Tail)
+		if err != nil {
+			return 0, err
+		}
+		start = max(start, tail)
+	}
+	return start, nil
+}
+
+// lines goes back from end, not beyond start, to the beginning of the n-th line that ends there; with n = 0 to the
+// beginning of the line that end is in.
+func lines(f *os.File, start, end, n int64) (int64, error) {
+	buf := make([]byte, chunkSize)
+	seen := int64(0)
+	if n > 0 && end > start {
+		// A newline at the very end ends the last line, it begins none.
+		end--
+	}
+	for end > start {
+		size := min(int64(len(buf)), end-start)
+		if _, err := f.ReadAt(buf[:size], end-size); err != nil {
+			return 0, err
+		}
+		for i := size - 1; i >= 0; i-- {
+			if buf[i] != '\n' {
+				continue
+			}
+			if seen++; seen >= n {
+				return end - size + i + 1, nil
+			}
+		}
+		end -= size
+	}
+	return start, nil
+}
+
+// lineAfterHole is off if there is data; else the beginning of the first whole line after the hole.
+func lineAfterHole(f *os.File, off int64) (int64, error) {
+	data, err := dataStart(f, off)
+	if err != nil || data == off {
+		return off, err
+	}
+	buf := make([]byte, chunkSize)
+	n, err := f.ReadAt(buf, data)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	if i := bytes.IndexByte(buf[:n], '\n'); i >= 0 {
+		return data + int64(i) + 1, nil
+	}
+	return data, nil
+}
+
+type reader struct {
+	file   *os.File
+	offset int64
+	send   func([]byte) error
+}
+
+// drain sends what there is. What was freed while it was being read is not sent: it may have been read as zeros.
+func (r *reader) drain(ctx context.Context) error {
+	buf := make([]byte, chunkSize)
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := r.file.ReadAt(buf, r.offset)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if n == 0 {
+			return nil
+		}
+		next, err := lineAfterHole(r.file, r.offset)
+		if err != nil {
+			return err
+		}
+		if next != r.offset {
+			r.offset = next
+			continue
+		}
+		if err := r.send(buf[:n]); err != nil {
+			return err
+		}
+		r.offset += int64(n)
+	}
+}
+
+func (r *reader) follow(ctx context.Context, ended <-chan struct{}) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	// Removed already: then ended is closed, or will be, and the open file has all that was written.
+	if err := watcher.Add(r.file.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for {
+		// ended first: what was written before it is then there to be read.
+		over := false
+		select {
+		case <-ended:
+			over = true
+		default:
+		}
+		if err := r.drain(ctx); err != nil || over {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ended:
+		case _, ok := <-watcher.Events:
+			if !ok {
+				return errors.New("the watch of the log ended")
+			}
+		case err := <-watcher.Errors:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return err
+			}
+		}
+	}
+}

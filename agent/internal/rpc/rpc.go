@@ -1,0 +1,49 @@
+// Package rpc serves AgentService: it translates between the API's messages and the manager's calls, one file for each
+// call, and decides nothing. It may be called concurrently.
+package rpc
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+)
+
+// Config is what a Service needs.
+type Config struct {
+	// Sandboxes carries the calls out.
+	Sandboxes *sandbox.Manager
+	// Logs are the sandboxes' logs.
+	Logs *logs.Store
+	// Runtime pulls images.
+	Runtime runtime.Runtime
+	// Clock; nil is the real one.
+	Clock clock.WithTicker
+}
+
+// Service is the agent's API. Make it with New.
+type Service struct {
+	agentv1.UnimplementedAgentServiceServer
+
+	config Config
+	// epoch names this life of the process.
+	epoch string
+	// closing is closed when streams without an end of their own have to end.
+	closing <-chan struct{}
+}
+
+// New returns a Service. Streams that have no end of their own end when closing is closed.
+func New(cfg Config, closing <-chan struct{}) *Service {
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	return &Service{config: cfg, epoch: uuid.NewString(), closing: closing}
+}
+
+func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }

@@ -1,0 +1,205 @@
+package rpc_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type world struct {
+	agentv1.AgentServiceClient
+
+	runtime *fake.Runtime
+	manager *sandbox.Manager
+	closing chan struct{}
+	clock   *clocktesting.FakeClock // of the service
+}
+
+// serve boots the real server on an in-memory network, above a fake runtime.
+func serve(t *testing.T) *world {
+	t.Helper()
+	rt := fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}, "docker.io/library/remote:1": {}})
+	store := logs.New(logs.Config{Root: t.TempDir(), Owner: "me"})
+	manager := sandbox.New(sandbox.Config{Runtime: rt, Logs: store, Info: &agentv1.AgentInfo{PodUid: "me", Capacity: 2, PodIp: "10.0.0.1"}})
+	require.NoError(t, manager.Adopt(t.Context()))
+	manager.SetAccepting(true, "")
+	listener := bufconn.Listen(1 << 20)
+	insecure := rpc.TLS{Insecure: true}
+	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: insecure, DrainTimeout: time.Second})
+	require.NoError(t, err)
+	closing, fakeClock := make(chan struct{}), clocktesting.NewFakeClock(time.Now())
+	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Logs: store, Runtime: rt, Clock: fakeClock}, closing))
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Run(ctx) }()
+	conn, err := rpc.Dial("passthrough:///agent", rpc.ClientConfig{TLS: insecure, Options: []grpc.DialOption{
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+	}})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, conn.Close())
+		stop()
+		require.NoError(t, <-served)
+		require.NoError(t, manager.Close(context.Background()))
+	})
+	return &world{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, closing: closing, clock: fakeClock}
+}
+
+func record(uid string) *agentv1.SandboxRecord {
+	return &agentv1.SandboxRecord{
+		Fence: &agentv1.Fence{SandboxUid: uid, Attempt: 1, AgentUid: "me"}, Namespace: "default", Name: "sb",
+		Spec: &sandboxv1.SandboxSpec{Image: "busybox:1", Pool: "p", Command: []string{"sleep"}},
+	}
+}
+
+func drain[T any](t *testing.T, stream grpc.ServerStreamingClient[T]) ([]*T, error) {
+	t.Helper()
+	var all []*T
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return all, rpc.FromStatus(err)
+		}
+		all = append(all, m)
+	}
+}
+
+func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
+	w := serve(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := w.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
+	require.NoError(t, err)
+	var epoch string
+	beats := 0
+	for want := int64(1); beats < 2; want++ {
+		if want > 2 { // nothing happens any more; by the service's clock, a second passes
+			require.Eventually(t, w.clock.HasWaiters, 10*time.Second, time.Millisecond)
+			w.clock.Step(time.Second)
+		}
+		m, err := stream.Recv()
+		require.NoError(t, err)
+		require.Equal(t, want, m.GetSequence())
+		if want == 1 {
+			epoch = m.GetEpoch()
+			require.NotEmpty(t, epoch)
+			require.NotNil(t, m.GetSnapshot())
+			w.manager.SetImages([]string{"a"})
+			continue
+		}
+		require.Equal(t, epoch, m.GetEpoch())
+		require.Nil(t, m.GetSnapshot())
+		if want == 2 {
+			require.Equal(t, []string{"a"}, m.GetDelta().GetImagesAdded())
+			continue
+		}
+		require.Nil(t, m.GetContent())
+		beats++
+	}
+	close(w.closing)
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(rpc.FromStatus(err)))
+}
+
+func TestCreateAndDeleteStreams(t *testing.T) {
+	w := serve(t)
+	for range 2 { // the second call finds the sandbox
+		stream, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u"), Persisted: true})
+		require.NoError(t, err)
+		all, err := drain(t, stream)
+		require.NoError(t, err)
+		last := all[len(all)-1]
+		require.Equal(t, agentv1.CreateStage_CREATE_STAGE_STARTED, last.GetStage())
+		require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, last.GetReport().GetState())
+		require.True(t, last.GetReport().GetPersisted())
+		for _, m := range all[:len(all)-1] {
+			require.Nil(t, m.GetReport())
+		}
+	}
+	del, err := w.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("u").GetFence(), GracePeriod: durationpb.New(0)})
+	require.NoError(t, err)
+	stages, err := drain(t, del)
+	require.NoError(t, err)
+	last := stages[len(stages)-1]
+	require.Equal(t, agentv1.DeleteStage_DELETE_STAGE_REMOVED, last.GetStage())
+	require.Equal(t, int32(137), last.GetExitCode())
+	require.Empty(t, w.runtime.IDs())
+}
+
+func TestErrorsCarryTheirReason(t *testing.T) {
+	w := serve(t)
+	bad := record("u")
+	bad.Spec.Ports = []int32{0}
+	for name, c := range map[string]struct {
+		record *agentv1.SandboxRecord
+		class  error
+		reason fault.Reason
+	}{
+		"validation": {bad, errdefs.ErrInvalidArgument, fault.InvalidField},
+		"fence":      {func() *agentv1.SandboxRecord { r := record("u"); r.Fence.AgentUid = "other"; return r }(), errdefs.ErrFailedPrecondition, fault.FenceMismatch},
+		"image":      {func() *agentv1.SandboxRecord { r := record("u"); r.Spec.Image = "nope:1"; return r }(), errdefs.ErrNotFound, fault.ImageNotFound},
+	} {
+		stream, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: c.record})
+		require.NoError(t, err)
+		_, err = drain(t, stream)
+		require.ErrorIs(t, err, c.class, name)
+		require.Equal(t, c.reason, fault.ReasonOf(err), name)
+	}
+	_, err := w.MarkPersisted(t.Context(), &agentv1.MarkPersistedRequest{Fence: record("u").GetFence()})
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(rpc.FromStatus(err)))
+}
+
+func TestFollowedLogsEndWithTheAgent(t *testing.T) {
+	w := serve(t)
+	create, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u")})
+	require.NoError(t, err)
+	_, err = drain(t, create)
+	require.NoError(t, err)
+	stream, err := w.StreamLogs(t.Context(), &agentv1.StreamLogsRequest{Fence: record("u").GetFence(), Follow: true})
+	require.NoError(t, err)
+	close(w.closing)
+	_, err = drain(t, stream)
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err), "%v", err)
+}
+
+func TestPullImage(t *testing.T) {
+	w := serve(t)
+	stream, err := w.PullImage(t.Context(), &agentv1.PullImageRequest{Image: "remote:1"})
+	require.NoError(t, err)
+	all, err := drain(t, stream)
+	require.NoError(t, err)
+	last := all[len(all)-1]
+	require.Equal(t, "docker.io/library/remote:1", last.GetImage())
+	require.Equal(t, "done", last.GetProgress().GetPhase())
+	stream, err = w.PullImage(t.Context(), &agentv1.PullImageRequest{Image: "nope:1"})
+	require.NoError(t, err)
+	_, err = drain(t, stream)
+	require.Equal(t, fault.ImageNotFound, fault.ReasonOf(err))
+}

@@ -1,0 +1,159 @@
+// Package ctrd runs containers on the host's containerd, through APIs that both containerd 1.6 and 2 have. It never
+// decides what should run. All of it may be called concurrently.
+//
+// What it makes of a container, and who protects it from containerd's garbage collector while it is half made:
+//
+//	image      pulled under a lease of containerd's client; its layers are then held by the image
+//	container  a root of the collector, and the evidence from which a crash is cleaned up
+//	snapshot   held by the container's record. The two are made side by side; if the snapshot was first, it is looked
+//	           at again once the record is there, and made anew in the rare case that the collector was in between
+//	task       held by its shim
+package ctrd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+)
+
+// Config says how containers are run.
+type Config struct {
+	// Client of containerd.
+	Client *client.Client
+	// Handler of all containers.
+	Handler shared.Handler
+	// Snapshotter keeps the root file systems.
+	Snapshotter string
+	// LogRoot holds a directory for each container, at the same path on the host and here.
+	LogRoot string
+	// PodUID is the uid of the Pod whose network and cgroup the containers join.
+	PodUID string
+	// NetNSPath and CgroupParent stand in for what is found through PodUID; both or neither need be set.
+	NetNSPath, CgroupParent string
+	// CgroupRoot is where the host's cgroups are seen. Empty: /sys/fs/cgroup.
+	CgroupRoot string
+	// DockerConfig is a file with registry credentials (Docker's config.json), read at each pull; empty for none.
+	DockerConfig string
+	// InsecureRegistries are hosts (host or host:port) that are spoken to over plain HTTP, besides loopback.
+	InsecureRegistries []string
+	// Clock; nil is the real one.
+	Clock clock.WithTicker
+}
+
+// Runtime drives one containerd. Make it with New.
+type Runtime struct {
+	config  Config
+	client  *client.Client
+	remover *shared.Remover
+	pulls   *pulls
+	images  *imageCache
+	unpacks singleflight.Group
+	oom     int // oom_score_adj of containers
+
+	mu  sync.Mutex
+	pod *pod // found once, does not change while the Pod lives
+}
+
+var _ runtime.Runtime = (*Runtime)(nil)
+
+// New returns a Runtime. It does no I/O to containerd.
+func New(cfg Config) *Runtime {
+	if cfg.Clock == nil {
+		cfg.Clock = clock.RealClock{}
+	}
+	if cfg.Snapshotter == "" {
+		cfg.Snapshotter = shared.DefaultSnapshotter
+	}
+	if cfg.CgroupRoot == "" {
+		cfg.CgroupRoot = shared.DefaultCgroupRoot
+	}
+	r := &Runtime{
+		config: cfg, client: cfg.Client, images: newImageCache(), oom: oomScoreAdj(),
+		remover: &shared.Remover{
+			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
+			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock,
+		},
+	}
+	r.pulls = newPulls(r.pull)
+	return r
+}
+
+// Close waits for pulls that are still going; nobody waits for their outcome any more.
+func (r *Runtime) Close() { r.pulls.close() }
+
+// Ping asks containerd for its version and looks the agent's Pod up.
+func (r *Runtime) Ping(ctx context.Context) error {
+	if _, err := r.client.Version(ctx); err != nil {
+		return classify(err, "asking containerd for its version")
+	}
+	_, err := r.findPod(ctx)
+	return err
+}
+
+// List reads the containers and then, in one call, all tasks.
+func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime.Found, error) {
+	var filter string
+	for k, v := range labels {
+		if filter != "" {
+			filter += ","
+		}
+		filter += fmt.Sprintf("labels.%q==%q", k, v)
+	}
+	var filters []string
+	if filter != "" {
+		filters = []string{filter}
+	}
+	containers, err := r.client.ContainerService().List(ctx, filters...)
+	if err != nil {
+		return nil, classify(err, "listing containers")
+	}
+	states, err := r.taskStates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]runtime.Found, 0, len(containers))
+	for _, c := range containers {
+		found = append(found, runtime.Found{
+			ID: c.ID, Labels: c.Labels, Record: extension(c, shared.RecordKey), Report: extension(c, shared.ReportKey),
+			CreatedAt: c.CreatedAt, Task: states[c.ID],
+		})
+	}
+	slices.SortFunc(found, func(a, b runtime.Found) int {
+		if a.ID < b.ID {
+			return -1
+		}
+		return 1
+	})
+	return found, nil
+}
+
+// Delete removes a container and everything that belongs to it.
+func (r *Runtime) Delete(ctx context.Context, id string) error {
+	if err := r.remover.Remove(ctx, id); err != nil {
+		return classify(err, "deleting container %s", id)
+	}
+	return nil
+}
+
+// SetLabel changes one label and nothing else.
+func (r *Runtime) SetLabel(ctx context.Context, id, key, value string) error {
+	if _, err := r.client.ContainerService().Update(ctx, labelled(id, key, value), "labels."+key); err != nil {
+		if errdefs.IsNotFound(err) {
+			return fmt.Errorf("labelling container %s: %w", id, err)
+		}
+		return classify(err, "labelling container %s", id)
+	}
+	return nil
+}
+
+const finishTimeout = 20 * time.Second

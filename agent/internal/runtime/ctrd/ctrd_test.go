@@ -1,0 +1,327 @@
+package ctrd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestStartFault holds what runc 1.1, runc 1.2 and crun were seen to say.
+func TestStartFault(t *testing.T) {
+	const runc = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
+	for text, want := range map[string]fault.Reason{
+		runc + `exec: "nope": executable file not found in $PATH: unknown`:                                                    fault.CommandNotFound,
+		runc + `exec: "/nope": stat /nope: no such file or directory: unknown`:                                                fault.CommandNotFound,
+		runc + `error during container init: exec: "/nope": stat /nope: no such file or directory: unknown`:                   fault.CommandNotFound,
+		"OCI runtime create failed: executable file `nope` not found in $PATH: No such file or directory: unknown":            fault.CommandNotFound,
+		runc + `exec: "/data.txt": permission denied: unknown`:                                                                fault.CommandNotExecutable,
+		runc + `exec: "/etc": is a directory: unknown`:                                                                        fault.CommandNotExecutable,
+		"OCI runtime create failed: open executable: Permission denied: unknown":                                              fault.CommandNotExecutable,
+		"OCI runtime start failed: exec /bin/garbage: exec format error: unknown":                                             fault.CommandNotExecutable,
+		runc + `chdir to cwd ("/nope") set in config.json failed: permission denied: unknown`:                                 fault.WorkingDirInvalid,
+		runc + `error during container init: mkdir /data.txt: not a directory: unknown`:                                       fault.WorkingDirInvalid,
+		"OCI runtime create failed: chdir `/data.txt`: Not a directory: unknown":                                              fault.WorkingDirInvalid,
+		runc + "exec: \"/bin/sh\": argument list too long: unknown":                                                           fault.InvalidField,
+		runc + `error mounting "/x" to rootfs at "/y": mkdir /y: not a directory: unknown`:                                    "",
+		runc + "can't get final child's PID from pipe: EOF: unknown":                                                          "",
+		runc + "unable to apply cgroup configuration: mkdir /sys/fs/cgroup/pids/kubepods: no such file or directory: unknown": "",
+	} {
+		require.Equal(t, want, fault.ReasonOf(ctrd.StartFault(errors.New(text), "nope")), text)
+	}
+	require.NoError(t, ctrd.StartFault(nil, "x"))
+}
+
+func TestPullFault(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		class  error
+		reason fault.Reason
+	}{
+		{fmt.Errorf("resolving: %w", errdefs.ErrNotFound), errdefs.ErrNotFound, fault.ImageNotFound},
+		{errors.New("pull access denied, repository does not exist or may require authorization: authorization failed: no basic auth credentials"), errdefs.ErrNotFound, fault.ImageNotFound},
+		{errors.New("unexpected status from GET request to http://r/v2/x: 401 Unauthorized"), errdefs.ErrNotFound, fault.ImageNotFound},
+		{errors.New("no match for platform in manifest: not found"), errdefs.ErrNotFound, fault.ImageNotFound},
+		{errors.New("dial tcp 127.0.0.1:1: connect: connection refused"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("dial tcp: lookup registry.invalid: no such host"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("unexpected status: 503 Service Unavailable"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("unexpected commit digest"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("connect: connection refused to 10.0.0.1:40312"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{status.Error(codes.Unavailable, `transport: error while dialing: dial unix /run/containerd.sock: connect: no such file`), errdefs.ErrUnavailable, fault.RuntimeUnavailable},
+	} {
+		err := ctrd.PullFault(c.err, "r/x:1")
+		require.ErrorIs(t, err, c.class, c.err)
+		require.Equal(t, c.reason, fault.ReasonOf(err), c.err)
+	}
+	require.ErrorIs(t, ctrd.PullFault(context.Canceled, "x"), context.Canceled)
+}
+
+func TestClassify(t *testing.T) {
+	require.NoError(t, ctrd.Classify(nil, "x"))
+	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(ctrd.Classify(status.Error(codes.Unavailable, "away"), "x")))
+	require.ErrorIs(t, ctrd.Classify(status.Error(codes.DeadlineExceeded, "late"), "x"), context.DeadlineExceeded)
+	require.ErrorIs(t, ctrd.Classify(status.Error(codes.Canceled, "left"), "x"), context.Canceled)
+	require.True(t, errdefs.IsAlreadyExists(ctrd.Classify(status.Error(codes.AlreadyExists, "there"), "x")))
+	known := fault.Field("a", "b")
+	require.Equal(t, error(known), ctrd.Classify(known, "x"))
+}
+
+const (
+	passwd = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\n5:x:77:78::/n:/bin/sh\nbroken\nnegative:x:-1:0::/:/\n"
+	group  = "root:x:0:root\napp:x:1001:\nextra:x:2000:other,app\nmore:x:2001:app\n"
+)
+
+func TestResolveUser(t *testing.T) {
+	for _, c := range []struct {
+		spec     string
+		uid, gid uint32
+		groups   []uint32
+		home     string
+		fails    bool
+	}{
+		{spec: "", groups: []uint32{0}, home: "/root"},
+		{spec: "root", groups: []uint32{0}, home: "/root"},
+		{spec: "app", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
+		{spec: "1000", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
+		{spec: "4242", uid: 4242, groups: []uint32{0}},
+		{spec: "4242:55", uid: 4242, gid: 55, groups: []uint32{55}},
+		{spec: "4242:extra", uid: 4242, gid: 2000, groups: []uint32{2000}},
+		{spec: "app:extra", uid: 1000, gid: 2000, groups: []uint32{2000, 2001}, home: "/home/app"},
+		{spec: "app:7", uid: 1000, gid: 7, groups: []uint32{7, 2000, 2001}, home: "/home/app"},
+		{spec: "5", uid: 77, gid: 78, groups: []uint32{78}, home: "/n"},
+		{spec: "nobody", fails: true},
+		{spec: "app:nobody", fails: true},
+		{spec: "negative", fails: true},
+		{spec: "broken", fails: true},
+		{spec: "4294967295", fails: true},
+		{spec: "app:x:y", fails: true},
+	} {
+		user, home, err := ctrd.ResolveUser(c.spec, passwd, group)
+		if c.fails {
+			require.Error(t, err, c.spec)
+			continue
+		}
+		require.NoError(t, err, c.spec)
+		require.Equal(t, c.uid, user.UID, c.spec)
+		require.Equal(t, c.gid, user.GID, c.spec)
+		require.Equal(t, c.groups, user.AdditionalGids, c.spec)
+		require.Equal(t, c.home, home, c.spec)
+	}
+	user, _, err := ctrd.ResolveUser("", "", "")
+	require.NoError(t, err)
+	require.Zero(t, user.UID)
+}
+
+func TestReadFilesOfLayers(t *testing.T) {
+	dir := t.TempDir()
+	put := func(layer, name, text string) {
+		path := filepath.Join(dir, layer, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	overlay := func(layers ...string) []mount.Mount {
+		lower := ""
+		for i, l := range layers {
+			if i > 0 {
+				lower += ":"
+			}
+			lower += filepath.Join(dir, l)
+			require.NoError(t, os.MkdirAll(filepath.Join(dir, l), 0o755))
+		}
+		return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"index=off", "lowerdir=" + lower}}}
+	}
+	put("base", "etc/passwd", "base")
+	put("base", "etc/group", "group")
+	put("top", "etc/passwd", "top")
+	read := func(m []mount.Mount) []string {
+		out, err := ctrd.ReadFiles(t.Context(), m, "etc/passwd", "etc/group")
+		require.NoError(t, err)
+		return out
+	}
+	require.Equal(t, []string{"top", "group"}, read(overlay("top", "base")))
+	require.Equal(t, []string{"base", "group"}, read(overlay("empty", "base")))
+	require.Equal(t, []string{"", ""}, read(overlay("empty", "empty2")))
+	require.Equal(t, []string{"base", "group"}, read([]mount.Mount{{Type: "bind", Source: filepath.Join(dir, "base"), Options: []string{"rbind", "ro"}}}))
+
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "whiteout/etc"), 0o755))
+	require.NoError(t, unix.Mknod(filepath.Join(dir, "whiteout/etc/passwd"), unix.S_IFCHR, 0), "whiteouts need root")
+	require.Equal(t, []string{"", "group"}, read(overlay("whiteout", "top", "base")))
+	require.NoError(t, unix.Mknod(filepath.Join(dir, "empty/etc"), unix.S_IFCHR, 0))
+	require.Equal(t, []string{"", ""}, read(overlay("empty", "top", "base")))
+	put("opaque", "etc/group", "opaque")
+	require.NoError(t, unix.Setxattr(filepath.Join(dir, "opaque/etc"), "trusted.overlay.opaque", []byte("y"), 0))
+	require.Equal(t, []string{"", "opaque"}, read(overlay("opaque", "top", "base")))
+
+	// A link into another layer is left to the kernel, and none leads out of the image.
+	put("linked", "data/passwd", "followed")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "link/etc"), 0o755))
+	require.NoError(t, os.Symlink("../data/passwd", filepath.Join(dir, "link/etc/passwd")))
+	require.Equal(t, "followed", read(overlay("link", "linked"))[0])
+	require.NoError(t, os.Remove(filepath.Join(dir, "link/etc/passwd")))
+	require.NoError(t, os.Symlink("/../../../../../../../../etc/hostname", filepath.Join(dir, "link/etc/passwd")))
+	_, err := ctrd.ReadFiles(t.Context(), overlay("link", "linked"), "etc/passwd")
+	require.Error(t, err)
+}
+
+func TestDockerConfig(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	c, err := ctrd.ReadDockerConfig(path)
+	require.NoError(t, err, "the secret may come later")
+	user, _, err := c.Credentials("r.example")
+	require.NoError(t, err)
+	require.Empty(t, user)
+	require.NoError(t, os.WriteFile(path, []byte(`{"auths":{
+		"r.example":{"auth":"dXNlcjpwYTpzcw=="},
+		"https://token.example/v1/":{"identitytoken":"tok"},
+		"plain.example:5000":{"username":"u","password":"p"},
+		"broken.example":{"auth":"%%%"},
+		"https://index.docker.io/v1/":{"username":"hub","password":"s"}}}`), 0o600))
+	c, err = ctrd.ReadDockerConfig(path)
+	require.NoError(t, err)
+	for host, want := range map[string][2]string{
+		"r.example": {"user", "pa:ss"}, "token.example": {"", "tok"}, "plain.example:5000": {"u", "p"}, "plain.example": {"", ""},
+		"registry-1.docker.io": {"hub", "s"}, "evil-docker.io": {"", ""}, "other.example": {"", ""},
+	} {
+		user, secret, err := c.Credentials(host)
+		require.NoError(t, err)
+		require.Equal(t, want, [2]string{user, secret}, host)
+	}
+	_, _, err = c.Credentials("broken.example")
+	require.Error(t, err)
+	require.NoError(t, os.WriteFile(path, []byte(`{`), 0o600))
+	_, err = ctrd.ReadDockerConfig(path)
+	require.Equal(t, fault.ImagePullFailed, fault.ReasonOf(err))
+}
+
+func TestCgroups(t *testing.T) {
+	require.Equal(t, "/kubepods/pod1", ctrd.CgroupParent("/kubepods/pod1/abc"))
+	require.Equal(t, "kubepods-pod1.slice", ctrd.CgroupParent("kubepods-pod1.slice:cri-containerd:abc"))
+	path, systemd := ctrd.Cgroup("/kubepods/pod1", "u-1")
+	require.Equal(t, "/kubepods/pod1/fsb-u-1", path)
+	require.False(t, systemd)
+	path, systemd = ctrd.Cgroup("kubepods-pod1.slice", "u-1")
+	require.Equal(t, "kubepods-pod1.slice:fsb:u-1", path)
+	require.True(t, systemd)
+}
+
+func TestCommandAndEnvironment(t *testing.T) {
+	img := ocispec.ImageConfig{Entrypoint: []string{"entry"}, Cmd: []string{"cmd"}, Env: []string{"A=image", "B=image"}}
+	for _, c := range []struct{ command, args, want []string }{
+		{nil, nil, []string{"entry", "cmd"}},
+		{nil, []string{"x"}, []string{"entry", "x"}},
+		{[]string{"c"}, nil, []string{"c"}},
+		{[]string{"c"}, []string{"x", ""}, []string{"c", "x", ""}},
+	} {
+		got, err := ctrd.CommandLine(runtime.Container{Command: c.command, Args: c.args}, img)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got)
+	}
+	_, err := ctrd.CommandLine(runtime.Container{}, ocispec.ImageConfig{})
+	require.Equal(t, fault.CommandNotFound, fault.ReasonOf(err))
+	env := ctrd.Environment(runtime.Container{Hostname: "h", Env: map[string]string{"B": "mine", "Z": "=z="}}, img, "/home")
+	require.Equal(t, []string{"A=image", "B=mine", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=h", "Z==z=", "HOME=/home"}, env)
+}
+
+func TestResources(t *testing.T) {
+	r := ctrd.Resources(runtime.Limits{})
+	require.Nil(t, r.CPU)
+	require.Nil(t, r.Memory)
+	require.Nil(t, r.Pids)
+	require.False(t, r.Devices[0].Allow)
+	r = ctrd.Resources(runtime.Limits{CPUMillis: 250, MemoryBytes: 1 << 26, PIDs: 9})
+	require.Equal(t, int64(25_000), *r.CPU.Quota)
+	require.Equal(t, int64(1<<26), *r.Memory.Limit)
+	require.Equal(t, int64(1<<26), *r.Memory.Swap)
+	require.Equal(t, int64(9), *r.Pids.Limit)
+	require.Equal(t, int64(1000), *ctrd.Resources(runtime.Limits{CPUMillis: 1}).CPU.Quota, "the kernel takes no less")
+}
+
+func TestPullsAreShared(t *testing.T) {
+	var runs atomic.Int32
+	release := make(chan struct{})
+	p := ctrd.NewPulls(func(ctx context.Context, _ string, progress func(runtime.Progress)) error {
+		runs.Add(1)
+		progress(runtime.Progress{Phase: runtime.PhaseDownloading, Total: 7})
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	defer p.Close()
+	var wg sync.WaitGroup
+	var told atomic.Int32
+	impatient, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() { left <- p.Do(impatient, "a", func(runtime.Progress) { told.Add(1) }) }()
+	for range 4 {
+		wg.Go(func() {
+			if err := p.Do(context.Background(), "a", func(runtime.Progress) { told.Add(1) }); err != nil {
+				t.Errorf("pulling: %v", err)
+			}
+		})
+	}
+	require.Eventually(t, func() bool { return told.Load() == 5 }, 5*time.Second, time.Millisecond)
+	leave()
+	require.ErrorIs(t, <-left, context.Canceled, "who leaves does not wait")
+	close(release)
+	wg.Wait()
+	require.Equal(t, int32(1), runs.Load())
+	require.NoError(t, p.Do(t.Context(), "a", nil))
+	require.Equal(t, int32(2), runs.Load(), "a later pull is another one")
+}
+
+func TestPullEndsWithItsLastCaller(t *testing.T) {
+	started, ended := make(chan struct{}), make(chan struct{})
+	p := ctrd.NewPulls(func(ctx context.Context, _ string, _ func(runtime.Progress)) error {
+		close(started)
+		<-ctx.Done()
+		close(ended)
+		return ctx.Err()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Do(ctx, "a", nil) }()
+	<-started
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	<-ended
+	p.Close()
+}
+
+func TestHeedsReadsTheSignalMasks(t *testing.T) {
+	for name, c := range map[string]struct {
+		status string
+		want   bool
+	}{
+		"neither caught nor blocked": {"SigBlk:\t0000000000000000\nSigIgn:\t0000000000004000\nSigCgt:\t0000000000000002\n", false},
+		"caught":                     {"SigBlk:\t0000000000000000\nSigCgt:\t0000000000004000\n", true},
+		"blocked, to be waited for":  {"SigBlk:\t0000000000004000\nSigCgt:\t0000000000000000\n", true},
+		"unreadable":                 {"SigBlk:\tx\n", true},
+		"nothing told":               {"", true},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, ctrd.Heeds(c.status, syscall.SIGTERM)) })
+	}
+}

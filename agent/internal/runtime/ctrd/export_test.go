@@ -1,0 +1,70 @@
+package ctrd
+
+import (
+	"context"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd/containerd/v2/core/mount"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+)
+
+// What the unit tests look at.
+var (
+	StartFault       = startFault
+	Heeds            = heeds
+	PullFault        = func(err error, ref string) error { return pullFault(classifyPull(err), ref) }
+	Classify         = classify
+	CgroupParent     = cgroupParent
+	ReadDockerConfig = readDockerConfig
+	Namespaces       = func(c runtime.Container, netns string) []specs.LinuxNamespace {
+		return namespaces(c, &pod{netns: netns})
+	}
+	Resources   = resources
+	ResolveUser = func(spec, passwd, group string) (specs.User, string, error) {
+		u, err := resolveUser(spec, passwd, group)
+		return u.user, u.home, err
+	}
+)
+
+// Credentials looks a host up.
+func (c *dockerConfig) Credentials(host string) (string, string, error) { return c.credentials(host) }
+
+// Cgroup is the cgroup of a container below a parent.
+func Cgroup(parent, id string) (string, bool) {
+	p := &pod{cgroupParent: parent}
+	return p.cgroup(id), p.systemd()
+}
+
+// CommandLine lays a request's command over an image's.
+func CommandLine(c runtime.Container, config ocispec.ImageConfig) ([]string, error) {
+	return commandLine(c, &image{config: config})
+}
+
+// Environment lays a request's environment over an image's.
+func Environment(c runtime.Container, config ocispec.ImageConfig, home string) []string {
+	return environment(c, &image{config: config}, home)
+}
+
+// ReadFiles reads files of a root file system.
+func ReadFiles(ctx context.Context, mounts []mount.Mount, names ...string) ([]string, error) {
+	return readFiles(ctx, mounts, names...)
+}
+
+// Pulls shares pulls.
+type Pulls struct{ *pulls }
+
+// NewPulls returns a Pulls that runs run.
+func NewPulls(run func(context.Context, string, func(runtime.Progress)) error) Pulls {
+	return Pulls{newPulls(run)}
+}
+
+// Do joins or begins a pull.
+func (p Pulls) Do(ctx context.Context, name string, progress func(runtime.Progress)) error {
+	return p.do(ctx, name, progress)
+}
+
+// Close ends all.
+func (p Pulls) Close() { p.close() }

@@ -1,0 +1,212 @@
+package ctrd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+// image is what a create needs of an image. It follows from the digest alone and never changes, but for name.
+type image struct {
+	name   string
+	target digest.Digest
+	config ocispec.ImageConfig
+	// chain is the key of the committed snapshot of all layers.
+	chain string
+}
+
+// imageCache keeps what was read of images, by the digest of their target.
+type imageCache struct {
+	mu     sync.Mutex
+	images map[digest.Digest]image
+	users  map[userKey]resolvedUser
+}
+
+// maxCached bounds each of the cache's maps; past it the map is emptied, which costs a few reads.
+const maxCached = 1024
+
+func newImageCache() *imageCache {
+	return &imageCache{images: map[digest.Digest]image{}, users: map[userKey]resolvedUser{}}
+}
+
+// ensureImage returns the image, pulling it if it is not there.
+func (r *Runtime) ensureImage(ctx context.Context, ref string) (*image, error) {
+	ctx, span := obs.Tracer().Start(ctx, "image")
+	defer span.End()
+	name, err := runtime.NormalizeImage(ref)
+	if err != nil {
+		return nil, err
+	}
+	img, err := r.localImage(ctx, name)
+	if err == nil || !errdefs.IsNotFound(err) {
+		return img, err
+	}
+	if err := r.pulls.do(ctx, name, nil); err != nil {
+		return nil, err
+	}
+	img, err = r.localImage(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s went away after it was pulled", name)
+	}
+	return img, err
+}
+
+// localImage reads an image that is there, with its configuration. NotFound: it is not there, or not all of it.
+func (r *Runtime) localImage(ctx context.Context, name string) (*image, error) {
+	meta, err := r.client.ImageService().Get(ctx, name)
+	if err != nil {
+		if errdefs.IsNotFound(err) {
+			return nil, err
+		}
+		return nil, classify(err, "reading image %s", name)
+	}
+	c := r.images
+	c.mu.Lock()
+	img, ok := c.images[meta.Target.Digest]
+	c.mu.Unlock()
+	if ok {
+		img.name = name
+		return &img, nil
+	}
+	read, err := r.readImage(ctx, meta)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	if len(c.images) >= maxCached {
+		clear(c.images)
+	}
+	c.images[meta.Target.Digest] = *read
+	c.mu.Unlock()
+	return read, nil
+}
+
+func (r *Runtime) readImage(ctx context.Context, meta images.Image) (*image, error) {
+	store := r.client.ContentStore()
+	desc, err := meta.Config(ctx, store, platforms.Default())
+	if err != nil {
+		if errdefs.IsNotFound(err) {
+			return nil, err
+		}
+		return nil, classify(err, "reading the manifest of image %s", meta.Name)
+	}
+	raw, err := content.ReadBlob(ctx, store, desc)
+	if err != nil {
+		if errdefs.IsNotFound(err) {
+			return nil, err
+		}
+		return nil, classify(err, "reading the configuration of image %s", meta.Name)
+	}
+	var parsed ocispec.Image
+	if err := json.Unmarshal(raw, &parsed); err != nil {
+		return nil, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageNotFound, "the configuration of image %s cannot be read", meta.Name)
+	}
+	img := &image{
+		name: meta.Name, target: meta.Target.Digest, config: parsed.Config,
+		chain: identity.ChainID(parsed.RootFS.DiffIDs).String(),
+	}
+	return img, nil
+}
+
+// unpack makes the snapshots of an image's layers. Concurrent calls for one image share the work of one.
+func (r *Runtime) unpack(ctx context.Context, img *image) error {
+	ch := r.unpacks.DoChan(img.chain, func() (any, error) {
+		// Not the caller's context: others wait for the same work.
+		ctx := context.WithoutCancel(ctx)
+		meta, err := r.client.ImageService().Get(ctx, img.name)
+		if err != nil {
+			return nil, err
+		}
+		return nil, client.NewImage(r.client, meta).Unpack(ctx, r.config.Snapshotter)
+	})
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case res := <-ch:
+		if errdefs.IsNotFound(res.Err) {
+			// Some content is gone: the image has to be pulled again.
+			return r.pulls.do(ctx, img.name, nil)
+		}
+		return classify(res.Err, "unpacking image %s", img.name)
+	}
+}
+
+// Images lists the names that are references; the CRI plugin's bare ids are no names for anyone.
+func (r *Runtime) Images(ctx context.Context) ([]string, error) {
+	list, err := r.client.ImageService().List(ctx)
+	if err != nil {
+		return nil, classify(err, "listing images")
+	}
+	names := make([]string, 0, len(list))
+	for _, img := range list {
+		if strings.HasPrefix(img.Name, "sha256:") {
+			continue
+		}
+		if named, err := reference.ParseDockerRef(img.Name); err == nil {
+			names = append(names, named.String())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// WatchImages follows containerd's image events.
+func (r *Runtime) WatchImages(ctx context.Context, changed func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, errs := r.client.EventService().Subscribe(ctx, `topic~="^/images/"`)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-errs:
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err == nil {
+				err = errors.New("the stream ended")
+			}
+			return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd's events ended")
+		case e, ok := <-events:
+			if !ok {
+				return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd's events ended")
+			}
+			if e != nil {
+				changed()
+			}
+		}
+	}
+}
+
+// Pull asks the registry for the image.
+func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Progress)) (string, error) {
+	name, err := runtime.NormalizeImage(ref)
+	if err != nil {
+		return "", err
+	}
+	if err := r.pulls.do(ctx, name, progress); err != nil {
+		return "", err
+	}
+	return name, nil
+}
+
+// String names the image, for logs.
+func (i *image) String() string { return fmt.Sprintf("%s@%s", i.name, i.target) }

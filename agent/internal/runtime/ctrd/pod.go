@@ -1,0 +1,183 @@
+package ctrd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+// Labels that containerd's CRI plugin puts on the containers of a Pod.
+const (
+	criPodUID    = "io.kubernetes.pod.uid"
+	criContainer = "io.kubernetes.container.name"
+	criKind      = "io.cri-containerd.kind"
+	agentName    = "agent"
+)
+
+// pod is where containers are put: what they share with the agent's Pod.
+type pod struct {
+	// netns is the path of the network namespace on the host; empty for the host's own.
+	netns string
+	// cgroupParent is a path (/kubepods/pod1) or, for systemd, a slice (kubepods-pod1.slice).
+	cgroupParent string
+	// hosts and resolv are files on the host; empty for none.
+	hosts, resolv string
+}
+
+// cgroup is the cgroup of a container, in the form that the OCI runtime takes.
+func (p *pod) cgroup(id string) string {
+	if p.systemd() {
+		return p.cgroupParent + ":" + strings.TrimSuffix(shared.CgroupPrefix, "-") + ":" + id
+	}
+	return path.Join("/", p.cgroupParent, shared.CgroupPrefix+id)
+}
+
+func (p *pod) systemd() bool {
+	return strings.HasSuffix(p.cgroupParent, ".slice") && !strings.Contains(p.cgroupParent, "/")
+}
+
+// findPod finds the agent's Pod through the containers that containerd's CRI plugin made for it: without the host's
+// process namespace there is no other way to learn the host's names of the agent's own namespace and cgroup.
+func (r *Runtime) findPod(ctx context.Context) (*pod, error) {
+	r.mu.Lock()
+	p := r.pod
+	r.mu.Unlock()
+	if p != nil {
+		return p, nil
+	}
+	p = &pod{}
+	if r.config.PodUID != "" {
+		if err := r.readPod(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	if r.config.NetNSPath != "" {
+		p.netns = r.config.NetNSPath
+	}
+	if r.config.CgroupParent != "" {
+		p.cgroupParent = r.config.CgroupParent
+	}
+	r.mu.Lock()
+	r.pod = p
+	r.mu.Unlock()
+	return p, nil
+}
+
+func (r *Runtime) readPod(ctx context.Context, p *pod) error {
+	list, err := r.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", criPodUID, r.config.PodUID))
+	if err != nil {
+		return classify(err, "looking for the agent's Pod")
+	}
+	var sandbox *specs.Spec
+	for _, c := range list {
+		switch {
+		case c.Labels[criKind] == "sandbox":
+			// After a restart of the Pod's sandbox the dead one may still be listed; the one with a task counts.
+			if spec := r.liveSandbox(ctx, c); spec != nil {
+				sandbox = spec
+			}
+		case c.Labels[criContainer] == agentName:
+			p.hosts, p.resolv = hostFiles(decodeSpec(c))
+		}
+	}
+	if sandbox == nil {
+		if r.config.NetNSPath != "" && r.config.CgroupParent != "" {
+			return nil
+		}
+		return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd has no running sandbox of the agent's Pod %s", r.config.PodUID)
+	}
+	p.netns = sandboxNetNS(sandbox)
+	p.cgroupParent = cgroupParent(sandbox.Linux.CgroupsPath)
+	return nil
+}
+
+// liveSandbox is the spec of a Pod's sandbox if its task runs; the network namespace's path is filled in from the task
+// where the spec has none.
+func (r *Runtime) liveSandbox(ctx context.Context, c containers.Container) *specs.Spec {
+	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: c.ID})
+	if errgrpc.ToNative(err) != nil {
+		return nil
+	}
+	spec := decodeSpec(c)
+	if spec == nil || spec.Linux == nil {
+		return nil
+	}
+	for i, ns := range spec.Linux.Namespaces {
+		if ns.Type == specs.NetworkNamespace && ns.Path == "" {
+			spec.Linux.Namespaces[i].Path = fmt.Sprintf("/proc/%d/ns/net", resp.GetProcess().GetPid())
+		}
+	}
+	return spec
+}
+
+// sandboxNetNS is the path of the network namespace; empty for a Pod in the host's network, whose spec names none.
+func sandboxNetNS(spec *specs.Spec) string {
+	for _, ns := range spec.Linux.Namespaces {
+		if ns.Type == specs.NetworkNamespace {
+			return ns.Path
+		}
+	}
+	return ""
+}
+
+// cgroupParent is the Pod's cgroup, given the cgroup of its sandbox: `/kubepods/pod1/abc` -> `/kubepods/pod1`,
+// `pod1.slice:cri-containerd:abc` -> `pod1.slice`.
+func cgroupParent(sandbox string) string {
+	if slice, _, ok := strings.Cut(sandbox, ":"); ok {
+		return slice
+	}
+	if sandbox == "" {
+		return ""
+	}
+	return path.Dir(sandbox)
+}
+
+// hostFiles are the host's paths of the files that the kubelet gave the agent's container.
+func hostFiles(spec *specs.Spec) (hosts, resolv string) {
+	if spec == nil {
+		return "", ""
+	}
+	for _, m := range spec.Mounts {
+		switch m.Destination {
+		case "/etc/hosts":
+			hosts = m.Source
+		case "/etc/resolv.conf":
+			resolv = m.Source
+		}
+	}
+	return hosts, resolv
+}
+
+func decodeSpec(c containers.Container) *specs.Spec {
+	var s specs.Spec
+	if c.Spec == nil || json.Unmarshal(c.Spec.GetValue(), &s) != nil {
+		return nil
+	}
+	return &s
+}
+
+// oomScoreAdj makes the kernel take a sandbox before its agent. It is never less than what the shim is likely to have,
+// because lowering it needs a privilege that some hosts do not give.
+func oomScoreAdj() int {
+	const least, most = 100, 1000
+	own := 0
+	if raw, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil {
+			own = n
+		}
+	}
+	return min(max(own+1, least), most)
+}

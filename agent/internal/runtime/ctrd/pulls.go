@@ -1,0 +1,117 @@
+package ctrd
+
+import (
+	"context"
+	"sync"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+)
+
+// pulls shares the work of concurrent pulls of one image. A pull belongs to all that wait for it: it is cancelled when
+// the last of them has left, not before.
+type pulls struct {
+	run func(ctx context.Context, name string, progress func(runtime.Progress)) error
+
+	wg      sync.WaitGroup
+	mu      sync.Mutex
+	running map[string]*flight
+}
+
+type flight struct {
+	cancel  context.CancelFunc
+	done    chan struct{}
+	err     error // valid once done is closed
+	waiters map[int]func(runtime.Progress)
+	next    int
+	last    runtime.Progress
+}
+
+func newPulls(run func(context.Context, string, func(runtime.Progress)) error) *pulls {
+	return &pulls{run: run, running: map[string]*flight{}}
+}
+
+// do joins the pull of name, or begins it, and waits until it has ended or ctx has.
+func (p *pulls) do(ctx context.Context, name string, progress func(runtime.Progress)) error {
+	for {
+		f, me := p.join(ctx, name, progress)
+		select {
+		case <-ctx.Done():
+		case <-f.done:
+		}
+		p.leave(name, f, me)
+		select {
+		case <-f.done:
+		default:
+			return ctx.Err()
+		}
+		// A flight that its last waiter had just given up ends as cancelled; who joined it in that moment tries again.
+		if f.err == nil || ctx.Err() != nil || !isCancelled(f.err) {
+			return f.err
+		}
+	}
+}
+
+func (p *pulls) join(ctx context.Context, name string, progress func(runtime.Progress)) (*flight, int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, ok := p.running[name]
+	if !ok {
+		// Values (the trace) come from the first caller, cancellation does not.
+		fctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		f = &flight{cancel: cancel, done: make(chan struct{}), waiters: map[int]func(runtime.Progress){}}
+		p.running[name] = f
+		p.wg.Go(func() {
+			defer cancel()
+			err := p.run(fctx, name, func(pr runtime.Progress) { p.tell(f, pr) })
+			p.mu.Lock()
+			f.err = err
+			if p.running[name] == f {
+				delete(p.running, name)
+			}
+			p.mu.Unlock()
+			close(f.done)
+		})
+	}
+	me := f.next
+	f.next++
+	f.waiters[me] = progress
+	if progress != nil && f.last.Phase != "" {
+		progress(f.last)
+	}
+	return f, me
+}
+
+func (p *pulls) leave(name string, f *flight, me int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(f.waiters, me)
+	if len(f.waiters) > 0 {
+		return
+	}
+	f.cancel()
+	if p.running[name] == f {
+		delete(p.running, name) // the next caller begins anew
+	}
+}
+
+// tell passes progress on under the lock, so that no callback runs after its waiter has left; callbacks must not block.
+func (p *pulls) tell(f *flight, pr runtime.Progress) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.last = pr
+	for _, progress := range f.waiters {
+		if progress != nil {
+			progress(pr)
+		}
+	}
+}
+
+// close cancels what is left and waits for it.
+func (p *pulls) close() {
+	p.mu.Lock()
+	for _, f := range p.running {
+		f.cancel()
+	}
+	p.mu.Unlock()
+	p.wg.Wait()
+}

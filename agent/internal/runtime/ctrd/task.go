@@ -1,0 +1,179 @@
+package ctrd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	v1stats "github.com/containerd/cgroups/v3/cgroup1/stats"
+	v2stats "github.com/containerd/cgroups/v3/cgroup2/stats"
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+// Start starts the task's process. It is waited for whoever leaves, as in Create.
+func (r *Runtime) Start(ctx context.Context, id string) error {
+	ctx, span := obs.Tracer().Start(context.WithoutCancel(ctx), "start")
+	defer span.End()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err == nil {
+		return nil
+	}
+	if f := startFault(err, ""); f != nil {
+		return f
+	}
+	return classify(err, "starting container %s", id)
+}
+
+// Wait waits for the task's process; containerd holds the call until it has ended.
+func (r *Runtime) Wait(ctx context.Context, id string) (runtime.Exit, error) {
+	resp, err := r.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err != nil {
+		if errdefs.IsNotFound(err) {
+			return runtime.Exit{}, fmt.Errorf("waiting for container %s: %w", id, err)
+		}
+		return runtime.Exit{}, classify(err, "waiting for container %s", id)
+	}
+	exit := runtime.Exit{Code: int32(resp.GetExitStatus()), At: resp.GetExitedAt().AsTime()}
+	if exit.Code == 128+int32(syscall.SIGKILL) {
+		exit.OOMKilled = r.oomKilled(ctx, id)
+	}
+	return exit, nil
+}
+
+// oomKilled asks the container's cgroup, which is there until the task is deleted, whether the kernel killed in it.
+func (r *Runtime) oomKilled(ctx context.Context, id string) bool {
+	resp, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: []string{"id==" + id}})
+	if err != nil || len(resp.GetMetrics()) != 1 {
+		return false
+	}
+	data := resp.GetMetrics()[0].GetData()
+	var v1 v1stats.Metrics
+	if typeurl.Is(data, &v1) {
+		return proto.Unmarshal(data.GetValue(), &v1) == nil && v1.GetMemoryOomControl().GetOomKill() > 0
+	}
+	var v2 v2stats.Metrics
+	if typeurl.Is(data, &v2) {
+		return proto.Unmarshal(data.GetValue(), &v2) == nil && v2.GetMemoryEvents().GetOomKill() > 0
+	}
+	return false
+}
+
+// Signal sends a signal to the task.
+func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
+	_, err := r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
+	err = errgrpc.ToNative(err)
+	switch {
+	case err == nil || shared.IsGone(err):
+		return nil
+	case errdefs.IsNotFound(err):
+		// containerd says the same of a task that is not there and of one whose process has ended.
+		if states, listErr := r.taskStates(ctx); listErr == nil && states[id] == runtime.TaskStopped {
+			return nil
+		}
+		return fmt.Errorf("signalling container %s: %w", id, err)
+	}
+	return classify(err, "signalling container %s", id)
+}
+
+// Heeds reads the process's signal masks. It needs the host's processes in /proc (hostPID), and is true without.
+func (r *Runtime) Heeds(ctx context.Context, id string, sig syscall.Signal) bool {
+	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if err != nil {
+		return true
+	}
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.FormatUint(uint64(resp.GetProcess().GetPid()), 10), "status"))
+	if err != nil {
+		return true
+	}
+	return heeds(string(raw), sig)
+}
+
+// heeds reads the masks of caught and blocked signals from a /proc/PID/status.
+func heeds(status string, sig syscall.Signal) bool {
+	masks := 0
+	for line := range strings.Lines(status) {
+		key, value, _ := strings.Cut(line, ":")
+		if key != "SigCgt" && key != "SigBlk" {
+			continue
+		}
+		mask, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		if err != nil || mask&(1<<(uint(sig)-1)) != 0 {
+			return true
+		}
+		masks++
+	}
+	return masks < 2
+}
+
+// Finish writes the report and removes the task. The order matters: between the two the stopped task is evidence still,
+// and after them the report is.
+func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) error {
+	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
+	defer cancel()
+	_, err := r.client.ContainerService().Update(ctx, containers.Container{
+		ID: id, Extensions: map[string]typeurl.Any{shared.ReportKey: report},
+	}, "extensions."+shared.ReportKey)
+	if err != nil {
+		if errdefs.IsNotFound(err) {
+			return fmt.Errorf("keeping the report of container %s: %w", id, err)
+		}
+		return classify(err, "keeping the report of container %s", id)
+	}
+	if err := r.remover.RemoveTask(ctx, id); err != nil {
+		return classify(err, "finishing container %s", id)
+	}
+	return nil
+}
+
+func (r *Runtime) taskStates(ctx context.Context) (map[string]runtime.TaskState, error) {
+	resp, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, classify(errgrpc.ToNative(err), "listing tasks")
+	}
+	states := make(map[string]runtime.TaskState, len(resp.GetTasks()))
+	for _, t := range resp.GetTasks() {
+		states[t.GetID()] = taskState(t.GetStatus())
+	}
+	return states, nil
+}
+
+// taskState reads a status. A state that cannot be told counts as running: a wait finds out.
+func taskState(s task.Status) runtime.TaskState {
+	switch s {
+	case task.Status_CREATED:
+		return runtime.TaskCreated
+	case task.Status_STOPPED:
+		return runtime.TaskStopped
+	default:
+		return runtime.TaskRunning
+	}
+}
+
+func labelled(id, key, value string) containers.Container {
+	return containers.Container{ID: id, Labels: map[string]string{key: value}}
+}
+
+func extension(c containers.Container, key string) *anypb.Any {
+	e, ok := c.Extensions[key]
+	if !ok {
+		return nil
+	}
+	return &anypb.Any{TypeUrl: e.GetTypeUrl(), Value: e.GetValue()}
+}

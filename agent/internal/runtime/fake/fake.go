@@ -1,0 +1,280 @@
+// Package fake keeps containers in memory: a runtime.Runtime for tests that can be told to fail, to block, and how its
+// processes end. It passes the conformance suite.
+package fake
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+// Op names a call, for hooks.
+type Op string
+
+// The calls.
+const (
+	OpPing   Op = "ping"
+	OpImage  Op = "image"
+	OpCreate Op = "create" // after the image
+	OpTask   Op = "task"   // after the container
+	OpStart  Op = "start"
+	OpWait   Op = "wait"
+	OpSignal Op = "signal"
+	OpFinish Op = "finish"
+	OpLabel  Op = "label"
+	OpDelete Op = "delete"
+	OpList   Op = "list"
+)
+
+// Image is an image of the fake's registry.
+type Image struct {
+	// Missing: the registry does not know it. Away: the registry does not answer. NoUser: its user does not exist.
+	Missing, Away, NoUser bool
+	// Local: it is on the node.
+	Local bool
+}
+
+// Runtime is the fake. Make it with New.
+type Runtime struct {
+	mu         sync.Mutex
+	hook       func(ctx context.Context, op Op, id string) error
+	images     map[string]Image
+	containers map[string]*container
+	watchers   map[int]func()
+	next       int
+	deleted    []string
+}
+
+type container struct {
+	spec   runtime.Container
+	found  runtime.Found
+	exit   runtime.Exit
+	ended  chan struct{}
+	onTERM int32
+	// handles: the process catches SIGTERM; lingers: and runs on all the same.
+	handles, lingers bool
+}
+
+var _ runtime.Runtime = (*Runtime)(nil)
+
+// New returns a fake with images, by normalised reference.
+func New(images map[string]Image) *Runtime {
+	return &Runtime{images: maps.Clone(images), containers: map[string]*container{}, watchers: map[int]func(){}}
+}
+
+// Hook makes every call go through f first; f may fail it or hold it up. It runs without the fake's lock.
+func (r *Runtime) Hook(f func(ctx context.Context, op Op, id string) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hook = f
+}
+
+func (r *Runtime) enter(ctx context.Context, op Op, id string) error {
+	r.mu.Lock()
+	hook := r.hook
+	r.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx, op, id); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// IDs are the containers that exist, in order.
+func (r *Runtime) IDs() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.containers))
+}
+
+// Deleted are the ids that Delete was called with, in order.
+func (r *Runtime) Deleted() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.deleted)
+}
+
+// Exit ends the process of a container.
+func (r *Runtime) Exit(id string, exit runtime.Exit) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c, ok := r.containers[id]; ok {
+		c.end(exit)
+	}
+}
+
+// Put adds a container as an earlier agent may have left it.
+func (r *Runtime) Put(f runtime.Found, exit runtime.Exit) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := &container{found: f, exit: exit, ended: make(chan struct{})}
+	if f.Task == runtime.TaskStopped {
+		close(c.ended)
+	}
+	r.containers[f.ID] = c
+}
+
+// Found is what List would say of a container.
+func (r *Runtime) Found(id string) (runtime.Found, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c, ok := r.containers[id]
+	if !ok {
+		return runtime.Found{}, false
+	}
+	return c.snapshot(), true
+}
+
+func (c *container) snapshot() runtime.Found {
+	f := c.found
+	f.Labels = maps.Clone(f.Labels)
+	return f
+}
+
+// end is called with the lock held.
+func (c *container) end(exit runtime.Exit) {
+	if c.found.Task != runtime.TaskRunning {
+		return
+	}
+	if exit.At.IsZero() {
+		exit.At = time.Now()
+	}
+	c.exit, c.found.Task = exit, runtime.TaskStopped
+	close(c.ended)
+}
+
+// Ping answers unless a hook fails it.
+func (r *Runtime) Ping(ctx context.Context) error { return r.enter(ctx, OpPing, "") }
+
+// Images lists the local images.
+func (r *Runtime) Images(context.Context) ([]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for name, img := range r.images {
+		if img.Local {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// WatchImages waits; a pull calls changed.
+func (r *Runtime) WatchImages(ctx context.Context, changed func()) error {
+	r.mu.Lock()
+	id := r.next
+	r.next++
+	r.watchers[id] = changed
+	r.mu.Unlock()
+	<-ctx.Done()
+	r.mu.Lock()
+	delete(r.watchers, id)
+	r.mu.Unlock()
+	return nil
+}
+
+// Pull makes an image local.
+func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Progress)) (string, error) {
+	name, err := runtime.NormalizeImage(ref)
+	if err != nil {
+		return "", err
+	}
+	if err := r.enter(ctx, OpImage, name); err != nil {
+		return "", err
+	}
+	r.mu.Lock()
+	img, known := r.images[name]
+	switch {
+	case !known || img.Missing:
+		err = fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no image %s", name)
+	case img.Away:
+		err = fault.New(errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled", name)
+	default:
+		img.Local = true
+		r.images[name] = img
+	}
+	watchers := slices.Collect(maps.Values(r.watchers))
+	r.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	for _, w := range watchers {
+		w()
+	}
+	if progress != nil {
+		progress(runtime.Progress{Phase: runtime.PhaseDone})
+	}
+	return name, nil
+}
+
+// Create keeps the container.
+func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
+	name, err := runtime.NormalizeImage(c.Image)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	img := r.images[name]
+	_, exists := r.containers[c.ID]
+	r.mu.Unlock()
+	if exists {
+		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrAlreadyExists)
+	}
+	if !img.Local {
+		if _, err := r.Pull(ctx, name, nil); err != nil {
+			return err
+		}
+	}
+	reached(runtime.StageImage)
+	if img.NoUser {
+		return fault.New(errdefs.ErrFailedPrecondition, fault.UserNotFound, "image %s has no such user", name)
+	}
+	if err := r.enter(ctx, OpCreate, c.ID); err != nil {
+		return err
+	}
+	reached(runtime.StageSnapshot)
+	r.mu.Lock()
+	r.containers[c.ID] = &container{spec: c, ended: make(chan struct{}), found: runtime.Found{
+		ID: c.ID, Labels: maps.Clone(c.Labels), Record: c.Record, CreatedAt: time.Now(),
+	}}
+	r.mu.Unlock()
+	reached(runtime.StageContainer)
+	if err := r.enter(ctx, OpTask, c.ID); err != nil {
+		return err
+	}
+	if err := check(c); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.containers[c.ID].found.Task = runtime.TaskCreated
+	r.mu.Unlock()
+	reached(runtime.StageTask)
+	return nil
+}
+
+// check knows what the conformance suite's image has.
+func check(c runtime.Container) error {
+	if len(c.Command) == 0 {
+		return nil
+	}
+	switch command := c.Command[0]; {
+	case c.WorkingDir == "/data.txt":
+		return fault.New(errdefs.ErrFailedPrecondition, fault.WorkingDirInvalid, "no directory")
+	case command == "/data.txt" || command == "/etc":
+		return fault.New(errdefs.ErrFailedPrecondition, fault.CommandNotExecutable, "cannot execute")
+	case strings.Contains(command, "nope"):
+		return fault.New(errdefs.ErrFailedPrecondition, fault.CommandNotFound, "no command")
+	}
+	return nil
+}

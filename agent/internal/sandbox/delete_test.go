@@ -1,0 +1,208 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+const (
+	termSent = agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT
+	killSent = agentv1.DeleteStage_DELETE_STAGE_SIGKILL_SENT
+	removed  = agentv1.DeleteStage_DELETE_STAGE_REMOVED
+)
+
+func TestDeleteStages(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		command []string
+		grace   time.Duration
+		want    []agentv1.DeleteStage
+		code    int32
+	}{
+		{"ends at SIGTERM", []string{"trap", "exit 7"}, time.Minute, []agentv1.DeleteStage{termSent, removed}, 7},
+		{"cannot notice SIGTERM", []string{"sleep"}, time.Hour, []agentv1.DeleteStage{termSent, killSent, removed}, 137},
+		{"lingers after SIGTERM", []string{"trap", "linger"}, 20 * time.Millisecond, []agentv1.DeleteStage{termSent, killSent, removed}, 137},
+		{"without grace", []string{"trap", "exit 7"}, 0, []agentv1.DeleteStage{killSent, removed}, 137},
+		{"has ended", []string{"exit 4"}, time.Minute, []agentv1.DeleteStage{removed}, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.mustCreate(t, record("u", 1, command(c.command...)))
+			if c.name == "has ended" {
+				require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, patience, tick)
+			}
+			stages, code, err := w.delete(t.Context(), record("u", 1).GetFence(), c.grace)
+			require.NoError(t, err)
+			require.Equal(t, c.want, stages)
+			require.Equal(t, c.code, *code)
+			w.requireNothing(t)
+			stages, _, err = w.delete(t.Context(), record("u", 1).GetFence(), 0)
+			require.NoError(t, err)
+			require.Equal(t, []agentv1.DeleteStage{removed}, stages)
+		})
+	}
+}
+
+func TestDeleteUsesTheSandboxesOwnGrace(t *testing.T) {
+	w := newWorld(t, nil)
+	w.mustCreate(t, record("u", 1, grace(10*time.Millisecond)))
+	var stages []agentv1.DeleteStage
+	_, err := w.Delete(t.Context(), record("u", 1).GetFence(), nil, func(s agentv1.DeleteStage) { stages = append(stages, s) })
+	require.NoError(t, err)
+	require.Equal(t, []agentv1.DeleteStage{termSent, killSent, removed}, stages)
+}
+
+func TestDeleteGoesOnWhenTheCallerLeavesAndASecondOneHurriesIt(t *testing.T) {
+	w := newWorld(t, nil)
+	w.mustCreate(t, record("u", 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	hour := time.Hour
+	_, err := w.Delete(ctx, record("u", 1).GetFence(), &hour, func(agentv1.DeleteStage) { cancel() })
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, w.state("u"))
+	stages, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)
+	require.NoError(t, err)
+	require.Equal(t, []agentv1.DeleteStage{termSent, killSent, removed}, stages)
+	w.requireNothing(t)
+}
+
+func TestDeleteFences(t *testing.T) {
+	w := newWorld(t, nil)
+	w.mustCreate(t, record("u", 2))
+	other := record("u", 2).GetFence()
+	other.AgentUid = "other"
+	_, _, err := w.delete(t.Context(), other, 0)
+	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
+	_, _, err = w.delete(t.Context(), record("u", 3).GetFence(), 0)
+	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
+	stages, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)
+	require.NoError(t, err)
+	require.Equal(t, []agentv1.DeleteStage{removed}, stages, "an older attempt is gone")
+	require.Equal(t, []string{"u-2"}, w.runtime.IDs())
+}
+
+func TestTombstonesOfUnknownSandboxesAge(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	w := newWorld(t, func(c *sandbox.Config) { c.Clock = clock })
+	_, _, err := w.delete(t.Context(), record("u", 2).GetFence(), 0)
+	require.NoError(t, err)
+	_, err = w.create(t.Context(), record("u", 2))
+	requireFault(t, err, errdefs.ErrAborted, fault.SandboxTerminating)
+	_, err = w.create(t.Context(), record("u", 1))
+	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
+	clock.Step(2 * time.Hour)
+	w.mustCreate(t, record("u", 2))
+}
+
+func TestNewerAttemptWaitsForTheOlderToGo(t *testing.T) {
+	w := newWorld(t, nil)
+	w.mustCreate(t, record("u", 1))
+	release := make(chan struct{})
+	w.runtime.Hook(func(_ context.Context, op fake.Op, id string) error {
+		if op == fake.OpDelete && id == "u-1" {
+			<-release
+		}
+		return nil
+	})
+	deleted := make(chan error, 1)
+	go func() { _, _, err := w.delete(context.Background(), record("u", 1).GetFence(), 0); deleted <- err }()
+	require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_TERMINATING }, patience, tick)
+	created := make(chan error, 1)
+	go func() { _, err := w.create(context.Background(), record("u", 2)); created <- err }()
+	select {
+	case err := <-created:
+		t.Fatalf("created beside the older attempt: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(release)
+	require.NoError(t, <-deleted)
+	require.NoError(t, <-created)
+	require.Equal(t, []string{"u-2"}, w.runtime.IDs())
+}
+
+func TestDeleteTellsOfFailureAndTriesOn(t *testing.T) {
+	w := newWorld(t, nil)
+	w.mustCreate(t, record("u", 1))
+	var away atomic.Bool
+	away.Store(true)
+	w.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if op == fake.OpDelete && away.Load() {
+			return errors.New("containerd is away")
+		}
+		return nil
+	})
+	_, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)
+	require.ErrorContains(t, err, "containerd is away")
+	away.Store(false)
+	require.Eventually(t, func() bool { return len(w.Reports()) == 0 }, patience, tick)
+	w.requireNothing(t)
+}
+
+func TestExitIsReportedAndKept(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		exit   runtime.Exit
+		reason string
+	}{
+		{"completed", runtime.Exit{}, "Completed"},
+		{"error", runtime.Exit{Code: 3}, "Error"},
+		{"out of memory", runtime.Exit{Code: 137, OOMKilled: true}, "OOMKilled"},
+		{"killed", runtime.Exit{Code: 137}, "Error"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.mustCreate(t, record("u", 1))
+			w.runtime.Exit("u-1", c.exit)
+			require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, patience, tick)
+			report := w.Reports()[0]
+			require.Equal(t, c.exit.Code, report.GetExitCode())
+			require.Equal(t, c.reason, report.GetReason())
+			f, _ := w.runtime.Found("u-1")
+			require.Equal(t, runtime.TaskNone, f.Task)
+			require.NotNil(t, f.Report)
+			_, ended, err := w.Log(t.Context(), record("u", 1).GetFence())
+			require.NoError(t, err)
+			<-ended
+		})
+	}
+}
+
+func TestExitIsSeenAcrossARuntimeOutage(t *testing.T) {
+	w := newWorld(t, nil)
+	var waits atomic.Int32
+	w.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if op == fake.OpWait && waits.Add(1) <= 2 {
+			return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "away")
+		}
+		return nil
+	})
+	w.mustCreate(t, record("u", 1, command("exit 5")))
+	require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, patience, tick)
+	require.Equal(t, int32(5), w.Reports()[0].GetExitCode())
+}
+
+func TestMarkPersisted(t *testing.T) {
+	w := newWorld(t, nil)
+	requireFault(t, w.MarkPersisted(t.Context(), record("u", 1).GetFence()), errdefs.ErrNotFound, fault.SandboxNotFound)
+	w.mustCreate(t, record("u", 1))
+	requireFault(t, w.MarkPersisted(t.Context(), record("u", 2).GetFence()), errdefs.ErrFailedPrecondition, fault.FenceMismatch)
+	for range 2 {
+		require.NoError(t, w.MarkPersisted(t.Context(), record("u", 1).GetFence()))
+	}
+	f, _ := w.runtime.Found("u-1")
+	require.Equal(t, "true", f.Labels["fast-sandbox.io/persisted"])
+	require.True(t, w.Reports()[0].GetPersisted())
+}

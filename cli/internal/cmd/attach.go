@@ -1,0 +1,130 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+// attach follows a new sandbox's output until its process has ended, deletes the sandbox if it is to be, and returns a
+// processExitError.
+func (c *cli) attach(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, o *runOptions) error {
+	code, err := c.follow(ctx, client, s)
+	if o.rm {
+		if cleanErr := c.remove(ctx, client, s); cleanErr != nil {
+			c.infof("sandbox %q is left behind: %v", s.GetName(), cleanErr)
+			err = errors.Join(err, cleanErr)
+		}
+	} else if interrupted(ctx, err) {
+		c.infof("sandbox %q still runs; %s delete -n %s %s ends it", s.GetName(), c.Name, s.GetNamespace(), s.GetName())
+	}
+	if err != nil {
+		return err
+	}
+	if code == 0 {
+		return nil
+	}
+	return processExitError{code}
+}
+
+func (c *cli) follow(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
+	in := &sandboxv1.StreamLogsRequest{Namespace: s.GetNamespace(), Name: s.GetName(), Follow: true}
+	if err := c.copyLogs(ctx, client, in); err != nil {
+		return 0, err
+	}
+	return c.exitCode(ctx, client, s)
+}
+
+// exitCode waits until the end of a sandbox's process is known; its output has ended by now.
+func (c *cli) exitCode(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
+	gone := fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox %q was deleted before its process ended", s.GetName())
+	var last *sandboxv1.Sandbox
+	err := c.watchUntil(ctx, client, s, "waiting for the exit code", func(now *sandboxv1.Sandbox) bool {
+		last = now
+		if now == nil {
+			return true
+		}
+		st := now.GetStatus()
+		return st.ExitCode != nil || st.GetPhase() == sandboxv1.Phase_PHASE_FAILED || st.GetPhase() == sandboxv1.Phase_PHASE_EXPIRED
+	})
+	if err != nil {
+		return 0, err
+	}
+	st := last.GetStatus()
+	switch {
+	case last == nil:
+		return 0, gone
+	case st.ExitCode != nil:
+		if st.GetReason() == "OOMKilled" {
+			c.infof("the process ran out of memory (exit code %d)", st.GetExitCode())
+		}
+		return int(st.GetExitCode()), nil
+	case st.GetPhase() == sandboxv1.Phase_PHASE_EXPIRED:
+		return 0, fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "sandbox %q expired before its process ended", s.GetName())
+	default:
+		return 0, fault.New(errdefs.ErrUnknown, "", "sandbox %q failed: %s %s", s.GetName(), st.GetReason(), st.GetMessage())
+	}
+}
+
+// watchUntil calls look with every state of the sandbox (nil: it is gone, or another one has its name) until look is
+// content. It survives the allocator's restart and is bounded by the timeout.
+func (c *cli) watchUntil(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, doing string, look func(*sandboxv1.Sandbox) bool) error {
+	_, err := call(ctx, c, doing, func(ctx context.Context) (struct{}, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel() // ends the stream
+		stream, err := client.WatchSandboxes(ctx, &sandboxv1.WatchSandboxesRequest{Namespace: s.GetNamespace(), Name: s.GetName()})
+		if err != nil {
+			return struct{}{}, err
+		}
+		seen := false
+		for {
+			event, err := stream.Recv()
+			if err != nil {
+				return struct{}{}, ended(err)
+			}
+			same := s.GetUid() == "" || event.GetSandbox().GetUid() == s.GetUid()
+			var now *sandboxv1.Sandbox
+			switch event.GetType() {
+			case sandboxv1.WatchSandboxesResponse_TYPE_SYNCED:
+				if seen {
+					continue
+				}
+			case sandboxv1.WatchSandboxesResponse_TYPE_DELETED:
+				if !same {
+					continue
+				}
+			default:
+				if seen = true; same {
+					now = event.GetSandbox()
+				}
+			}
+			if look(now) {
+				return struct{}{}, nil
+			}
+		}
+	})
+	return err
+}
+
+// remove deletes the sandbox of `run --rm`, by uid, also when ctx has ended.
+func (c *cli) remove(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) error {
+	ctx = context.WithoutCancel(ctx)
+	_, err := call(ctx, c, "deleting "+s.GetName(), func(ctx context.Context) (*sandboxv1.DeleteSandboxResponse, error) {
+		return client.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{
+			Namespace: s.GetNamespace(), Name: s.GetName(), Uid: s.GetUid(), GracePeriod: durationpb.New(removeGrace),
+		})
+	})
+	if isNotFound(err, fault.SandboxNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("deleting sandbox %q: %w", s.GetName(), err)
+	}
+	return c.watchUntil(ctx, client, s, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
+}

@@ -1,0 +1,193 @@
+// Package cmd is fsb-ctl: one file for each command, and around them the connection, retries, progress, error lines and
+// exit codes that all of them share. A command talks to the allocator alone, through the generated clients. Main runs
+// once in a process; commands run one at a time.
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+// flushTimeout bounds the export of the trace at the end; a collector that is away must not hold a person up.
+const flushTimeout = time.Second
+
+// Env is the process around a command.
+type Env struct {
+	// Name is the name that the binary was called by; Version its version.
+	Name, Version string
+	// In, Out and Err are the standard streams; Terminal tells whether a person reads Err.
+	In       io.Reader
+	Out, Err io.Writer
+	Terminal bool
+	// Clock is the time.
+	Clock clock.WithTicker
+	// Getenv reads the environment.
+	Getenv func(string) string
+	// DefaultConfigFile is read if it exists and no other is named.
+	DefaultConfigFile string
+	// Setup is obs.Setup: it changes the whole process, which tests that share one cannot have.
+	Setup func(context.Context, obs.Options) (context.Context, func(context.Context) error, error)
+}
+
+// cli is what the commands of one run share.
+type cli struct {
+	Env
+	settings  *config.Settings
+	verbosity int
+	conn      *grpc.ClientConn
+	connected bool // whether the allocator has answered anything yet
+	progress  *progress
+	flush     func(context.Context) error
+	span      trace.Span
+}
+
+// Main runs one command line and returns the exit code of the process.
+func Main(ctx context.Context, env Env, args []string) int {
+	c := &cli{Env: env}
+	c.progress = &progress{w: env.Err, clock: env.Clock, on: env.Terminal}
+	root := c.root()
+	root.SetArgs(args)
+	root.SetIn(env.In)
+	root.SetOut(env.Out)
+	root.SetErr(env.Err)
+	ran, err := root.ExecuteContextC(ctx)
+	c.close(ctx, err)
+	return c.report(ctx, ran.CommandPath(), err)
+}
+
+func (c *cli) root() *cobra.Command {
+	name := c.Name
+	annotations := map[string]string{}
+	if strings.HasPrefix(name, "kubectl-") {
+		annotations[cobra.CommandDisplayNameAnnotation] = "kubectl " + strings.TrimPrefix(name, "kubectl-")
+	}
+	root := &cobra.Command{
+		Use: name, Annotations: annotations, Version: c.Version,
+		Short: "Run sandboxes: isolated containers that start in milliseconds",
+		Long: `Run and look after sandboxes: isolated containers that start in milliseconds on Kubernetes.
+
+Settings come from flags, then the environment (FSB_ADDR, FSB_CACERT, FSB_CERT, FSB_KEY, FSB_NAMESPACE, FSB_POOL,
+FSB_OUTPUT, FSB_TIMEOUT, FSB_INSECURE), then a YAML file (FSB_CONFIG) of the same names: addr, cacert, cert, key,
+namespace, pool, output, timeout, insecure. "config view" shows what is in force and why.
+
+Exit codes:
+` + exitCodesHelp(),
+		Example: `  # run a command in a sandbox, see its output, and leave nothing behind
+  fsb-ctl run py --image docker.io/library/python:3.13 --rm -- python3 -c 'print(6*7)'
+
+  # start a server and list what runs
+  fsb-ctl run web --image docker.io/library/nginx --port 80
+  fsb-ctl list -o wide`,
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return c.prepare(cmd) },
+		Args:              cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("unknown command %q", args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	config.AddFlags(root.PersistentFlags())
+	root.PersistentFlags().CountVarP(&c.verbosity, "verbose", "v", "tell more: -v the trace id, -vv details, -vvvv debugging")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools and agents:"})
+	c.addSandboxCommands(root, groupSandbox)
+	for _, sub := range []*cobra.Command{c.newPool(), c.newAgents()} {
+		sub.GroupID = groupMesh
+		root.AddCommand(sub)
+	}
+	group := &cobra.Command{
+		Use: "sandbox", Aliases: []string{"sandboxes", "sb", "sbx"}, Short: "The sandbox commands, by their long names",
+		Long: "The same commands as at the top, for those who like `fsb-ctl sandbox update NAME --reset`.", Hidden: true,
+		Args: cobra.ArbitraryArgs, RunE: root.RunE,
+	}
+	c.addSandboxCommands(group, "")
+	root.AddCommand(group, c.newConfig(), c.newVersion())
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
+	return root
+}
+
+const (
+	groupSandbox = "sandbox"
+	groupMesh    = "mesh"
+)
+
+func (c *cli) addSandboxCommands(parent *cobra.Command, group string) {
+	for _, sub := range []*cobra.Command{
+		c.newRun(), c.newGet(), c.newList(), c.newDescribe(), c.newLogs(), c.newWatch(), c.newUpdate(), c.newDelete(),
+	} {
+		sub.GroupID = group
+		parent.AddCommand(sub)
+	}
+}
+
+// prepare finds the settings and begins the trace, before any command's own work.
+func (c *cli) prepare(cmd *cobra.Command) error {
+	settings, err := config.Load(cmd.Flags(), c.Getenv, c.DefaultConfigFile)
+	if err != nil {
+		return usageError{err}
+	}
+	c.settings = settings
+	logs := io.Discard
+	if c.verbosity > 1 {
+		logs = c.Err
+	}
+	ctx, flush, err := c.Setup(cmd.Context(), obs.Options{Service: "fsb-ctl", Version: c.Version, Verbosity: c.verbosity, Output: logs})
+	if err != nil {
+		return err
+	}
+	c.flush = flush
+	ctx = obs.WithTraceparent(ctx, c.Getenv("TRACEPARENT"))
+	ctx, c.span = obs.Tracer().Start(ctx, strings.TrimSpace("fsb-ctl "+commandPath(cmd)), trace.WithSpanKind(trace.SpanKindInternal))
+	if c.verbosity > 0 {
+		fmt.Fprintf(c.Err, "trace %s\n", c.span.SpanContext().TraceID())
+	}
+	cmd.SetContext(ctx)
+	return nil
+}
+
+// commandPath is a command's words without the program's.
+func commandPath(cmd *cobra.Command) string {
+	_, path, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), "kubectl "), " ")
+	return path
+}
+
+func (c *cli) close(ctx context.Context, err error) {
+	c.progress.stop()
+	if c.span != nil {
+		if err != nil {
+			c.span.SetStatus(codes.Error, err.Error())
+		}
+		c.span.End()
+	}
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+	if c.flush != nil {
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+		defer cancel()
+		if err := c.flush(stop); err != nil && c.verbosity > 0 {
+			fmt.Fprintf(c.Err, "exporting the trace: %v\n", err)
+		}
+	}
+}
+
+// infof tells a person something, on standard error.
+func (c *cli) infof(format string, args ...any) {
+	c.progress.pause()
+	fmt.Fprintf(c.Err, format+"\n", args...)
+}

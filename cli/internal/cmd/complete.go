@@ -1,0 +1,67 @@
+package cmd
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/config"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+)
+
+// completeTimeout is how long a person who presses Tab waits at most.
+const completeTimeout = 2 * time.Second
+
+// completion finds the settings, which a shell's question does not pass through prepare, and bounds the time. Errors make
+// no completions: there is nobody to tell.
+func (c *cli) completion(cmd *cobra.Command, names func(context.Context) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+	settings, err := config.Load(cmd.Flags(), c.Getenv, c.DefaultConfigFile)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	settings.Timeout = completeTimeout
+	c.settings = settings
+	c.progress.on = false
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	found, err := names(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return found, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeSandbox completes one sandbox's name.
+func (c *cli) completeSandbox(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.completeSandboxes(cmd, args, toComplete)
+}
+
+// completeSandboxes completes names that are not there yet.
+func (c *cli) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return c.completion(cmd, func(ctx context.Context) ([]string, error) {
+		all, err := c.listAll(ctx, &sandboxv1.ListSandboxesRequest{Namespace: c.settings.Namespace, PageSize: pageSize})
+		if err != nil {
+			return nil, err
+		}
+		return slices.DeleteFunc(names(all), func(name string) bool { return slices.Contains(args, name) }), nil
+	})
+}
+
+// completePools completes a pool's name.
+func (c *cli) completePools(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return c.completion(cmd, func(ctx context.Context) ([]string, error) {
+		pools, err := c.pools(ctx, c.settings.Namespace)
+		out := make([]string, len(pools))
+		for i, p := range pools {
+			out[i] = p.GetName()
+		}
+		return out, err
+	})
+}

@@ -1,0 +1,173 @@
+package cmd_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"k8s.io/utils/clock"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+)
+
+func TestErrorsExitCodesAndHints(t *testing.T) {
+	cases := map[string]struct {
+		err  error
+		code int
+		line string
+		hint string
+	}{
+		"not found":      {fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox default/web does not exist"), 3, "error: sandbox default/web does not exist (SANDBOX_NOT_FOUND)", "fsb-ctl list"},
+		"pool not found": {fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "no pool p"), 3, "error: no pool p (POOL_NOT_FOUND)", "fsb-ctl pool list"},
+		"image":          {fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no image"), 3, "(IMAGE_NOT_FOUND)", "check the reference"},
+		"exists":         {fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "taken"), 4, "(SANDBOX_EXISTS)", "leave NAME out"},
+		"invalid":        {fault.Field("spec.ports[0]", "it is 70000"), 5, "error: spec.ports[0]: it is 70000 (INVALID_FIELD)", ""},
+		"precondition":   {fault.New(errdefs.ErrFailedPrecondition, fault.CommandNotFound, "no nope"), 5, "(COMMAND_NOT_FOUND)", "-- /bin/sh"},
+		"terminating":    {fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "going"), 5, "(SANDBOX_TERMINATING)", "being deleted"},
+		"no capacity":    {fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"), 6, "(NO_CAPACITY)", "poolMax"},
+		"overloaded":     {fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "busy"), 6, "(OVERLOADED)", "--timeout"},
+		"deadline":       {fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "late"), 8, "(DEADLINE_EXCEEDED)", "--timeout 5m"},
+		"permission":     {fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "no"), 9, "(PERMISSION_DENIED)", "spiffe://fast-sandbox.io/client"},
+		"internal":       {errors.New("secret"), 1, "error: internal error (INTERNAL)", "trace id"},
+		"several lines":  {fault.Field("spec", "one\n two"), 5, "error: spec: one; two (INVALID_FIELD)", ""},
+	}
+	var current error
+	b := start(t, &fake{get: func(context.Context, *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+		return nil, current
+	}})
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			current = c.err
+			r := b.run(t, "get", "web")
+			require.Equal(t, c.code, r.code, r.err)
+			lines := strings.Split(strings.TrimSpace(r.err), "\n")
+			require.Contains(t, lines[0], c.line)
+			require.Empty(t, r.out)
+			if c.hint == "" {
+				require.Len(t, lines, 1)
+				return
+			}
+			require.Len(t, lines, 2)
+			require.Regexp(t, "^hint: ", lines[1])
+			require.Contains(t, lines[1], c.hint)
+		})
+	}
+}
+
+func TestUnavailableIsRetriedWithinTheTimeout(t *testing.T) {
+	calls := 0
+	b := start(t, &fake{get: func(context.Context, *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+		if calls++; calls < 3 {
+			return nil, fault.New(errdefs.ErrUnavailable, fault.NotLeader, "not the leader").RetryIn(time.Millisecond)
+		}
+		return &sandboxv1.GetSandboxResponse{Sandbox: running("web")}, nil
+	}})
+	b.clock = clock.RealClock{}
+	require.Zero(t, b.run(t, "get", "web").code)
+	require.Equal(t, 3, calls)
+
+	calls = -1 << 30
+	r := b.run(t, "get", "web", "--timeout", "300ms")
+	require.Equal(t, 7, r.code)
+	require.Contains(t, r.err, "error: not the leader (NOT_LEADER)", "what kept it from working, not the deadline")
+}
+
+func TestConnectionTrouble(t *testing.T) {
+	b := start(t, mesh())
+	b.clock = clock.RealClock{}
+	t.Run("refused", func(t *testing.T) {
+		r := b.run(t, "get", "web", "--addr", "127.0.0.1:1", "--timeout", "300ms")
+		require.Equal(t, 7, r.code)
+		require.Regexp(t, `^error: connecting to 127.0.0.1:1: dial tcp 127.0.0.1:1: .*connection refused \(CONNECTION_FAILED\)\nhint: .*FSB_ADDR.*make -s env`, r.err)
+	})
+	t.Run("the server's certificate is another's", func(t *testing.T) {
+		other := pki.New(t).TLS(t, rpc.RoleClient)
+		r := b.run(t, "get", "web", "--cacert", other.CAFile)
+		require.Equal(t, 9, r.code, r.err)
+		require.Contains(t, r.err, "(CERTIFICATE_NOT_ACCEPTED)")
+		require.Contains(t, r.err, "hint: FSB_CACERT")
+	})
+	t.Run("the client's certificate is another's", func(t *testing.T) {
+		other := pki.New(t).TLS(t, rpc.RoleClient)
+		r := b.run(t, "get", "web", "--cert", other.CertFile, "--key", other.KeyFile)
+		require.Equal(t, 9, r.code, r.err)
+		require.Contains(t, r.err, "(CERTIFICATE_NOT_ACCEPTED)")
+	})
+	t.Run("the client's certificate is of another role", func(t *testing.T) {
+		agent := b.authority.TLS(t, rpc.RoleAgent)
+		r := b.run(t, "get", "web", "--cert", agent.CertFile, "--key", agent.KeyFile)
+		require.Equal(t, 9, r.code, r.err)
+		require.Contains(t, r.err, "(PERMISSION_DENIED)")
+	})
+	t.Run("no certificate", func(t *testing.T) {
+		c := *b
+		c.env = map[string]string{"FSB_ADDR": b.addr}
+		r := c.run(t, "get", "web")
+		require.Equal(t, 2, r.code)
+		require.Contains(t, r.err, "(NO_CERTIFICATE)")
+		require.Contains(t, r.err, "make -s env")
+	})
+	t.Run("a certificate file that is not there", func(t *testing.T) {
+		r := b.run(t, "get", "web", "--cert", filepath.Join(t.TempDir(), "none"))
+		require.Equal(t, 2, r.code)
+		require.Contains(t, r.err, "no such file")
+	})
+	t.Run("plaintext to a server that has TLS", func(t *testing.T) {
+		r := b.run(t, "get", "web", "--insecure", "--timeout", "300ms")
+		require.Equal(t, 7, r.code, r.err)
+		require.Contains(t, r.err, "warning: plaintext")
+	})
+}
+
+func TestWrongUsage(t *testing.T) {
+	manifest := filepath.Join(t.TempDir(), "sandbox.yaml")
+	require.NoError(t, os.WriteFile(manifest, []byte("apiVersion: fast-sandbox.io/v1alpha1\nkind: Sandbox\nspec: {image: x, imagee: y}\n"), 0o600))
+	b := start(t, &fake{}) // a call would be an INTERNAL error, exit code 1
+	for line, word := range map[string]string{
+		"frob":                                   `unknown command "frob"`,
+		"pool frob":                              `unknown command "frob"`,
+		"get":                                    "NAME is missing",
+		"get a b":                                `unexpected argument "b"`,
+		"get a --frob":                           "unknown flag: --frob",
+		"get a -o xml":                           `output is "xml"`,
+		"get a --timeout 0s":                     "timeout is",
+		"run":                                    "--image is required",
+		"run a b --image x":                      "put -- before the command",
+		"run --image x --env A":                  `--env is "A", want KEY=VALUE`,
+		"run --image x --port http":              "invalid argument",
+		"run --image x --network moon":           "--network is",
+		"run --image x --memory lots":            "--memory is",
+		"run --image x --cpu lots":               "--cpu is",
+		"run --image x --ttl -1s":                "--ttl is",
+		"run --image x --failure-policy pray":    "--failure-policy is",
+		"run -f /nonexistent":                    "reading the manifest",
+		"run -f " + manifest:                     `unknown field "imagee"`,
+		"list --phase Happy":                     "--phase is",
+		"logs a --tail -1":                       "--tail is",
+		"logs a --since 0s":                      "--since is",
+		"delete":                                 "is required",
+		"delete a --all":                         "exclude each other",
+		"update a":                               "nothing to change",
+		"update a --ttl 1m --no-expire":          "exclude each other",
+		"update a --expire tomorrow":             "--expire is",
+		"update a --label =x":                    "want KEY=VALUE",
+		"list --config /nonexistent/config.yaml": "reading configuration",
+	} {
+		t.Run(line, func(t *testing.T) {
+			r := b.run(t, strings.Fields(line)...)
+			require.Equal(t, 2, r.code, r.err)
+			require.Contains(t, r.err, word)
+			require.Regexp(t, `^error: [^\n]+\nhint: fsb-ctl.* --help\n$`, r.err)
+			require.Empty(t, r.out)
+		})
+	}
+}

@@ -1,0 +1,139 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/status"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+// The exit codes, for scripts. `run --attach` and `run --rm` exit with the process's own code once it has ended.
+const (
+	exitOK          = 0
+	exitOther       = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitExists      = 4
+	exitInvalid     = 5
+	exitNoCapacity  = 6
+	exitUnavailable = 7
+	exitDeadline    = 8
+	exitPermission  = 9
+	exitInterrupted = 130
+)
+
+func exitCodesHelp() string {
+	var b strings.Builder
+	for _, e := range []struct {
+		code int
+		text string
+	}{
+		{exitOK, "success"},
+		{exitOther, "any other error"},
+		{exitUsage, "wrong usage or configuration"},
+		{exitNotFound, "not found: a sandbox, pool or image"},
+		{exitExists, "already exists"},
+		{exitInvalid, "invalid argument, or a state that does not allow it"},
+		{exitNoCapacity, "no capacity, or overloaded"},
+		{exitUnavailable, "the allocator, an agent or Kubernetes cannot be reached"},
+		{exitDeadline, "the deadline passed"},
+		{exitPermission, "permission denied, or a certificate that is not accepted"},
+		{exitInterrupted, "interrupted"},
+	} {
+		fmt.Fprintf(&b, "  %-4d%s\n", e.code, e.text)
+	}
+	return b.String() + `"run --rm" and "run --attach" exit with the code of the process that ran.`
+}
+
+// usageError is a command line or configuration that is wrong.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// processExitError carries the exit code of a sandbox's process; it is no error to tell of.
+type processExitError struct{ code int }
+
+// Error is for completeness; nobody prints it.
+func (p processExitError) Error() string {
+	return fmt.Sprintf("the process exited with code %d", p.code)
+}
+
+// failure is what a person and a script are told of an error.
+type failure struct {
+	code          int
+	message, hint string
+	reason        fault.Reason
+}
+
+func explain(err error) failure {
+	var usage usageError
+	if errors.As(err, &usage) {
+		return failure{code: exitUsage, message: err.Error()}
+	}
+	// Only what was received from a server is a status here; everything else keeps its own class.
+	if st, ok := status.FromError(err); ok && st != nil {
+		err = rpc.FromStatus(err)
+	}
+	f := failure{code: codeOf(err), message: err.Error(), reason: fault.ReasonOf(err)}
+	f.hint = hint(f.reason, err)
+	return f
+}
+
+func codeOf(err error) int {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return exitDeadline
+	case errors.Is(err, context.Canceled):
+		return exitInterrupted
+	case fault.ReasonOf(err) == reasonNoIdentity:
+		return exitUsage
+	case fault.ReasonOf(err) == reasonCertificate:
+		return exitPermission
+	case errdefs.IsNotFound(err):
+		return exitNotFound
+	case errdefs.IsAlreadyExists(err):
+		return exitExists
+	case errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err), errdefs.IsAborted(err):
+		return exitInvalid
+	case errdefs.IsResourceExhausted(err):
+		return exitNoCapacity
+	case errdefs.IsUnavailable(err):
+		return exitUnavailable
+	case errdefs.IsPermissionDenied(err), errdefs.IsUnauthorized(err):
+		return exitPermission
+	default:
+		return exitOther
+	}
+}
+
+// report prints an error as one line and, where there is advice, a second one, and returns the exit code.
+func (c *cli) report(ctx context.Context, path string, err error) int {
+	var process processExitError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &process):
+		return process.code
+	case ctx.Err() != nil:
+		return exitInterrupted
+	}
+	f := explain(err)
+	message := strings.Join(strings.Fields(strings.ReplaceAll(f.message, "\n", "; ")), " ")
+	if f.reason != "" {
+		message += " (" + string(f.reason) + ")"
+	}
+	fmt.Fprintf(c.Err, "error: %s\n", message)
+	if f.code == exitUsage && f.hint == "" {
+		f.hint = path + " --help"
+	}
+	if f.hint != "" {
+		fmt.Fprintf(c.Err, "hint: %s\n", f.hint)
+	}
+	return f.code
+}

@@ -1,0 +1,71 @@
+package cmd
+
+import (
+	"strings"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+// Reasons of errors that this program itself finds; servers never send them.
+const (
+	reasonConnection  fault.Reason = "CONNECTION_FAILED"
+	reasonCertificate fault.Reason = "CERTIFICATE_NOT_ACCEPTED"
+	reasonNoIdentity  fault.Reason = "NO_CERTIFICATE"
+)
+
+const envHint = "set FSB_ADDR, FSB_CACERT, FSB_CERT and FSB_KEY; with the local cluster: eval \"$(make -s env)\""
+
+// hint is what to try next, or "".
+func hint(reason fault.Reason, err error) string {
+	text := err.Error()
+	switch reason {
+	case reasonConnection:
+		if strings.Contains(text, "first record does not look like a TLS handshake") {
+			return "the server speaks plaintext: --insecure (FSB_INSECURE=true), or another address"
+		}
+		return "is the allocator up, and its address right? " + envHint
+	case reasonCertificate:
+		if strings.Contains(text, "expired") {
+			return "a certificate has expired; get new ones (FSB_CACERT, FSB_CERT, FSB_KEY)"
+		}
+		return "FSB_CACERT must be the authority of the allocator, and FSB_CERT, FSB_KEY a pair that it issued for the role \"client\""
+	case reasonNoIdentity:
+		return envHint
+	case fault.PoolNotFound:
+		return "fsb-ctl pool list"
+	case fault.NoCapacity:
+		return "try again in a moment, raise the pool's poolMax, or delete sandboxes: fsb-ctl pool list"
+	case fault.PortConflict:
+		return "sandboxes of an agent share its network: use another port, or more agents"
+	case fault.ImageNotFound:
+		return "check the reference; a private image needs the pool's agents to have its credentials"
+	case fault.ImagePullFailed:
+		return "the node could not fetch the image; is its registry reachable from there?"
+	case fault.CommandNotFound, fault.CommandNotExecutable:
+		return "give the command's path inside the image: -- /bin/sh -c '...'"
+	case fault.UserNotFound:
+		return "the image's USER is not in its /etc/passwd"
+	case fault.WorkingDirInvalid:
+		return "--workdir must be a directory inside the image"
+	case fault.SandboxNotFound:
+		return "fsb-ctl list"
+	case fault.SandboxExists:
+		return "fsb-ctl delete it first, or leave NAME out and get a new one"
+	case fault.RequestIDReused:
+		return "a --request-id stands for one request; use another"
+	case fault.DeadlineExceeded:
+		return "give it more time: --timeout 5m (an image may have to be pulled first)"
+	case fault.PermissionDenied:
+		return "the certificate needs the URI SAN spiffe://fast-sandbox.io/client"
+	case fault.Overloaded, fault.NotLeader, fault.AgentUnavailable, fault.RuntimeUnavailable, fault.APIUnavailable:
+		return "this should pass; try again, with a longer --timeout"
+	case fault.SandboxTerminating:
+		return "it is being deleted; wait for that to end: fsb-ctl delete NAME"
+	case fault.PhaseConflict:
+		return "fsb-ctl describe NAME"
+	case fault.Internal:
+		return "the allocator's log has the details; -v prints the trace id to look for"
+	default:
+		return ""
+	}
+}

@@ -1,0 +1,193 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/render"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+func (c *cli) newWatch() *cobra.Command {
+	s := &selection{}
+	cmd := &cobra.Command{
+		Use:   "watch [NAME]",
+		Short: "Watch sandboxes change",
+		Long: `Print the sandboxes that are there and then every change, until Ctrl-C. With -o json each change is one line
+{"type":...,"sandbox":{...}}; after TYPE_SYNCED all that was there has been printed.`,
+		Example: `  fsb-ctl watch
+  fsb-ctl watch web -o json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("one NAME at most, not %d", len(args))
+			}
+			return nil
+		},
+		ValidArgsFunction: c.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			list, err := s.request(c)
+			if err != nil {
+				return err
+			}
+			in := watchOf(list)
+			if len(args) == 1 {
+				in.Name = args[0]
+			}
+			return c.watch(cmd.Context(), in, s.all, true)
+		},
+	}
+	s.addFlags(c, cmd, true)
+	return cmd
+}
+
+func watchOf(in *sandboxv1.ListSandboxesRequest) *sandboxv1.WatchSandboxesRequest {
+	return &sandboxv1.WatchSandboxesRequest{Namespace: in.GetNamespace(), Pool: in.GetPool(), LabelSelector: in.GetLabelSelector(), Phases: in.GetPhases()}
+}
+
+// watcher prints changes. Across the streams of one watch it remembers what it has printed, so that a stream that had to
+// be opened again repeats nothing and tells of what went in between.
+type watcher struct {
+	c       *cli
+	columns render.Columns
+	table   *render.Table
+	known   map[string]*sandboxv1.Sandbox // by namespace/name/uid
+	fresh   map[string]bool               // seen on this stream before SYNCED
+	synced  bool                          // on this stream
+	started bool                          // SYNCED was seen once
+}
+
+// watch prints until ctx ends, which is no error.
+func (c *cli) watch(ctx context.Context, in *sandboxv1.WatchSandboxesRequest, namespaces, events bool) error {
+	client, err := c.sandboxes()
+	if err != nil {
+		return err
+	}
+	columns := render.Columns{Event: events, Namespace: namespaces, Wide: c.settings.Output == "wide"}
+	w := &watcher{c: c, columns: columns, table: render.Sandboxes(columns), known: map[string]*sandboxv1.Sandbox{}}
+	for {
+		err := w.once(ctx, client, in)
+		switch {
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // Ctrl-C is how a watch ends
+		case errdefs.IsUnavailable(err) && w.synced, fault.ReasonOf(err) == fault.Overloaded && w.synced:
+			// It worked until now: again, with what was printed in mind.
+		default:
+			return err
+		}
+	}
+}
+
+func (w *watcher) once(ctx context.Context, client sandboxv1.SandboxServiceClient, in *sandboxv1.WatchSandboxesRequest) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.synced, w.fresh = false, map[string]bool{}
+	type begun struct {
+		stream sandboxv1.SandboxService_WatchSandboxesClient
+		first  *sandboxv1.WatchSandboxesResponse
+	}
+	b, err := call(ctx, w.c, "watching", func(callCtx context.Context) (begun, error) {
+		streamCtx, release := opening(ctx, callCtx, false)
+		defer release()
+		stream, err := client.WatchSandboxes(streamCtx, in)
+		if err != nil {
+			return begun{}, err
+		}
+		first, err := stream.Recv()
+		if err != nil {
+			return begun{}, ended(err)
+		}
+		return begun{stream, first}, nil
+	})
+	if err != nil {
+		return err
+	}
+	for event := b.first; ; {
+		if err := w.take(event); err != nil {
+			return err
+		}
+		if event, err = b.stream.Recv(); err != nil {
+			return w.c.classify(ended(err))
+		}
+	}
+}
+
+func (w *watcher) take(event *sandboxv1.WatchSandboxesResponse) error {
+	s := event.GetSandbox()
+	key := s.GetNamespace() + "/" + s.GetName() + "/" + s.GetUid()
+	switch event.GetType() {
+	case sandboxv1.WatchSandboxesResponse_TYPE_SYNCED:
+		return w.sync(event)
+	case sandboxv1.WatchSandboxesResponse_TYPE_DELETED:
+		delete(w.known, key)
+	default:
+		if old, ok := w.known[key]; ok && !w.synced {
+			w.fresh[key] = true
+			if render.PhaseWord(old) == render.PhaseWord(s) && render.Exit(old.GetStatus()) == render.Exit(s.GetStatus()) {
+				return nil // printed on an earlier stream
+			}
+			event.Type = sandboxv1.WatchSandboxesResponse_TYPE_MODIFIED
+		}
+		w.known[key], w.fresh[key] = s, true
+	}
+	return w.print(event)
+}
+
+// sync prints what went away between two streams, and, for programs, that all is there now.
+func (w *watcher) sync(event *sandboxv1.WatchSandboxesResponse) error {
+	for _, key := range slices.Sorted(maps.Keys(w.known)) {
+		if s := w.known[key]; !w.fresh[key] {
+			delete(w.known, key)
+			if err := w.print(&sandboxv1.WatchSandboxesResponse{Type: sandboxv1.WatchSandboxesResponse_TYPE_DELETED, Sandbox: s}); err != nil {
+				return err
+			}
+		}
+	}
+	first := !w.started
+	w.synced, w.started = true, true
+	switch {
+	case !w.c.machine():
+		return w.table.Flush(w.c.Out)
+	case first && w.c.settings.Output != "name":
+		return w.print(event)
+	default:
+		return nil
+	}
+}
+
+// print writes one change. Rows before the first SYNCED are held back, so that they share widths.
+func (w *watcher) print(event *sandboxv1.WatchSandboxesResponse) error {
+	switch w.c.settings.Output {
+	case "json":
+		line, err := render.Line(event)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w.c.Out, "%s\n", line)
+		return err
+	case "yaml":
+		raw, err := render.JSON(event)
+		if err != nil {
+			return err
+		}
+		if raw, err = render.YAML(raw); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w.c.Out, "---\n%s", raw)
+		return err
+	case "name":
+		return w.c.printNames("sandbox", event.GetSandbox().GetName())
+	}
+	word := strings.TrimPrefix(event.GetType().String(), "TYPE_")
+	w.table.Add(render.Row(w.columns, word, event.GetSandbox(), w.c.Clock.Now())...)
+	if !w.started {
+		return nil
+	}
+	return w.table.Flush(w.c.Out)
+}

@@ -1,0 +1,104 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+)
+
+// Columns says which columns a table of sandboxes has.
+type Columns struct{ Event, Namespace, Wide bool }
+
+// Sandboxes is an empty table of sandboxes.
+func Sandboxes(c Columns) *Table {
+	var header []string
+	if c.Event {
+		header = append(header, "EVENT")
+	}
+	if c.Namespace {
+		header = append(header, "NAMESPACE")
+	}
+	header = append(header, "NAME", "PHASE", "POOL", "AGENT", "EXIT", "AGE")
+	if c.Wide {
+		header = append(header, "NODE", "IMAGE", "ENDPOINTS", "UID")
+	}
+	return NewTable(header...)
+}
+
+// Row is a sandbox's row in a table of the same columns.
+func Row(c Columns, event string, s *sandboxv1.Sandbox, now time.Time) []string {
+	var row []string
+	if c.Event {
+		row = append(row, event)
+	}
+	if c.Namespace {
+		row = append(row, s.GetNamespace())
+	}
+	st := s.GetStatus()
+	row = append(row, s.GetName(), PhaseWord(s), s.GetSpec().GetPool(), st.GetAssignedPod(), Exit(st), Age(s.GetCreateTime().AsTime(), now))
+	if c.Wide {
+		row = append(row, st.GetNodeName(), s.GetSpec().GetImage(), strings.Join(st.GetEndpoints(), ","), s.GetUid())
+	}
+	return row
+}
+
+// Exit is the exit code, empty while there is none.
+func Exit(st *sandboxv1.SandboxStatus) string {
+	if st == nil || st.ExitCode == nil {
+		return ""
+	}
+	return fmt.Sprint(st.GetExitCode())
+}
+
+// Phase is a phase's word as Kubernetes shows it: Running.
+func Phase(p sandboxv1.Phase) string { return word(p.String(), "PHASE_") }
+
+// PhaseWord is the phase of a sandbox with the reason that explains it: Failed (OOMKilled).
+func PhaseWord(s *sandboxv1.Sandbox) string {
+	st := s.GetStatus()
+	w := Phase(st.GetPhase())
+	for _, c := range st.GetConditions() {
+		if c.GetType() == "AgentLost" && c.GetStatus() == "True" {
+			return w + " (AgentLost)"
+		}
+	}
+	if st.GetPhase() == sandboxv1.Phase_PHASE_FAILED && st.GetReason() != "" {
+		return w + " (" + st.GetReason() + ")"
+	}
+	return w
+}
+
+// word turns PREFIX_AUTO_RECREATE into AutoRecreate; the unspecified value into "".
+func word(name, prefix string) string {
+	name = strings.TrimPrefix(name, prefix)
+	if name == "UNSPECIFIED" {
+		return ""
+	}
+	var b strings.Builder
+	for part := range strings.SplitSeq(name, "_") {
+		if part != "" {
+			b.WriteString(part[:1] + strings.ToLower(part[1:]))
+		}
+	}
+	return b.String()
+}
+
+// ParsePhase is Phase backwards, in any case of letters; false if there is no such phase.
+func ParsePhase(s string) (sandboxv1.Phase, bool) {
+	v, ok := sandboxv1.Phase_value["PHASE_"+strings.ToUpper(s)]
+	return sandboxv1.Phase(v), ok && v != 0
+}
+
+// Phases are the words of all phases.
+func Phases() []string {
+	var out []string
+	for n := int32(1); ; n++ {
+		name, ok := sandboxv1.Phase_name[n]
+		if !ok {
+			return out
+		}
+		out = append(out, word(name, "PHASE_"))
+	}
+}

@@ -1,0 +1,58 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/host"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/network"
+)
+
+// Where Fast Sandbox is reached from outside the cluster: the node ports of its services.
+const (
+	allocatorAddress = network.NodeIP + ":30090"
+	gatewayURL       = "https://" + network.NodeIP + ":30080"
+
+	demoImage   = "docker.io/fast-sandbox/busybox:demo"
+	demoTimeout = 2 * time.Minute
+)
+
+// demo waits for an agent of the pool "default" and runs a first sandbox on it.
+func demo(ctx context.Context, c components.Config, p *progress) error {
+	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
+	defer cancel()
+	err := host.Poll(ctx, readyInterval, func(ctx context.Context) error {
+		out, err := kubectl(ctx, c, "", "get", "sandboxpools.fast-sandbox.io", "default", "--namespace", "default",
+			"--output", "jsonpath={.status.readyAgents}")
+		if err != nil {
+			return err
+		}
+		if ready, _ := strconv.Atoi(strings.TrimSpace(out)); ready < 1 {
+			return errors.New("no agent of the SandboxPool default/default is ready")
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for an agent: %w", err)
+	}
+	p.say("an agent is ready; running a first sandbox")
+	cmd := exec.CommandContext(ctx, filepath.Join(c.BinDir, "fsb-ctl"), "run", "hello-"+strings.ToLower(rand.Text()[:6]),
+		"--image", demoImage, "--rm", "--", "echo", "hello from a sandbox")
+	cmd.Env = environment(c)
+	out, err := cmd.CombinedOutput()
+	for line := range strings.Lines(strings.TrimSpace(string(out))) {
+		p.say("  | %s", strings.TrimRight(line, "\n"))
+	}
+	if err != nil {
+		return fmt.Errorf("running the first sandbox: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,29 @@
+package cluster
+
+import "github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
+
+// The parts that need no cluster, for tests.
+var (
+	NoteDigests     = noteDigests
+	Normalize       = normalize
+	Transient       = transient
+	NodeReady       = nodeReady
+	CountPods       = countPods
+	PendingRollouts = pendingRollouts
+	PodTroubles     = podTroubles
+	ApplySecrets    = applySecrets
+	EnsureIdentity  = ensureSandboxPKI
+	Ours            = ours
+	Ancestors       = ancestors
+	WriteFiles      = writeFiles
+	EnsurePKI       = ensureKubernetesPKI
+)
+
+// Remains finds what a cluster leaves: its tasks as "namespace/id", and its cgroups.
+func Remains(c components.Config) (tasks, cgroups []string) {
+	rest := findRemains(c)
+	for _, task := range rest.tasks {
+		tasks = append(tasks, task.namespace+"/"+task.id)
+	}
+	return tasks, rest.cgroups
+}

@@ -1,0 +1,111 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/host"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/pki"
+)
+
+const rolloutTimeout = 3 * time.Minute
+
+// waitRollouts waits until every Deployment and DaemonSet of Fast Sandbox runs its newest template.
+func waitRollouts(ctx context.Context, set kubernetes.Interface, p *progress) error {
+	ctx, cancel := context.WithTimeout(ctx, rolloutTimeout)
+	defer cancel()
+	var total int
+	err := host.Poll(ctx, readyInterval, func(ctx context.Context) error {
+		pending, count, err := pendingRollouts(ctx, set)
+		if err != nil {
+			return err
+		}
+		total = count
+		if len(pending) > 0 {
+			return errors.New("not rolled out: " + strings.Join(pending, ", "))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the rollout: %w\n%s", err, podTroubles(context.WithoutCancel(ctx), set))
+	}
+	p.say("%d workloads in %s are rolled out", total, pki.SandboxNamespace)
+	return nil
+}
+
+func pendingRollouts(ctx context.Context, set kubernetes.Interface) (pending []string, total int, err error) {
+	deployments, err := set.AppsV1().Deployments(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, 0, fmt.Errorf("listing deployments: %w", err)
+	}
+	for _, d := range deployments.Items {
+		want := int32(1)
+		if d.Spec.Replicas != nil {
+			want = *d.Spec.Replicas
+		}
+		s := d.Status
+		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want || s.Replicas > want {
+			pending = append(pending, fmt.Sprintf("deployment %s (%d of %d)", d.Name, min(s.UpdatedReplicas, s.AvailableReplicas), want))
+		}
+	}
+	daemons, err := set.AppsV1().DaemonSets(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, 0, fmt.Errorf("listing daemon sets: %w", err)
+	}
+	for _, d := range daemons.Items {
+		s := d.Status
+		want := s.DesiredNumberScheduled
+		if s.ObservedGeneration < d.Generation || s.UpdatedNumberScheduled < want || s.NumberAvailable < want {
+			pending = append(pending, fmt.Sprintf("daemonset %s (%d of %d)", d.Name, s.NumberAvailable, want))
+		}
+	}
+	return pending, len(deployments.Items) + len(daemons.Items), nil
+}
+
+// podTroubles says, one line each, what keeps Pods of Fast Sandbox from being ready.
+func podTroubles(ctx context.Context, set kubernetes.Interface) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	pods, err := set.CoreV1().Pods(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for _, pod := range pods.Items {
+		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+			if trouble := containerTrouble(status); trouble != "" {
+				lines = append(lines, fmt.Sprintf("pod %s, container %s: %s", pod.Name, status.Name, trouble))
+			}
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
+				lines = append(lines, fmt.Sprintf("pod %s: %s", pod.Name, condition.Message))
+			}
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func containerTrouble(status corev1.ContainerStatus) string {
+	switch {
+	case status.Ready:
+		return ""
+	case status.State.Waiting != nil:
+		text := status.State.Waiting.Reason + " " + status.State.Waiting.Message
+		if last := status.LastTerminationState.Terminated; last != nil {
+			text += fmt.Sprintf(" (it ended with code %d %s)", last.ExitCode, last.Message)
+		}
+		return text
+	case status.State.Terminated != nil:
+		return fmt.Sprintf("ended with code %d %s", status.State.Terminated.ExitCode, status.State.Terminated.Message)
+	}
+	return "runs, but is not ready"
+}

@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/host"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/network"
+)
+
+const (
+	// superviseCommand is fsb-local's (hidden) command that is the supervisor.
+	superviseCommand = "supervise"
+	supervisorGrace  = 30 * time.Second
+	strayGrace       = 3 * time.Second
+)
+
+// startSupervisor starts the supervisor, detached, inside the cluster's network namespace, and waits until it is at
+// work.
+func startSupervisor(ctx context.Context, c components.Config) error {
+	path := c.LogFile(supervisorName)
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return fmt.Errorf("making the log directory: %w", err)
+	}
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening the supervisor's log: %w", err)
+	}
+	defer func() { _ = log.Close() }()
+	cmd := exec.Command(c.Binary(), superviseCommand, "--config", c.ConfigFile())
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := network.Inside(cmd.Start); err != nil {
+		return fmt.Errorf("starting the supervisor: %w", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	return host.Poll(ctx, 10*time.Millisecond, func(context.Context) error {
+		select {
+		case err := <-exited:
+			return host.Permanent(fmt.Errorf("starting the supervisor: it ended (%w), see %s", err, path))
+		default:
+		}
+		if !supervisor(c).Alive() {
+			return errors.New("starting the supervisor: it is not at work yet")
+		}
+		return nil
+	})
+}
+
+// stopSupervisor has the supervisor stop every component and waits for its end. Containers keep running.
+func stopSupervisor(ctx context.Context, c components.Config) error {
+	if err := supervisor(c).Stop(ctx, supervisorGrace); err != nil {
+		return fmt.Errorf("stopping the supervisor: %w", err)
+	}
+	return nil
+}
+
+// stopStrays stops what a killed supervisor has left running, or a living one whose pid file is gone: that one first,
+// since it would start its components again. Shims and containers are no components and stay.
+func stopStrays(ctx context.Context, c components.Config, p *progress) error {
+	if err := stopAll(ctx, supervisorGrace, p, isSupervisor); err != nil {
+		return err
+	}
+	recorded := make(map[host.Process]bool)
+	var names []string
+	for _, component := range c.All() {
+		record, err := host.ReadRecord(c.PIDFile(component.Name))
+		if err != nil {
+			return err
+		}
+		recorded[record.Process] = true
+		names = append(names, component.Name)
+	}
+	return stopAll(ctx, strayGrace, p, func(info host.Info) bool {
+		return recorded[info.Process] || (info.InCgroup(components.SystemCgroup) && slices.Contains(names, filepath.Base(info.Args[0])))
+	})
+}
+
+// isSupervisor tells whether a process is a supervisor of ours at work: started by startSupervisor, and in its cgroup.
+func isSupervisor(info host.Info) bool {
+	return info.InCgroup(components.SystemCgroup) && len(info.Args) > 1 && info.Args[1] == superviseCommand
+}
+
+// stopAll stops, side by side, every process with a command line that matches.
+func stopAll(ctx context.Context, grace time.Duration, p *progress, match func(host.Info) bool) error {
+	all, err := host.Processes()
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, info := range all {
+		if len(info.Args) > 0 && !info.Zombie && match(info) {
+			p.say("stopping %s (pid %d), left by an earlier run", filepath.Base(info.Args[0]), info.PID)
+			group.Go(func() error { return info.Stop(ctx, grace) })
+		}
+	}
+	return group.Wait()
+}

@@ -1,0 +1,275 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/host"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/image"
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/network"
+)
+
+const (
+	capSysResource = 24 // capability.h
+	// cpuWeight keeps the cluster responsive beside a heavy build: eight ordinary processes' worth.
+	cpuWeight     = 8 * 1024
+	startTimeout  = 90 * time.Second
+	readyInterval = 100 * time.Millisecond
+)
+
+// Up brings the cluster up, or whatever of it is missing, changed or broken.
+func Up(ctx context.Context, o Options) error {
+	if err := o.Config.Validate(); err != nil {
+		return err
+	}
+	p := newProgress(o.Out)
+	if err := prepareHost(ctx, &o, p); err != nil {
+		return err
+	}
+	release, err := lock(o.Config)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := own(o.Config); err != nil {
+		return err
+	}
+	if err := startComponents(ctx, o.Config, p); err != nil {
+		return err
+	}
+	var digests map[string]string
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		digests, err = importImages(groupCtx, o, p)
+		return err
+	})
+	group.Go(func() error { return waitReady(groupCtx, o.Config, p) })
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if err := installSandbox(ctx, o, digests, p); err != nil {
+		return err
+	}
+	if o.Demo && o.Manifests != "" {
+		if err := demo(ctx, o.Config, p); err != nil {
+			return err
+		}
+	}
+	p.say("cluster is up; to use it: eval \"$(%s env)\"", o.Config.Binary())
+	return nil
+}
+
+// prepareHost checks the machine, installs what is missing, and completes the Config with what it found.
+func prepareHost(ctx context.Context, o *Options, p *progress) error {
+	if err := host.Preflight(ctx); err != nil {
+		return err
+	}
+	var missing error
+	for _, path := range []string{
+		o.Config.Binary(), filepath.Join(o.Config.ContainerdBin(), "containerd"),
+		filepath.Join(o.Config.ContainerdBin(), "containerd-shim-runc-v2"), filepath.Join(o.Config.ContainerdBin(), "ctr"),
+	} {
+		if _, err := os.Stat(path); err != nil {
+			missing = errors.Join(missing, fmt.Errorf("looking for our own programs (--bin-dir): %w", err))
+		}
+	}
+	if missing != nil {
+		return missing
+	}
+	if err := refuseNode(); err != nil {
+		return err
+	}
+	needs := host.Needs()
+	installed, err := host.Install(ctx, needs)
+	if err != nil {
+		return err
+	}
+	if len(installed) > 0 {
+		p.say("packages installed: %v", installed)
+	}
+	o.Config.CNIDir = host.Need{Dirs: host.CNIDirs(), Files: []string{"ptp", "host-local"}}.Find()
+	able, err := host.HasCapability(capSysResource)
+	if err != nil {
+		return err
+	}
+	o.Config.NoSysResource = !able
+	o.Config.ResolvConf = network.ResolvConf()
+	p.say("machine is fit")
+	return nil
+}
+
+// refuseNode refuses a machine that is a Kubernetes node already: two kubelets would fight over directories that have a
+// fixed place. A kubelet inside a container (kind) has its own.
+func refuseNode() error {
+	all, err := host.Processes()
+	if err != nil {
+		return err
+	}
+	for _, info := range all {
+		if len(info.Args) > 0 && filepath.Base(info.Args[0]) == components.Kubelet && !info.InCgroup(components.RootCgroup) &&
+			info.SharesMounts() {
+			return fmt.Errorf("this machine is a node of another Kubernetes already: a kubelet runs as process %d", info.PID)
+		}
+	}
+	return nil
+}
+
+// startComponents leaves a supervisor running with exactly this configuration.
+func startComponents(ctx context.Context, c components.Config, p *progress) error {
+	if !supervisor(c).Alive() {
+		if err := stopStrays(ctx, c, p); err != nil {
+			return err
+		}
+	}
+	if err := network.Up(ctx, c.NetworkState(), p.warn); err != nil {
+		return err
+	}
+	cgroups, err := host.FindCgroups()
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{components.RootCgroup, components.SystemCgroup} {
+		if err := cgroups.Create(path, cpuWeight); err != nil {
+			return err
+		}
+	}
+	if err := ensureKubernetesPKI(c, time.Now()); err != nil {
+		return err
+	}
+	generation, err := writeFiles(c)
+	if err != nil {
+		return err
+	}
+	generationFile := filepath.Join(c.RunDir, "generation")
+	before, _ := os.ReadFile(generationFile)
+	if supervisor(c).Alive() {
+		if string(before) == generation {
+			p.say("components run already")
+			return nil
+		}
+		p.say("configuration or programs changed: restarting the components")
+		if err := stopSupervisor(ctx, c); err != nil {
+			return err
+		}
+	}
+	for _, dir := range c.SharedDirs() {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return fmt.Errorf("making a directory for containers: %w", err)
+		}
+		if err := host.Share(dir); err != nil {
+			p.warn("volumes with mount propagation do not work: " + err.Error())
+		}
+	}
+	if err := startSupervisor(ctx, c); err != nil {
+		return err
+	}
+	p.say("network, certificates and configuration are in place; components start")
+	_, err = host.WriteFile(generationFile, []byte(generation), 0o644)
+	return err
+}
+
+// writeFiles writes the configuration and returns a digest of all that running components depend on: their
+// configuration, their certificates and their programs.
+func writeFiles(c components.Config) (generation string, err error) {
+	config, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return "", fmt.Errorf("encoding the cluster's configuration: %w", err)
+	}
+	files, err := c.Files()
+	if err != nil {
+		return "", err
+	}
+	files = append(files, components.File{Path: c.ConfigFile(), Content: config})
+	sum := sha256.New()
+	for _, file := range files {
+		if _, err := host.WriteFile(file.Path, file.Content, 0o644); err != nil {
+			return "", err
+		}
+		_, _ = fmt.Fprintf(sum, "%s\n%s\n", file.Path, file.Content)
+	}
+	for _, certificate := range c.Certificates() {
+		raw, err := os.ReadFile(certificate.Files.Cert)
+		if err != nil {
+			return "", fmt.Errorf("reading a certificate: %w", err)
+		}
+		_, _ = sum.Write(raw)
+	}
+	for _, component := range c.All() {
+		info, err := os.Stat(component.Path)
+		if err != nil {
+			return "", fmt.Errorf("looking at a program: %w", err)
+		}
+		_, _ = fmt.Fprintln(sum, component.Path, info.Size(), info.ModTime().UnixNano(), component.Args)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// waitReady waits for the components in their order, then for the node.
+func waitReady(ctx context.Context, c components.Config, p *progress) error {
+	for _, component := range c.All() {
+		if err := waitComponent(ctx, c, component); err != nil {
+			return err
+		}
+		p.say("%s is ready", component.Name)
+	}
+	return waitNode(ctx, c, p)
+}
+
+func waitComponent(ctx context.Context, c components.Config, component components.Component) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	err := host.Poll(ctx, readyInterval, func(ctx context.Context) error { return c.Check(ctx, component.Probe) })
+	if err != nil {
+		return fmt.Errorf("waiting for %s (see `fsb-local logs %s`): %w", component.Name, component.Name, err)
+	}
+	return nil
+}
+
+// importImages imports what has changed and returns the digest of every image by its name.
+func importImages(ctx context.Context, o Options, p *progress) (map[string]string, error) {
+	if err := waitComponent(ctx, o.Config, o.Config.All()[0]); err != nil {
+		return nil, err
+	}
+	descriptions, err := image.Load(o.Images)
+	if err != nil {
+		return nil, err
+	}
+	store := image.Store{Socket: o.Config.ContainerdSocket(), Bin: o.Config.ContainerdBin()}
+	have, err := store.Digests(ctx)
+	if err != nil {
+		return nil, err
+	}
+	builder := image.Builder{BinDir: o.Config.BinDir, CacheDir: o.Config.CacheDir()}
+	digests := make(map[string]string)
+	imported := 0
+	for _, description := range descriptions {
+		built, err := builder.Build(ctx, description)
+		if errors.Is(err, image.ErrNotBuilt) || (err != nil && description.Optional && ctx.Err() == nil) {
+			p.warn("image left out: " + err.Error())
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		digests[built.Name] = built.Digest.String()
+		if have[built.Name] == built.Digest.String() {
+			continue
+		}
+		if err := store.Import(ctx, built); err != nil {
+			return nil, err
+		}
+		imported++
+	}
+	p.say("images are in place: %d, of which %d new", len(digests), imported)
+	return digests, nil
+}

@@ -1,0 +1,4 @@
+package components
+
+// The pure parts, for tests.
+var Reason = reason

@@ -1,0 +1,7 @@
+package image
+
+// The pure parts, for tests.
+var (
+	Codename = codename
+	Filter   = filter
+)

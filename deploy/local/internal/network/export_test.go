@@ -1,0 +1,8 @@
+package network
+
+// The pure parts, for tests.
+var (
+	Conflict = conflict
+	Upstream = upstream
+	Rules    = rules
+)

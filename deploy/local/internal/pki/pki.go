@@ -1,0 +1,210 @@
+// Package pki makes the certificates of the local cluster: small certificate authorities on disk and the certificates
+// that they sign. All keys are ECDSA P-256.
+//
+// Everything is "ensure": what exists and still fits is kept, anything else (missing, cut short by a crash, near its
+// expiry, signed by an older CA, other names than asked for) is made anew. Files are replaced atomically. Not for
+// concurrent use on one directory; `fsb-local up` holds the cluster's lock.
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/host"
+)
+
+const (
+	caLife   = 10 * 365 * 24 * time.Hour
+	leafLife = 365 * 24 * time.Hour
+	// renewBefore is how long before its expiry a certificate is made anew.
+	renewBefore = 30 * 24 * time.Hour
+	// backdate forgives a verifier whose clock is behind.
+	backdate = 5 * time.Minute
+)
+
+// Subject says whom a certificate is for. It serves both sides of a TLS connection.
+type Subject struct {
+	CommonName   string
+	Organization []string
+	DNS          []string
+	IPs          []net.IP
+	URIs         []*url.URL
+}
+
+// Authority is a certificate authority.
+type Authority struct {
+	certificate *x509.Certificate
+	key         *ecdsa.PrivateKey
+	// PEM is its certificate, CertFile and KeyFile where it is kept.
+	PEM               []byte
+	CertFile, KeyFile string
+}
+
+// Files are the paths of a certificate and its key.
+type Files struct{ Cert, Key string }
+
+// EnsureAuthority returns the authority kept as NAME.crt and NAME.key in dir, made anew if there is no usable one.
+func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
+	authority := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
+	if authority.load(now) {
+		return authority, nil
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making the key of %s: %w", name, err)
+	}
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: name},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(caLife),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+	if authority.certificate, authority.PEM, err = sign(template, template, key, key); err != nil {
+		return nil, fmt.Errorf("making the authority %s: %w", name, err)
+	}
+	authority.key = key
+	return authority, write(authority.CertFile, authority.KeyFile, authority.PEM, key)
+}
+
+// load reads the authority from its files and tells whether it is usable.
+func (a *Authority) load(now time.Time) bool {
+	pair, err := tls.LoadX509KeyPair(a.CertFile, a.KeyFile)
+	if err != nil {
+		return false
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	// A leaf must not outlive its authority, and a clock that was turned back makes one that is not valid yet.
+	if !ok || !pair.Leaf.IsCA || now.Before(pair.Leaf.NotBefore) || now.Add(leafLife+renewBefore).After(pair.Leaf.NotAfter) {
+		return false
+	}
+	a.certificate, a.key = pair.Leaf, key
+	a.PEM = encode("CERTIFICATE", pair.Leaf.Raw)
+	return true
+}
+
+// Ensure keeps a certificate for the subject in the files.
+func (a *Authority) Ensure(files Files, subject Subject, now time.Time) error {
+	if pair, err := tls.LoadX509KeyPair(files.Cert, files.Key); err == nil && a.fits(pair.Leaf, subject, now) {
+		return nil
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fmt.Errorf("making the key of %s: %w", subject.CommonName, err)
+	}
+	template := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: subject.CommonName, Organization: subject.Organization},
+		NotBefore:   now.Add(-backdate),
+		NotAfter:    now.Add(leafLife),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:    subject.DNS,
+		IPAddresses: subject.IPs,
+		URIs:        subject.URIs,
+	}
+	_, raw, err := sign(template, a.certificate, key, a.key)
+	if err != nil {
+		return fmt.Errorf("making the certificate of %s: %w", subject.CommonName, err)
+	}
+	return write(files.Cert, files.Key, raw, key)
+}
+
+// fits tells whether an existing certificate still is what Ensure would make.
+func (a *Authority) fits(leaf *x509.Certificate, subject Subject, now time.Time) bool {
+	return leaf.CheckSignatureFrom(a.certificate) == nil &&
+		now.Before(leaf.NotAfter.Add(-renewBefore)) && !now.Before(leaf.NotBefore) &&
+		leaf.Subject.CommonName == subject.CommonName &&
+		slices.Equal(leaf.Subject.Organization, subject.Organization) &&
+		slices.Equal(leaf.DNSNames, subject.DNS) &&
+		slices.EqualFunc(leaf.IPAddresses, subject.IPs, net.IP.Equal) &&
+		slices.EqualFunc(leaf.URIs, subject.URIs, func(x, y *url.URL) bool { return x.String() == y.String() })
+}
+
+// EnsureSigningKey keeps a key pair without a certificate, as Kubernetes signs service account tokens with: the private
+// key in files.Key and the public one in files.Cert.
+func EnsureSigningKey(files Files) error {
+	key, err := readKey(files.Key)
+	if err != nil {
+		return err
+	}
+	if key == nil {
+		if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+			return fmt.Errorf("making a signing key: %w", err)
+		}
+	}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		return fmt.Errorf("encoding a public key: %w", err)
+	}
+	return write(files.Cert, files.Key, encode("PUBLIC KEY", public), key)
+}
+
+// readKey reads a private key; nil if there is no usable one.
+func readKey(path string) (*ecdsa.PrivateKey, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading a signing key: %w", err)
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil {
+		return nil, nil
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		return nil, nil //nolint:nilerr // an unreadable key is replaced, as a missing one
+	}
+	return key, nil
+}
+
+func sign(template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) (*x509.Certificate, []byte, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, nil, fmt.Errorf("drawing a serial number: %w", err)
+	}
+	template.SerialNumber = serial
+	raw, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, by)
+	if err != nil {
+		return nil, nil, fmt.Errorf("signing: %w", err)
+	}
+	certificate, err := x509.ParseCertificate(raw)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading back: %w", err)
+	}
+	return certificate, encode("CERTIFICATE", raw), nil
+}
+
+func write(certFile, keyFile string, cert []byte, key *ecdsa.PrivateKey) error {
+	raw, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return fmt.Errorf("encoding a key: %w", err)
+	}
+	// The key first: a crash between the two leaves a pair that does not match, which the next Ensure replaces.
+	if _, err := host.WriteFile(keyFile, encode("EC PRIVATE KEY", raw), 0o600); err != nil {
+		return err
+	}
+	_, err = host.WriteFile(certFile, cert, 0o644)
+	return err
+}
+
+func encode(kind string, raw []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw})
+}

@@ -1,0 +1,200 @@
+package app_test
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/app"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+)
+
+func TestMain(m *testing.M) {
+	_, _, err := obs.Setup(context.Background(), obs.Options{Service: "gateway-test", Output: io.Discard})
+	if err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(os.Exit))
+}
+
+// fake is a scriptable SandboxService; what is not scripted answers empty.
+type fake struct {
+	sandboxv1.UnimplementedSandboxServiceServer
+	create func(context.Context, *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error)
+	remove func(context.Context, *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error)
+	update func(context.Context, *sandboxv1.UpdateSandboxRequest) (*sandboxv1.UpdateSandboxResponse, error)
+	get    func(context.Context, *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error)
+	list   func(context.Context, *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error)
+	watch  func(*sandboxv1.WatchSandboxesRequest, sandboxv1.SandboxService_WatchSandboxesServer) error
+	logs   func(*sandboxv1.StreamLogsRequest, sandboxv1.SandboxService_StreamLogsServer) error
+}
+
+func (f *fake) CreateSandbox(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
+	return f.create(ctx, in)
+}
+
+func (f *fake) DeleteSandbox(ctx context.Context, in *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
+	return f.remove(ctx, in)
+}
+
+func (f *fake) UpdateSandbox(ctx context.Context, in *sandboxv1.UpdateSandboxRequest) (*sandboxv1.UpdateSandboxResponse, error) {
+	return f.update(ctx, in)
+}
+
+func (f *fake) GetSandbox(ctx context.Context, in *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+	return f.get(ctx, in)
+}
+
+func (f *fake) ListSandboxes(ctx context.Context, in *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
+	return f.list(ctx, in)
+}
+
+func (f *fake) WatchSandboxes(in *sandboxv1.WatchSandboxesRequest, s sandboxv1.SandboxService_WatchSandboxesServer) error {
+	return f.watch(in, s)
+}
+
+func (f *fake) StreamLogs(in *sandboxv1.StreamLogsRequest, s sandboxv1.SandboxService_StreamLogsServer) error {
+	return f.logs(in, s)
+}
+
+// gateway is the real gateway, over mutual TLS, in front of a fake allocator.
+type gateway struct {
+	url       string
+	address   string
+	authority *pki.Authority
+	client    *http.Client
+	stop      func() error // ends the gateway and returns what Serve returned
+	allocator func()       // ends the fake allocator
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l
+}
+
+func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
+	t.Helper()
+	authority := pki.New(t)
+	ctx := logr.NewContext(context.WithoutCancel(t.Context()), logr.Discard())
+	upstream, err := rpc.NewServer(ctx, rpc.ServerConfig{
+		Listener: listen(t), TLS: authority.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond, MaxRecvBytes: 8 << 20,
+		Allow: map[string][]rpc.Role{sandboxv1.SandboxService_ServiceDesc.ServiceName: {rpc.RoleGateway}},
+	})
+	require.NoError(t, err)
+	sandboxv1.RegisterSandboxServiceServer(upstream, f)
+	upstream.SetReady(true)
+	stopUpstream := background(ctx, upstream.Run)
+
+	listener := listen(t)
+	cfg := app.Config{
+		AllocatorAddress: upstream.Addr().String(), MaxBodyBytes: 4 << 20, RequestTimeout: 20 * time.Second, DrainTimeout: 5 * time.Second,
+	}
+	cfg.TLS, cfg.MetricsAddress, cfg.HealthAddress = authority.TLS(t, rpc.RoleGateway), "0", "0"
+	for _, c := range change {
+		c(&cfg)
+	}
+	stopGateway := background(ctx, func(ctx context.Context) error { return app.Serve(ctx, cfg, listener) })
+	g := &gateway{
+		url: "https://" + listener.Addr().String(), address: listener.Addr().String(), authority: authority,
+		stop: stopGateway, allocator: func() { _ = stopUpstream() },
+	}
+	t.Cleanup(func() {
+		require.NoError(t, stopGateway())
+		require.NoError(t, stopUpstream())
+	})
+	g.client = g.as(t, rpc.RoleClient)
+	return g
+}
+
+// background runs a part until the returned function, which may be called again, ends it.
+func background(ctx context.Context, run func(context.Context) error) func() error {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	return sync.OnceValue(func() error { cancel(); return <-done })
+}
+
+// as is a client with a certificate of the role.
+func (g *gateway) as(t *testing.T, role rpc.Role) *http.Client {
+	t.Helper()
+	cfg, err := g.authority.TLS(t, role).ClientConfig(rpc.RoleGateway.ServerName())
+	require.NoError(t, err)
+	transport := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
+}
+
+// answer is what came back of a request.
+type answer struct {
+	code   int
+	header http.Header
+	body   string
+	proto  int
+}
+
+func (g *gateway) do(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, g.url+path, strings.NewReader(body))
+	require.NoError(t, err)
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	return send(t, g.client, req)
+}
+
+func send(t *testing.T, client *http.Client, req *http.Request) answer {
+	t.Helper()
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, resp.Body.Close()) }()
+	raw, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return answer{resp.StatusCode, resp.Header, string(raw), resp.ProtoMajor}
+}
+
+// failure is google.rpc.Status as JSON.
+type failure struct {
+	Code    int
+	Message string
+	Details []struct {
+		Type            string `json:"@type"`
+		Reason          string
+		Domain          string
+		Metadata        map[string]string
+		RetryDelay      string
+		FieldViolations []struct{ Field, Description string }
+	}
+}
+
+func (a answer) failure(t *testing.T) failure {
+	t.Helper()
+	require.Equal(t, "application/json", a.header.Get("Content-Type"))
+	var f failure
+	dec := json.NewDecoder(strings.NewReader(a.body))
+	require.NoError(t, dec.Decode(&f), a.body)
+	require.NotZero(t, f.Code, a.body)
+	require.NotEmpty(t, f.Details, a.body)
+	require.Equal(t, "type.googleapis.com/google.rpc.ErrorInfo", f.Details[0].Type)
+	require.Equal(t, "fast-sandbox.io", f.Details[0].Domain)
+	return f
+}
+
+func pemOf(der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}) }

@@ -1,0 +1,76 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+const (
+	// A client that takes longer for its headers is cut off.
+	readHeaderTimeout = 10 * time.Second
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 64 << 10
+	// maxConcurrentStreams bounds the requests of one HTTP/2 connection.
+	maxConcurrentStreams = 250
+)
+
+// newServer has no ReadTimeout and no WriteTimeout: they would end streams. The handler sets deadlines for each request.
+func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server, error) {
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxConcurrentStreams},
+		ErrorLog: nil,
+	}
+	server.ErrorLog = newErrorLog(log)
+	if cfg.TLS.Insecure {
+		log.Info("serving plaintext to every caller because of --insecure")
+		server.Protocols = new(http.Protocols)
+		server.Protocols.SetHTTP1(true)
+		server.Protocols.SetUnencryptedHTTP2(true)
+		return server, nil
+	}
+	tlsConfig, err := cfg.TLS.ServerConfig()
+	if err != nil {
+		return nil, err
+	}
+	server.TLSConfig = tlsConfig
+	return server, nil
+}
+
+// serve serves until ctx ends; then it takes no new connection, ends streams, and lets the other requests go on for the
+// drain timeout.
+func serve(ctx context.Context, server *http.Server, listener net.Listener, cfg Config, draining chan<- struct{}) error {
+	served := make(chan error, 1)
+	go func() {
+		if cfg.TLS.Insecure {
+			served <- server.Serve(listener)
+			return
+		}
+		served <- server.ServeTLS(listener, "", "")
+	}()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving HTTPS: %w", err)
+	case <-ctx.Done():
+	}
+	close(draining)
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainTimeout)
+	defer cancel()
+	err := server.Shutdown(stop)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
+	if err != nil {
+		return fmt.Errorf("stopping the HTTPS server: %w", err)
+	}
+	return nil
+}

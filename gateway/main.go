@@ -1,0 +1,29 @@
+// The gateway serves the SandboxService as REST.
+package main
+
+import (
+	"context"
+
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+)
+
+func main() {
+	cfg := &app.Config{}
+	daemon.Main(daemon.Program{
+		Name:  "gateway",
+		Short: "Serve the sandbox API as REST",
+		Long: `gateway serves the SandboxService as REST over HTTPS with mutual TLS (HTTP/1.1 and HTTP/2).
+
+  /v1/namespaces/{namespace}/sandboxes[/{name}]   create, get, list, update, delete
+  /v1/namespaces/{namespace}/sandboxes:watch      changes, as newline-delimited JSON
+  /v1/namespaces/{namespace}/sandboxes/{name}:logs  output, as newline-delimited JSON, or raw with Accept: text/plain
+  /openapi.json /healthz /readyz
+
+A caller needs a certificate of the role "client". Errors are google.rpc.Status in JSON.`,
+		Example: "  gateway --allocator-address=kubernetes:///allocator.fast-sandbox-system:9090 \\\n" +
+			"    --tls-cert-file=tls.crt --tls-key-file=tls.key --tls-ca-file=ca.crt",
+		Config: cfg,
+		Run:    func(ctx context.Context) error { return app.Run(ctx, *cfg) },
+	})
+}

@@ -1,0 +1,105 @@
+package convert_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+)
+
+// TestSpecRoundTrips draws specs of every field that the API has and expects none of it lost in the custom resource.
+func TestSpecRoundTrips(t *testing.T) {
+	text := rapid.StringMatching(`[a-z]{1,8}`)
+	rapid.Check(t, func(t *rapid.T) {
+		want := &sandboxv1.SandboxSpec{
+			Image: text.Draw(t, "image"), Pool: text.Draw(t, "pool"), WorkingDir: "/" + text.Draw(t, "dir"),
+			Command:         rapid.SliceOfN(text, 1, 3).Draw(t, "command"),
+			Args:            rapid.SliceOfN(text, 1, 3).Draw(t, "args"),
+			Env:             rapid.MapOfN(text, text, 1, 3).Draw(t, "env"),
+			Ports:           rapid.SliceOfN(rapid.Int32Range(1, 65535), 1, 3).Draw(t, "ports"),
+			ConsistencyMode: sandboxv1.ConsistencyMode(rapid.IntRange(0, 2).Draw(t, "mode")),
+			FailurePolicy:   sandboxv1.FailurePolicy(rapid.IntRange(0, 2).Draw(t, "policy")),
+			Network:         sandboxv1.NetworkMode(rapid.IntRange(0, 2).Draw(t, "network")),
+			Resources: &sandboxv1.ResourceLimits{
+				CpuMillis:   rapid.Int64Range(1, 64000).Draw(t, "cpu"),
+				MemoryBytes: rapid.Int64Range(1, 1<<40).Draw(t, "memory"), Pids: rapid.Int64Range(1, 1<<20).Draw(t, "pids"),
+			},
+			ExpireTime:             timestamppb.New(time.Unix(rapid.Int64Range(1, 1<<32).Draw(t, "expire"), 0)),
+			ResetRevision:          timestamppb.New(time.Unix(rapid.Int64Range(1, 1<<32).Draw(t, "reset"), 0)),
+			TerminationGracePeriod: durationpb.New(time.Duration(rapid.IntRange(0, 3600).Draw(t, "grace")) * time.Second),
+			RecoveryTimeout:        durationpb.New(time.Duration(rapid.IntRange(0, 86400).Draw(t, "recovery")) * time.Second),
+		}
+		// A field that the API gains must be drawn above.
+		for i := range want.ProtoReflect().Descriptor().Fields().Len() {
+			f := want.ProtoReflect().Descriptor().Fields().Get(i)
+			if !want.ProtoReflect().Has(f) && f.Enum() == nil {
+				t.Fatalf("field %s is not drawn", f.Name())
+			}
+		}
+		spec := convert.SpecFromProto(want)
+		if diff := cmp.Diff(want, convert.SpecToProto(&spec), protocmp.Transform()); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+func TestToProtoKnowsWhoTheSandboxIs(t *testing.T) {
+	exit := int32(3)
+	created := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	s := &v1alpha1.Sandbox{Status: v1alpha1.SandboxStatus{
+		Phase: v1alpha1.PhaseFailed, ExitCode: &exit, Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Error"}},
+	}}
+	s.Namespace, s.Name, s.UID = "ns", "n", "metadata-uid"
+	s.CreationTimestamp = metav1.NewTime(created.Add(time.Second))
+	got := convert.ToProto(s)
+	require.Equal(t, "metadata-uid", got.GetUid())
+	require.Equal(t, created.Add(time.Second), got.GetCreateTime().AsTime())
+	require.True(t, got.GetStatus().GetPersisted())
+	require.EqualValues(t, 3, got.GetStatus().GetExitCode())
+	require.Equal(t, "Ready", got.GetStatus().GetConditions()[0].GetType())
+
+	s.Annotations = map[string]string{
+		v1alpha1.AnnotationSandboxUID: "own-uid", v1alpha1.AnnotationCreateTime: created.Format(time.RFC3339Nano),
+	}
+	got = convert.ToProto(s)
+	require.Equal(t, "own-uid", got.GetUid())
+	require.Equal(t, created, got.GetCreateTime().AsTime())
+	require.Equal(t, sandboxv1.Phase_PHASE_PENDING, convert.PhaseToProto(""), "no controller has seen it yet")
+}
+
+func TestEffectiveFillsInDefaults(t *testing.T) {
+	defaults := &sandboxv1.ResourceLimits{CpuMillis: 500, MemoryBytes: 1 << 20, Pids: 10}
+	got := convert.Effective(&sandboxv1.ResourceLimits{MemoryBytes: 7}, defaults)
+	require.True(t, proto.Equal(got, &sandboxv1.ResourceLimits{CpuMillis: 500, MemoryBytes: 7, Pids: 10}), "%v", got)
+	require.True(t, proto.Equal(convert.Effective(nil, nil), &sandboxv1.ResourceLimits{}))
+}
+
+func TestAssignmentRoundTripsAndIsNeverGuessed(t *testing.T) {
+	s := &v1alpha1.Sandbox{}
+	a, err := s.Assignment()
+	require.NoError(t, err)
+	require.Nil(t, a)
+	want := &v1alpha1.Assignment{AgentPod: "p", AgentUID: "a", NodeName: "n", AgentAddress: "1:2", SandboxUID: "u", Attempt: 1}
+	s.SetAssignment(want)
+	a, err = s.Assignment()
+	require.NoError(t, err)
+	require.Equal(t, want, a)
+	for _, broken := range []string{"{", "{}", `{"agentUID":"a","sandboxUID":"u"}`} {
+		s.Annotations[v1alpha1.AnnotationAssignment] = broken
+		_, err = s.Assignment()
+		require.Error(t, err, broken)
+	}
+	s.SetAssignment(nil)
+	require.NotContains(t, s.Annotations, v1alpha1.AnnotationAssignment)
+}

@@ -1,0 +1,63 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Assignment is where a Sandbox runs. It stands as JSON in AnnotationAssignment, so that it is written in one piece.
+type Assignment struct {
+	// AgentPod is the name of the agent Pod.
+	AgentPod string `json:"agentPod"`
+	// AgentUID is the uid of the agent Pod.
+	AgentUID string `json:"agentUID"`
+	// NodeName is the node of the agent Pod.
+	NodeName string `json:"nodeName"`
+	// AgentAddress is the address (host:port) of the agent's gRPC server.
+	AgentAddress string `json:"agentAddress"`
+	// SandboxUID is the uid of the Sandbox.
+	SandboxUID string `json:"sandboxUID"`
+	// Attempt is the attempt that the assignment is for.
+	Attempt int64 `json:"attempt"`
+}
+
+// EffectiveUID is the identity of this incarnation of the Sandbox in fences and on containers.
+func (s *Sandbox) EffectiveUID() string {
+	if uid := s.Annotations[AnnotationSandboxUID]; uid != "" {
+		return uid
+	}
+	return string(s.UID)
+}
+
+// Assignment returns where the Sandbox runs, or nil if it is assigned to no agent. An annotation that does not decode is
+// an error, never "not assigned": somebody may run there.
+func (s *Sandbox) Assignment() (*Assignment, error) {
+	raw := s.Annotations[AnnotationAssignment]
+	if raw == "" {
+		return nil, nil
+	}
+	var a Assignment
+	if err := json.Unmarshal([]byte(raw), &a); err != nil {
+		return nil, fmt.Errorf("decoding annotation %s: %w", AnnotationAssignment, err)
+	}
+	if a.AgentUID == "" || a.SandboxUID == "" || a.Attempt < 1 {
+		return nil, fmt.Errorf("decoding annotation %s: agentUID, sandboxUID and attempt must be set", AnnotationAssignment)
+	}
+	return &a, nil
+}
+
+// SetAssignment writes where the Sandbox runs into its annotations; nil clears it.
+func (s *Sandbox) SetAssignment(a *Assignment) {
+	if a == nil {
+		delete(s.Annotations, AnnotationAssignment)
+		return
+	}
+	raw, err := json.Marshal(a)
+	if err != nil { // strings and a number always marshal
+		panic(err)
+	}
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[AnnotationAssignment] = string(raw)
+}

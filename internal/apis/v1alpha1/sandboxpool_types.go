@@ -1,0 +1,143 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SandboxPoolSpec says which agents a pool keeps and what they offer.
+type SandboxPoolSpec struct {
+	// capacity bounds the number of agents and of free places.
+	Capacity PoolCapacity `json:"capacity"`
+	// maxSandboxesPerPod is the number of sandboxes that one agent takes.
+	// +kubebuilder:default=5
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	// +optional
+	MaxSandboxesPerPod int32 `json:"maxSandboxesPerPod,omitempty"`
+	// runtimeHandler is the OCI runtime of the pool's sandboxes: runc, crun, runsc, kata, or a containerd runtime name.
+	// +kubebuilder:default=runc
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`
+	// +optional
+	RuntimeHandler string `json:"runtimeHandler,omitempty"`
+	// sandboxResources are the limits of sandboxes that ask for none.
+	// +optional
+	SandboxResources *SandboxResources `json:"sandboxResources,omitempty"`
+	// agentTemplate is the Pod that each agent runs in. The controller adds what the agent needs: containerd's socket,
+	// host paths, environment, security context, certificate, probes.
+	AgentTemplate AgentTemplate `json:"agentTemplate"`
+}
+
+// PoolCapacity bounds a pool.
+// +kubebuilder:validation:XValidation:rule="self.poolMin <= self.poolMax",message="poolMin must not exceed poolMax"
+// +kubebuilder:validation:XValidation:rule="self.bufferMin <= self.bufferMax",message="bufferMin must not exceed bufferMax"
+type PoolCapacity struct {
+	// poolMin is the least number of agents.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	PoolMin int32 `json:"poolMin"`
+	// poolMax is the greatest number of agents.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	PoolMax int32 `json:"poolMax"`
+	// bufferMin is the least number of free places (sandboxes, not agents) to keep ready.
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	BufferMin int32 `json:"bufferMin"`
+	// bufferMax is the number of free places above which idle agents are removed.
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	BufferMax int32 `json:"bufferMax"`
+}
+
+// AgentTemplate is a Pod template of which the controller keeps labels, annotations and spec. The container named
+// `agent` is the agent's; it must have an image.
+type AgentTemplate struct {
+	// metadata holds labels and annotations of the agent Pods.
+	// +optional
+	Metadata AgentTemplateMetadata `json:"metadata,omitempty"`
+	// spec of the agent Pods.
+	// +kubebuilder:pruning:PreserveUnknownFields
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=object
+	Spec corev1.PodSpec `json:"spec"`
+}
+
+// AgentTemplateMetadata is the part of a Pod's metadata that a template can set.
+type AgentTemplateMetadata struct {
+	// labels of the agent Pods.
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// annotations of the agent Pods.
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// SandboxPoolStatus is what is known to be true of a pool.
+type SandboxPoolStatus struct {
+	// observedGeneration is the generation of the spec that this status answers to.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// desiredAgents is the number of agents that the pool should have now.
+	// +optional
+	DesiredAgents int32 `json:"desiredAgents"`
+	// currentAgents is the number of agent Pods.
+	// +optional
+	CurrentAgents int32 `json:"currentAgents"`
+	// readyAgents is the number of agent Pods that are ready.
+	// +optional
+	ReadyAgents int32 `json:"readyAgents"`
+	// totalSlots is the number of places on ready agents.
+	// +optional
+	TotalSlots int32 `json:"totalSlots"`
+	// activeSandboxes is the number of sandboxes assigned to the pool's agents.
+	// +optional
+	ActiveSandboxes int32 `json:"activeSandboxes"`
+	// freeSlots is the number of places on ready agents that no sandbox has.
+	// +optional
+	FreeSlots int32 `json:"freeSlots"`
+	// selector is the label selector of the agent Pods, for the scale subresource.
+	// +optional
+	Selector string `json:"selector,omitempty"`
+	// conditions are Ready and Progressing.
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// SandboxPool keeps a number of agents ready for sandboxes.
+//
+// The scale subresource sets capacity.poolMin: the number of agents that are kept whatever the load.
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.capacity.poolMin,statuspath=.status.currentAgents,selectorpath=.status.selector
+// +kubebuilder:resource:shortName=sbp,categories=fsb
+// +kubebuilder:printcolumn:name="Agents",type=integer,JSONPath=`.status.currentAgents`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyAgents`
+// +kubebuilder:printcolumn:name="Min",type=integer,JSONPath=`.spec.capacity.poolMin`
+// +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.capacity.poolMax`
+// +kubebuilder:printcolumn:name="Sandboxes",type=integer,JSONPath=`.status.activeSandboxes`
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeSlots`
+// +kubebuilder:printcolumn:name="Runtime",type=string,JSONPath=`.spec.runtimeHandler`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type SandboxPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec SandboxPoolSpec `json:"spec"`
+	// +optional
+	Status SandboxPoolStatus `json:"status,omitempty"`
+}
+
+// SandboxPoolList is a list of SandboxPools.
+// +kubebuilder:object:root=true
+type SandboxPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []SandboxPool `json:"items"`
+}

@@ -1,0 +1,172 @@
+// Package archtest keeps the import rules of DESIGN section 3 by reading every package's imports.
+package archtest_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/fast-sandbox/fast-sandbox"
+
+// pure packages import the standard library, errdefs and each other.
+var pure = []string{
+	"internal/fault", "internal/identity", "internal/lifecycle",
+	"services/allocator/internal/registry", "services/allocator/internal/placement",
+	"services/controller/internal/pool/desired",
+}
+
+// components never import each other; they meet through gen.
+var components = []string{"agent", "janitor", "gateway", "cli", "services/allocator", "services/controller", "services/gc"}
+
+type pkg struct {
+	ImportPath   string
+	Name         string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Standard     bool
+}
+
+func (p pkg) path() string { return strings.TrimPrefix(p.ImportPath, module+"/") }
+
+func load(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Imports,TestImports,XTestImports,Standard", "-tags", "integration,e2e", module+"/...")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	var pkgs []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		err := dec.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		pkgs = append(pkgs, p)
+	}
+	require.NotEmpty(t, pkgs)
+	return pkgs
+}
+
+func within(path, root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
+
+func componentOf(path string) string {
+	for _, c := range components {
+		if within(path, c) {
+			return c
+		}
+	}
+	return ""
+}
+
+func TestImportRules(t *testing.T) {
+	for _, p := range load(t) {
+		for _, imported := range p.Imports {
+			ours := strings.HasPrefix(imported, module+"/")
+			target := strings.TrimPrefix(imported, module+"/")
+			if within(p.path(), "gen") && ours && !within(target, "gen") {
+				t.Errorf("%s imports %s: gen imports nothing of ours", p.path(), target)
+			}
+			if slices.Contains(pure, p.path()) && !allowedInPure(imported) {
+				t.Errorf("%s imports %s: a pure package imports the standard library, errdefs and pure packages", p.path(), imported)
+			}
+			if from, to := componentOf(p.path()), componentOf(target); ours && to != "" && from != to && !within(p.path(), "tests") {
+				t.Errorf("%s imports %s: components meet only through gen", p.path(), target)
+			}
+			if ours && strings.HasSuffix(target, "/app") && p.Name != "main" {
+				t.Errorf("%s imports %s: only main imports app", p.path(), target)
+			}
+			if ours && within(target, "internal/testkit") && !within(p.path(), "internal/testkit") && !within(p.path(), "tests") &&
+				!strings.Contains(p.path(), "conformance") {
+				t.Errorf("%s imports %s outside a test", p.path(), target)
+			}
+		}
+		if within(p.path(), "tests") {
+			for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+				target, ours := strings.CutPrefix(imported, module+"/")
+				if ours && !within(target, "gen") && !within(target, "internal") && !within(target, "tests") {
+					t.Errorf("%s imports %s: tests see gen, internal/ and built binaries", p.path(), target)
+				}
+			}
+		}
+	}
+}
+
+func allowedInPure(imported string) bool {
+	if imported == "github.com/containerd/errdefs" {
+		return true
+	}
+	if target, ok := strings.CutPrefix(imported, module+"/"); ok {
+		return slices.Contains(pure, target)
+	}
+	first, _, _ := strings.Cut(imported, "/")
+	return !strings.Contains(first, ".") // the standard library
+}
+
+// TestSources keeps the rules that single files show: their length, the environment, init functions.
+func TestSources(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if rel == "gen" || rel == "bin" || (strings.HasPrefix(d.Name(), ".") && rel != ".") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(rel, ".go") || strings.HasPrefix(d.Name(), "zz_generated") {
+			return nil
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		checkSource(t, rel, raw)
+		return nil
+	}))
+}
+
+func checkSource(t *testing.T, rel string, raw []byte) {
+	t.Helper()
+	test := strings.HasSuffix(rel, "_test.go")
+	lines := 0
+	for scanner := bufio.NewScanner(bytes.NewReader(raw)); scanner.Scan(); {
+		line := scanner.Text()
+		lines++
+		switch {
+		case strings.Contains(line, "os."+"Getenv(") || strings.Contains(line, "os."+"LookupEnv("):
+			if !test && !within(rel, "internal/config") && !within(rel, "deploy/local") && !within(rel, "internal/testkit") && !within(rel, "tests") {
+				t.Errorf("%s:%d reads the environment: only internal/config does", rel, lines)
+			}
+		case strings.HasPrefix(line, "func init()"):
+			t.Errorf("%s:%d has an init function", rel, lines)
+		case strings.Contains(line, "time."+"Sleep("):
+			if !within(rel, "tests/bench") {
+				t.Errorf("%s:%d sleeps: wait for a condition or use a clock", rel, lines)
+			}
+		}
+	}
+	if lines > 400 && !test {
+		t.Errorf("%s has %d lines, more than 400: one room, one job", rel, lines)
+	}
+}

@@ -1,0 +1,8 @@
+package ctrd
+
+// What the unit tests look at.
+var (
+	Belongs     = belongs
+	CgroupsPath = cgroupsPath
+	ValidID     = validID
+)

@@ -1,0 +1,177 @@
+package ctrd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"k8s.io/utils/clock"
+)
+
+// Remover takes containers away.
+type Remover struct {
+	// Client of containerd; every call is in its namespace.
+	Client *client.Client
+	// Snapshotter of containers whose record is gone already.
+	Snapshotter string
+	// LogRoot holds a directory for each container, named by its id; empty for none.
+	LogRoot string
+	// ProcRoot is where processes are seen (`/proc`). A shim that answers no more is looked for there and killed; in a
+	// process namespace without the host's processes none is found, and the removal is retried by the caller.
+	ProcRoot string
+	// CgroupRoot is where cgroups are seen (`/sys/fs/cgroup`); empty for none.
+	CgroupRoot string
+	// StepTimeout bounds each call to containerd. Zero: 5 s.
+	StepTimeout time.Duration
+	// Clock waits between retries. Nil: the real one.
+	Clock clock.Clock
+}
+
+const (
+	removeAttempts = 4
+	strayTimeout   = 10 * time.Second
+	strayInterval  = 50 * time.Millisecond
+)
+
+// Remove kills what runs of the container and removes its task, cgroup, log directory, snapshot and record, in this
+// order: the record is the evidence, so it goes last, and a removal that was cut short can be done again. What is not
+// there is removed already. It blocks for at most about 30 s; an error says what is left, and the call may be repeated.
+func (r *Remover) Remove(ctx context.Context, id string) error {
+	if !validID(id) {
+		return fmt.Errorf("container id %q: %w", id, errdefs.ErrInvalidArgument)
+	}
+	snapshotter, key, cgroup := r.Snapshotter, id, ""
+	info, err := r.Client.ContainerService().Get(ctx, id)
+	switch {
+	case err == nil:
+		if info.SnapshotKey != "" {
+			snapshotter, key = info.Snapshotter, info.SnapshotKey
+		}
+		cgroup = cgroupsPath(info.Spec.GetValue())
+	case !errdefs.IsNotFound(err):
+		return fmt.Errorf("reading container %s: %w", id, err)
+	}
+	known, err := r.removeTask(ctx, id)
+	if err != nil {
+		return err
+	}
+	if known {
+		r.removeCgroup(cgroup)
+	} else if err := r.removeStrays(ctx, id, cgroup); err != nil {
+		return err
+	}
+	if r.LogRoot != "" {
+		if err := os.RemoveAll(filepath.Join(r.LogRoot, id)); err != nil {
+			return fmt.Errorf("removing the log of container %s: %w", id, err)
+		}
+	}
+	step, cancel := r.step(ctx)
+	defer cancel()
+	if err := r.Client.SnapshotService(snapshotter).Remove(step, key); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("removing snapshot %s: %w", key, err)
+	}
+	if err := r.Client.ContainerService().Delete(step, id); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("removing container %s: %w", id, err)
+	}
+	return nil
+}
+
+// RemoveTask kills and deletes the container's task. A shim that does not answer is killed itself, after which
+// containerd cleans up behind it.
+func (r *Remover) RemoveTask(ctx context.Context, id string) error {
+	_, err := r.removeTask(ctx, id)
+	return err
+}
+
+// removeTask tells also whether containerd knew the task.
+func (r *Remover) removeTask(ctx context.Context, id string) (bool, error) {
+	var last error
+	for attempt := range removeAttempts {
+		if attempt > 0 {
+			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) {
+				r.kill(r.strays(id))
+			}
+			select {
+			case <-ctx.Done():
+				return true, fmt.Errorf("removing task %s: %w", id, errors.Join(last, ctx.Err()))
+			case <-r.clock().After(time.Duration(attempt) * 100 * time.Millisecond):
+			}
+		}
+		var known bool
+		if known, last = r.tryRemoveTask(ctx, id); last == nil {
+			return known || attempt > 0, nil
+		}
+	}
+	return true, fmt.Errorf("removing task %s: %w", id, last)
+}
+
+func (r *Remover) tryRemoveTask(ctx context.Context, id string) (known bool, err error) {
+	step, cancel := r.step(ctx)
+	defer cancel()
+	service := r.Client.TaskService()
+	_, err = service.Delete(step, &tasks.DeleteTaskRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
+		return err == nil, nil
+	}
+	// Most likely it runs, which shims say in words of their own: kill, wait, delete. Killing what is dead is no error.
+	_, err = service.Kill(step, &tasks.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL), All: true})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+		return true, err
+	}
+	_, err = service.Wait(step, &tasks.WaitRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+		return true, err
+	}
+	_, err = service.Delete(step, &tasks.DeleteTaskRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		return true, err
+	}
+	return true, nil
+}
+
+// IsGone tells whether an error of a task's call says in other words that the process has ended.
+func IsGone(err error) bool {
+	if err == nil {
+		return false
+	}
+	for _, s := range []string{"process already finished", "no such process", "no such device", "container not running", "container is not running", "not created"} {
+		if strings.Contains(err.Error(), s) {
+			return true
+		}
+	}
+	return false
+}
+
+// isBroken tells whether the shim's connection is broken: it died or is about to be cleaned up by containerd.
+func isBroken(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "ttrpc: closed") || strings.Contains(err.Error(), "ttrpc: server closed") ||
+		strings.Contains(err.Error(), "connection refused") && strings.Contains(err.Error(), "shim"))
+}
+
+func (r *Remover) step(ctx context.Context) (context.Context, context.CancelFunc) {
+	d := r.StepTimeout
+	if d == 0 {
+		d = 5 * time.Second
+	}
+	return context.WithTimeout(ctx, d)
+}
+
+func (r *Remover) clock() clock.Clock {
+	if r.Clock != nil {
+		return r.Clock
+	}
+	return clock.RealClock{}
+}
+
+func validID(id string) bool {
+	return id != "" && id != "." && id != ".." && !strings.ContainsAny(id, "/\x00")
+}

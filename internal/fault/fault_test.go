@@ -1,0 +1,66 @@
+package fault_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+func TestErrorKeepsClassCauseAndMessageApart(t *testing.T) {
+	err := fault.Wrap(io.ErrUnexpectedEOF, errdefs.ErrUnavailable, fault.AgentUnavailable, "agent %s is away", "a1")
+	require.True(t, errdefs.IsUnavailable(err))
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, "agent a1 is away", err.Message())
+	require.Equal(t, "agent a1 is away: unexpected EOF", err.Error())
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(errors.Join(errors.New("first"), err)))
+	require.Empty(t, fault.ReasonOf(io.EOF))
+}
+
+func TestWithAndRetryInLeaveTheOriginalAlone(t *testing.T) {
+	base := fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full").With("pool", "p")
+	changed := base.With("pool", "q").RetryIn(time.Minute)
+	require.Equal(t, map[string]string{"pool": "p"}, base.Metadata())
+	require.Equal(t, map[string]string{"pool": "q"}, changed.Metadata())
+	_, ok := fault.RetryAfter(base)
+	require.False(t, ok)
+	after, ok := fault.RetryAfter(changed)
+	require.True(t, ok)
+	require.Equal(t, time.Minute, after)
+}
+
+func TestFieldNamesTheField(t *testing.T) {
+	err := fault.Field("spec.image", "is %q", "")
+	require.True(t, errdefs.IsInvalidArgument(err))
+	require.Equal(t, "spec.image", err.Metadata()[fault.FieldKey])
+	require.Contains(t, err.Error(), "spec.image")
+}
+
+// TestReasonsAreTheAPIs keeps the pure list here and the proto's enum equal, in both directions.
+func TestReasonsAreTheAPIs(t *testing.T) {
+	ours := map[string]bool{}
+	for _, r := range []fault.Reason{
+		fault.InvalidField, fault.PoolNotFound, fault.SandboxNotFound, fault.SandboxExists, fault.RequestIDReused,
+		fault.NoCapacity, fault.PortConflict, fault.ImageNotFound, fault.ImagePullFailed, fault.CommandNotFound,
+		fault.CommandNotExecutable, fault.UserNotFound, fault.WorkingDirInvalid, fault.FenceMismatch,
+		fault.AgentUnavailable, fault.RuntimeUnavailable, fault.NotLeader, fault.DeadlineExceeded,
+		fault.SandboxTerminating, fault.PermissionDenied, fault.Internal, fault.Overloaded, fault.PhaseConflict,
+		fault.APIUnavailable, fault.AgentNotFound, fault.Cancelled, fault.RequestTooLarge,
+	} {
+		ours[string(r)] = true
+	}
+	theirs := map[string]bool{}
+	for value, name := range sandboxv1.ErrorReason_name {
+		if value != 0 {
+			theirs[strings.TrimPrefix(name, "ERROR_REASON_")] = true
+		}
+	}
+	require.Equal(t, theirs, ours)
+}

@@ -1,0 +1,73 @@
+package identity_test
+
+import (
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+func TestKeysAreTheAPIs(t *testing.T) {
+	require.Equal(t, []string{
+		v1alpha1.LabelManaged, v1alpha1.LabelAgentUID, v1alpha1.LabelPool, v1alpha1.LabelSandboxNamespace,
+		v1alpha1.LabelSandboxName, v1alpha1.LabelSandboxUID, v1alpha1.LabelAttempt, v1alpha1.LabelState,
+		v1alpha1.LabelPersisted, v1alpha1.StateSlot, v1alpha1.StateClaimed,
+	}, []string{
+		identity.KeyManaged, identity.KeyAgentUID, identity.KeyPool, identity.KeySandboxNamespace,
+		identity.KeySandboxName, identity.KeySandboxUID, identity.KeyAttempt, identity.KeyState,
+		identity.KeyPersisted, identity.StateSlot, identity.StateClaimed,
+	})
+}
+
+func TestLabelsRoundTrip(t *testing.T) {
+	word := rapid.StringMatching(`[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?`)
+	rapid.Check(t, func(t *rapid.T) {
+		want := identity.Identity{AgentUID: word.Draw(t, "agent"), Pool: word.Draw(t, "pool"), State: identity.StateSlot}
+		if rapid.Bool().Draw(t, "claimed") {
+			want = identity.Identity{
+				Namespace: word.Draw(t, "ns"), Name: word.Draw(t, "name"), SandboxUID: word.Draw(t, "uid"),
+				Attempt: rapid.Int64Min(1).Draw(t, "attempt"), AgentUID: want.AgentUID, Pool: want.Pool,
+				State: identity.StateClaimed, Persisted: rapid.Bool().Draw(t, "persisted"),
+			}
+		}
+		got, err := identity.Parse(want.Labels())
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+}
+
+func TestParseRefusesWhatDoesNotAddUp(t *testing.T) {
+	good := identity.Identity{
+		Namespace: "ns", Name: "n", SandboxUID: "u", Attempt: 2, AgentUID: "a", Pool: "p", State: identity.StateClaimed,
+	}
+	require.Equal(t, "u-2", good.ContainerID())
+	tests := []struct {
+		name       string
+		key, value string
+		want       string
+	}{
+		{"no agent", identity.KeyAgentUID, "", identity.KeyAgentUID},
+		{"no namespace", identity.KeySandboxNamespace, "", identity.KeySandboxNamespace},
+		{"no name", identity.KeySandboxName, "", identity.KeySandboxName},
+		{"no uid", identity.KeySandboxUID, "", identity.KeySandboxUID},
+		{"attempt zero", identity.KeyAttempt, "0", identity.KeyAttempt},
+		{"attempt not a number", identity.KeyAttempt, "two", identity.KeyAttempt},
+		{"unknown state", identity.KeyState, "half", identity.KeyState},
+		{"slot with a sandbox", identity.KeyState, identity.StateSlot, "on a slot"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			labels := good.Labels()
+			labels[tt.key] = tt.value
+			_, err := identity.Parse(labels)
+			require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
+			require.ErrorContains(t, err, tt.want)
+		})
+	}
+	_, err := identity.Parse(map[string]string{identity.KeyManaged: "yes"})
+	require.True(t, errdefs.IsNotFound(err), "another's container: %v", err)
+}

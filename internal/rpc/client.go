@@ -1,0 +1,76 @@
+package rpc
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/sercand/kuberesolver/v6"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+)
+
+// KubernetesScheme is the scheme of targets that are Services: kubernetes:///NAME.NAMESPACE:PORT.
+const KubernetesScheme = "kubernetes"
+
+// ClientConfig says how a client connects.
+type ClientConfig struct {
+	// TLS of the client.
+	TLS TLS
+	// ServerName is the name that the server's certificate must have. Empty: the host of the target.
+	ServerName string
+	// Options are added after the defaults.
+	Options []grpc.DialOption
+}
+
+// Dial makes a connection that connects when it is first used, and again whenever it breaks, within about a second. It
+// does no I/O but reading the certificates.
+func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	if !cfg.TLS.Insecure {
+		name := cfg.ServerName
+		if name == "" {
+			name = hostOf(target)
+		}
+		c, err := cfg.TLS.ClientConfig(name)
+		if err != nil {
+			return nil, fmt.Errorf("dialling %s: %w", target, err)
+		}
+		creds = credentials.NewTLS(c)
+	}
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
+	}
+	if strings.HasPrefix(target, KubernetesScheme+":") {
+		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
+			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`))
+	}
+	conn, err := grpc.NewClient(target, append(options, cfg.Options...)...)
+	if err != nil {
+		return nil, fmt.Errorf("dialling %s: %w", target, err)
+	}
+	return conn, nil
+}
+
+// hostOf is the host of a target such as `dns:///host:port` or `host:port`.
+func hostOf(target string) string {
+	if i := strings.LastIndex(target, "/"); i >= 0 {
+		target = target[i+1:]
+	}
+	if host, _, err := net.SplitHostPort(target); err == nil {
+		return host
+	}
+	return target
+}

@@ -1,0 +1,233 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"buf.build/go/protovalidate"
+	"github.com/go-logr/logr"
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+const (
+	defaultMaxRecvBytes = 1 << 20
+	// hardMaxRecvBytes is where gRPC itself cuts a message off, without a typed error; far above what validation takes.
+	hardMaxRecvBytes    = 16 << 20
+	defaultDrainTimeout = 10 * time.Second
+)
+
+// ServerConfig says what a server is.
+type ServerConfig struct {
+	// Address to listen on (host:port), or Listener in its place.
+	Address  string
+	Listener net.Listener
+	// TLS of the server.
+	TLS TLS
+	// Allow maps a full method (/package.Service/Method) or a service (package.Service) to the roles that may call it; the
+	// method's entry rules. What has no entry is open to every authenticated peer.
+	Allow map[string][]Role
+	// Registry takes the server's metrics; nil for none.
+	Registry prometheus.Registerer
+	// DrainTimeout is how long running calls may go on after the end has begun. Zero: 10 s.
+	DrainTimeout time.Duration
+	// MaxRecvBytes is the largest message that is taken. Zero: 1 MiB. At most 16 MiB.
+	MaxRecvBytes int
+}
+
+// Server is a gRPC server with all that every server of the project has.
+type Server struct {
+	config   ServerConfig
+	listener net.Listener
+	grpc     *grpc.Server
+	health   *health.Server
+	metrics  *grpcprom.ServerMetrics
+}
+
+// NewServer listens at once, so that a taken port is an error of the start, and serves in Run. ctx carries the logger.
+func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
+	if cfg.MaxRecvBytes == 0 {
+		cfg.MaxRecvBytes = defaultMaxRecvBytes
+	}
+	if cfg.DrainTimeout == 0 {
+		cfg.DrainTimeout = defaultDrainTimeout
+	}
+	log := logr.FromContextOrDiscard(ctx)
+	creds, err := serverCredentials(log, cfg.TLS)
+	if err != nil {
+		return nil, err
+	}
+	validator, err := protovalidate.New()
+	if err != nil {
+		return nil, fmt.Errorf("making the validator: %w", err)
+	}
+	s := &Server{config: cfg, listener: cfg.Listener, health: health.NewServer(), metrics: grpcprom.NewServerMetrics(
+		grpcprom.WithServerHandlingTimeHistogram(grpcprom.WithHistogramBuckets(obs.LatencyBuckets)))}
+	if cfg.Registry != nil {
+		if err := cfg.Registry.Register(s.metrics); err != nil {
+			return nil, fmt.Errorf("registering server metrics: %w", err)
+		}
+	}
+	if s.listener == nil {
+		if s.listener, err = net.Listen("tcp", cfg.Address); err != nil {
+			return nil, fmt.Errorf("listening: %w", err)
+		}
+	}
+	s.grpc = grpc.NewServer(append(s.interceptors(log, validator),
+		grpc.Creds(creds),
+		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+		grpc.MaxRecvMsgSize(hardMaxRecvBytes),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	// Not serving until Run: a probe that comes before must not be told otherwise.
+	s.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	return s, nil
+}
+
+func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator) []grpc.ServerOption {
+	access, options := accessLogger(log), []logging.Option{logging.WithLogOnEvents(logging.FinishCall), logging.WithLevels(levelOf)}
+	recoverer := recovery.WithRecoveryHandlerContext(recovered)
+	checks := check{authorize(s.config.Allow, s.config.TLS.Insecure), validate(validator, s.config.MaxRecvBytes)}
+	withLog := func(ctx context.Context) context.Context { return logr.NewContext(ctx, log) }
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+				return h(withLog(ctx), req)
+			},
+			s.metrics.UnaryServerInterceptor(),
+			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(access, options...), selector.MatchFunc(notOpen)),
+			statusUnary, recovery.UnaryServerInterceptor(recoverer), checks.unary),
+		grpc.ChainStreamInterceptor(
+			func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+				return h(srv, contextStream{ss, withLog(ss.Context())})
+			},
+			s.metrics.StreamServerInterceptor(),
+			selector.StreamServerInterceptor(logging.StreamServerInterceptor(access, options...), selector.MatchFunc(notOpen)),
+			statusStream, recovery.StreamServerInterceptor(recoverer), checks.stream),
+	}
+}
+
+type contextStream struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // a stream's context is reached through the stream
+}
+
+// Context is the stream's context with what the server added.
+func (s contextStream) Context() context.Context { return s.ctx }
+
+// RegisterService makes Server a grpc.ServiceRegistrar. Call it before Run.
+func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	s.grpc.RegisterService(desc, impl)
+	s.health.SetServingStatus(desc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING)
+}
+
+// Addr is the address that the server listens on.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Health is the server's health service.
+func (s *Server) Health() *health.Server { return s.health }
+
+// SetReady tells probes whether the process can do its work; Run sets it to true unless it was set before.
+func (s *Server) SetReady(ready bool) {
+	state := healthv1.HealthCheckResponse_NOT_SERVING
+	if ready {
+		state = healthv1.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus("", state)
+	for name := range s.grpc.GetServiceInfo() {
+		s.health.SetServingStatus(name, state)
+	}
+}
+
+// Run serves until ctx ends, then refuses new calls, lets running ones go on for the drain timeout, and returns. Call
+// SetReady once the process can do its work: until then probes are told NOT_SERVING.
+func (s *Server) Run(ctx context.Context) error {
+	s.metrics.InitializeMetrics(s.grpc)
+	served := make(chan error, 1)
+	go func() { served <- s.grpc.Serve(s.listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving gRPC: %w", err)
+	case <-ctx.Done():
+	}
+	s.health.Shutdown()
+	drained := make(chan struct{})
+	go func() { defer close(drained); s.grpc.GracefulStop() }()
+	timer := time.NewTimer(s.config.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-drained:
+	case <-timer.C:
+		s.grpc.Stop()
+		<-drained
+	}
+	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serving gRPC: %w", err)
+	}
+	return nil
+}
+
+func serverCredentials(log logr.Logger, t TLS) (credentials.TransportCredentials, error) {
+	if t.Insecure {
+		log.Info("serving plaintext to every caller because of --insecure")
+		return insecure.NewCredentials(), nil
+	}
+	cfg, err := t.ServerConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg.NextProtos = []string{"h2"}
+	inner := cfg.GetConfigForClient
+	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		c, err := inner(hello)
+		if err == nil {
+			c.NextProtos = []string{"h2"}
+		}
+		return c, err
+	}
+	return credentials.NewTLS(cfg), nil
+}
+
+// ServeHealth serves the health service alone, in plaintext, until ctx ends: a kubelet's gRPC probes know no mutual TLS.
+// An empty address or "0" serves nothing and waits for ctx.
+func ServeHealth(ctx context.Context, address string, h healthv1.HealthServer) error {
+	if address == "" || address == "0" {
+		<-ctx.Done()
+		return nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listening for health probes: %w", err)
+	}
+	server := grpc.NewServer()
+	healthv1.RegisterHealthServer(server, h)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving health probes: %w", err)
+	case <-ctx.Done():
+	}
+	server.Stop()
+	_ = <-served
+	return nil
+}

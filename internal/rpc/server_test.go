@@ -1,0 +1,206 @@
+package rpc_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// logBuffer collects what many goroutines log.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// sandboxes answers what a test needs of a SandboxService.
+type sandboxes struct {
+	sandboxv1.UnimplementedSandboxServiceServer
+}
+
+func (sandboxes) GetSandbox(_ context.Context, req *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+	switch req.GetName() {
+	case "panics":
+		panic("at the handler")
+	case "missing":
+		return nil, fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "no sandbox %s", req.GetName())
+	}
+	return &sandboxv1.GetSandboxResponse{Sandbox: &sandboxv1.Sandbox{Name: req.GetName()}}, nil
+}
+
+func (sandboxes) CreateSandbox(context.Context, *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
+	return &sandboxv1.CreateSandboxResponse{}, nil
+}
+
+func (sandboxes) StreamLogs(*sandboxv1.StreamLogsRequest, sandboxv1.SandboxService_StreamLogsServer) error {
+	return nil
+}
+
+func serve(t *testing.T, ctx context.Context, ca *pki.Authority) *rpc.Server {
+	t.Helper()
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAllocator), Registry: obs.NewRegistry(), DrainTimeout: time.Second,
+		Allow: map[string][]rpc.Role{
+			"fastsandbox.sandbox.v1.SandboxService":             {rpc.RoleClient},
+			"/fastsandbox.sandbox.v1.SandboxService/StreamLogs": {rpc.RoleGateway},
+		},
+	})
+	require.NoError(t, err)
+	sandboxv1.RegisterSandboxServiceServer(server, sandboxes{})
+	runCtx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	server.SetReady(true)
+	go func() { done <- server.Run(runCtx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	return server
+}
+
+func dial(t *testing.T, server *rpc.Server, cfg rpc.ClientConfig) sandboxv1.SandboxServiceClient {
+	t.Helper()
+	conn, err := rpc.Dial("passthrough:///"+server.Addr().String(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	return sandboxv1.NewSandboxServiceClient(conn)
+}
+
+func TestServerChecksEachCall(t *testing.T) {
+	ca := pki.New(t)
+	var logs logBuffer
+	ctx, flush, err := obs.Setup(t.Context(), obs.Options{Service: "test", Output: &logs})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, flush(context.WithoutCancel(ctx))) })
+	server := serve(t, ctx, ca)
+	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
+
+	t.Run("allowed", func(t *testing.T) {
+		resp, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
+		require.NoError(t, err)
+		require.Equal(t, "a", resp.GetSandbox().GetName())
+	})
+	t.Run("a domain error keeps its reason", func(t *testing.T) {
+		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "missing"})
+		require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(rpc.FromStatus(err)))
+	})
+	t.Run("a panic is an internal error that is logged", func(t *testing.T) {
+		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "panics"})
+		require.Equal(t, fault.Internal, fault.ReasonOf(rpc.FromStatus(err)))
+		require.NotContains(t, err.Error(), "at the handler")
+		require.Contains(t, logs.String(), "at the handler")
+	})
+	t.Run("a broken rule names the field", func(t *testing.T) {
+		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "No_Label"})
+		err = rpc.FromStatus(err)
+		require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
+		var f *fault.Error
+		require.ErrorAs(t, err, &f)
+		require.Equal(t, "name", f.Metadata()[fault.FieldKey])
+	})
+	t.Run("an oversized request is refused", func(t *testing.T) {
+		_, err := client.CreateSandbox(ctx, &sandboxv1.CreateSandboxRequest{Namespace: "ns", Name: "n",
+			Spec: &sandboxv1.SandboxSpec{Image: "i", Pool: "p", Args: []string{string(make([]byte, 2<<20))}}})
+		require.Equal(t, fault.RequestTooLarge, fault.ReasonOf(rpc.FromStatus(err)))
+	})
+	t.Run("a method's entry rules its service's", func(t *testing.T) {
+		stream, err := client.StreamLogs(ctx, &sandboxv1.StreamLogsRequest{Namespace: "ns", Name: "n"})
+		require.NoError(t, err)
+		_, err = stream.Recv()
+		require.True(t, errdefs.IsPermissionDenied(rpc.FromStatus(err)), "%v", err)
+	})
+	t.Run("another role is refused", func(t *testing.T) {
+		agent := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleAgent), ServerName: rpc.RoleAllocator.ServerName()})
+		_, err := agent.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
+		require.Equal(t, fault.PermissionDenied, fault.ReasonOf(rpc.FromStatus(err)))
+	})
+	t.Run("a service that is not there is unimplemented", func(t *testing.T) {
+		conn, err := rpc.Dial("passthrough:///"+server.Addr().String(), rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, conn.Close()) }()
+		_, err = allocatorv1.NewAllocatorServiceClient(conn).ListAgents(ctx, &allocatorv1.ListAgentsRequest{})
+		require.True(t, errdefs.IsNotImplemented(rpc.FromStatus(err)), "%v", err)
+		_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "fastsandbox.sandbox.v1.SandboxService"})
+		require.NoError(t, err, "every role may ask for health")
+	})
+}
+
+func TestBothSidesCheckCertificates(t *testing.T) {
+	ca, stranger := pki.New(t), pki.New(t)
+	server := serve(t, t.Context(), ca)
+	good := ca.TLS(t, rpc.RoleClient)
+	for name, cfg := range map[string]rpc.ClientConfig{
+		"the client's is another authority's": {TLS: withCA(stranger.TLS(t, rpc.RoleClient), good.CAFile), ServerName: rpc.RoleAllocator.ServerName()},
+		"the server's is another authority's": {TLS: withCA(good, stranger.TLS(t, rpc.RoleClient).CAFile), ServerName: rpc.RoleAllocator.ServerName()},
+		"the server has another name":         {TLS: good, ServerName: rpc.RoleAgent.ServerName()},
+		"plaintext":                           {TLS: rpc.TLS{Insecure: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			_, err := dial(t, server, cfg).GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
+			require.True(t, errdefs.IsUnavailable(rpc.FromStatus(err)), "%v", err)
+		})
+	}
+	t.Run("the name defaults to the target's host", func(t *testing.T) {
+		_, err := dial(t, server, rpc.ClientConfig{TLS: good}).GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
+		require.NoError(t, err)
+	})
+}
+
+func withCA(t rpc.TLS, ca string) rpc.TLS {
+	t.CAFile = ca
+	return t
+}
+
+func TestCertificatesAreReadAgainWhenTheyChange(t *testing.T) {
+	old, next := pki.New(t), pki.New(t)
+	server := serve(t, t.Context(), old)
+	replaced := old.TLS(t, rpc.RoleAllocator)
+	issued := next.TLS(t, rpc.RoleAllocator)
+	for from, to := range map[string]string{
+		issued.CertFile: replaced.CertFile, issued.KeyFile: replaced.KeyFile, issued.CAFile: replaced.CAFile,
+	} {
+		raw, err := os.ReadFile(from)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(to, raw, 0o600))
+	}
+	require.Eventually(t, func() bool {
+		_, err := dial(t, server, rpc.ClientConfig{TLS: next.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()}).
+			GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
+		return err == nil
+	}, 10*time.Second, 200*time.Millisecond)
+}
+
+func TestValidateNamesEveryMissingFlag(t *testing.T) {
+	require.Len(t, rpc.TLS{}.Validate(), 3)
+	require.Empty(t, rpc.TLS{Insecure: true}.Validate())
+}

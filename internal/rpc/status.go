@@ -1,0 +1,141 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+// Domain is the domain of every ErrorInfo.
+const Domain = "fast-sandbox.io"
+
+// defaultRetry is the RetryInfo of an Unavailable or ResourceExhausted error that names no time of its own.
+const defaultRetry = time.Second
+
+// classes maps the classes of errors to codes, the more particular first.
+var classes = []struct {
+	class  error
+	code   codes.Code
+	reason fault.Reason // of errors that are no fault
+}{
+	{context.DeadlineExceeded, codes.DeadlineExceeded, fault.DeadlineExceeded},
+	{context.Canceled, codes.Canceled, fault.Cancelled},
+	{errdefs.ErrInvalidArgument, codes.InvalidArgument, fault.InvalidField},
+	{errdefs.ErrNotFound, codes.NotFound, fault.Internal},
+	{errdefs.ErrAlreadyExists, codes.AlreadyExists, fault.Internal},
+	{errdefs.ErrPermissionDenied, codes.PermissionDenied, fault.PermissionDenied},
+	{errdefs.ErrUnauthenticated, codes.Unauthenticated, fault.PermissionDenied},
+	{errdefs.ErrResourceExhausted, codes.ResourceExhausted, fault.Overloaded},
+	{errdefs.ErrFailedPrecondition, codes.FailedPrecondition, fault.PhaseConflict},
+	{errdefs.ErrAborted, codes.Aborted, fault.SandboxTerminating},
+	{errdefs.ErrUnavailable, codes.Unavailable, fault.AgentUnavailable},
+	{errdefs.ErrNotImplemented, codes.Unimplemented, fault.Internal},
+}
+
+// ToStatus turns an error into a status error with ErrorInfo, and RetryInfo where a retry makes sense. An error that has
+// no class becomes Internal and shows nothing of itself: the access log has it. A status error is returned as it is.
+func ToStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	var f *fault.Error
+	isFault := errors.As(err, &f)
+	if _, ok := status.FromError(err); ok && !isFault {
+		return err
+	}
+	code, reason := classify(err)
+	message := "internal error"
+	var metadata map[string]string
+	switch {
+	case isFault:
+		message, reason, metadata = f.Message(), f.Reason(), f.Metadata()
+	case code != codes.Internal:
+		message = err.Error()
+	}
+	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: string(reason), Domain: Domain, Metadata: metadata}}
+	if field := metadata[fault.FieldKey]; field != "" {
+		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+			{Field: field, Description: message, Reason: string(reason)},
+		}})
+	}
+	if code == codes.Unavailable || code == codes.ResourceExhausted {
+		retry, ok := fault.RetryAfter(err)
+		if !ok {
+			retry = defaultRetry
+		}
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(retry)})
+	}
+	st, detailErr := status.New(code, message).WithDetails(details...)
+	if detailErr != nil { // the details above always marshal
+		return status.Error(code, message)
+	}
+	return st.Err()
+}
+
+func classify(err error) (codes.Code, fault.Reason) {
+	var f *fault.Error
+	if errors.As(err, &f) {
+		// The fault's own class rules, not one of its causes'.
+		err = f.Class()
+	}
+	for _, c := range classes {
+		if errors.Is(err, c.class) {
+			return c.code, c.reason
+		}
+	}
+	return codes.Internal, fault.Internal
+}
+
+// FromStatus turns a received status error into a *fault.Error of the same class, reason, message, metadata and retry
+// time. An error that is no status is returned as it is, and nil as nil.
+func FromStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	st, ok := status.FromError(err)
+	if !ok || st.Code() == codes.OK {
+		return err
+	}
+	class, reason := error(errdefs.ErrInternal), fault.Internal
+	if st.Code() == codes.Unauthenticated {
+		class, reason = errdefs.ErrUnauthenticated, fault.PermissionDenied
+	}
+	for _, c := range classes {
+		if c.code == st.Code() {
+			class, reason = c.class, c.reason
+			break
+		}
+	}
+	var info *errdetails.ErrorInfo
+	var retry *errdetails.RetryInfo
+	for _, d := range st.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			info = d
+		case *errdetails.RetryInfo:
+			retry = d
+		}
+	}
+	if info != nil && info.GetDomain() == Domain {
+		reason = fault.Reason(info.GetReason())
+	}
+	f := fault.New(class, reason, "%s", st.Message())
+	if info != nil && info.GetDomain() == Domain {
+		for k, v := range info.GetMetadata() {
+			f = f.With(k, v)
+		}
+	}
+	if retry != nil {
+		f = f.RetryIn(retry.GetRetryDelay().AsDuration())
+	}
+	return f
+}

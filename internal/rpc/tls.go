@@ -1,0 +1,213 @@
+package rpc
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Role is what a peer is, by the URI SAN spiffe://fast-sandbox.io/<role> of its certificate.
+type Role string
+
+// The roles.
+const (
+	RoleAllocator  Role = "allocator"
+	RoleController Role = "controller"
+	RoleAgent      Role = "agent"
+	RoleGateway    Role = "gateway"
+	RoleJanitor    Role = "janitor"
+	RoleGC         Role = "gc"
+	// RoleClient is a person or a program that uses the API.
+	RoleClient Role = "client"
+)
+
+// ServerName is the DNS name that a server of this role proves by its certificate.
+func (r Role) ServerName() string { return string(r) + "." + Domain }
+
+// TLS names the files of a process's certificate. They are read again when they change.
+type TLS struct {
+	// CertFile and KeyFile are this process's PEM certificate chain and key; CAFile the authorities that it trusts.
+	CertFile, KeyFile, CAFile string
+	// Insecure turns TLS off altogether.
+	Insecure bool
+}
+
+// AddFlags adds the flags of t.
+func (t *TLS) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&t.CertFile, "tls-cert-file", t.CertFile, "PEM `file` of this process's certificate chain")
+	fs.StringVar(&t.KeyFile, "tls-key-file", t.KeyFile, "PEM `file` of this process's private key")
+	fs.StringVar(&t.CAFile, "tls-ca-file", t.CAFile, "PEM `file` of the authorities that peers' certificates are checked against")
+	fs.BoolVar(&t.Insecure, "insecure", t.Insecure, "use plaintext and accept every caller; for experiments only")
+}
+
+// Validate returns every problem, each naming its flag.
+func (t TLS) Validate() []error {
+	if t.Insecure {
+		return nil
+	}
+	var problems []error
+	for _, f := range []struct{ flag, value string }{
+		{"tls-cert-file", t.CertFile}, {"tls-key-file", t.KeyFile}, {"tls-ca-file", t.CAFile},
+	} {
+		if f.value == "" {
+			problems = append(problems, fmt.Errorf("--%s is required (or --insecure)", f.flag))
+		}
+	}
+	return problems
+}
+
+// ServerConfig returns the configuration of a server that demands a certificate from each client.
+func (t TLS) ServerConfig() (*tls.Config, error) {
+	files, err := newFiles(t)
+	if err != nil {
+		return nil, err
+	}
+	base := &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAndVerifyClientCert, NextProtos: []string{"h2", "http/1.1"}}
+	base.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		cert, pool, err := files.current()
+		if err != nil {
+			return nil, err
+		}
+		c := base.Clone()
+		c.GetConfigForClient = nil
+		c.Certificates, c.ClientCAs = []tls.Certificate{*cert}, pool
+		return c, nil
+	}
+	return base, nil
+}
+
+// ClientConfig returns the configuration of a client that shows its certificate and checks the server's for serverName,
+// a DNS name or an IP address.
+func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
+	if serverName == "" {
+		return nil, errors.New("checking server certificates: no server name to check them for")
+	}
+	files, err := newFiles(t)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: serverName,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			cert, _, err := files.current()
+			return cert, err
+		},
+		// The pool in a tls.Config cannot be replaced, so the check is made here, against the files of the moment.
+		InsecureSkipVerify: true, //nolint:gosec // verified by VerifyConnection
+		VerifyConnection: func(s tls.ConnectionState) error {
+			_, pool, err := files.current()
+			if err != nil {
+				return err
+			}
+			return verify(s, pool, serverName)
+		},
+	}, nil
+}
+
+func verify(s tls.ConnectionState, pool *x509.CertPool, serverName string) error {
+	if len(s.PeerCertificates) == 0 {
+		return errors.New("verifying the server: it showed no certificate")
+	}
+	options := x509.VerifyOptions{Roots: pool, DNSName: serverName, Intermediates: x509.NewCertPool()}
+	for _, c := range s.PeerCertificates[1:] {
+		options.Intermediates.AddCert(c)
+	}
+	if _, err := s.PeerCertificates[0].Verify(options); err != nil {
+		return fmt.Errorf("verifying the server's certificate: %w", err)
+	}
+	return nil
+}
+
+// roleOf is the role that a verified certificate gives, or "".
+func roleOf(cert *x509.Certificate) Role {
+	for _, u := range cert.URIs {
+		if isRoleURI(u) {
+			return Role(strings.TrimPrefix(u.Path, "/"))
+		}
+	}
+	return ""
+}
+
+func isRoleURI(u *url.URL) bool { return u.Scheme == "spiffe" && u.Host == Domain && len(u.Path) > 1 }
+
+// recheck is how often, at most, the files are looked at again.
+const recheck = time.Second
+
+// files holds a certificate and a pool, and reads them again when their files have changed. A file that became
+// unreadable or wrong leaves the last good state in place: a rotation in progress must not end a running server.
+type files struct {
+	tls TLS
+
+	mu      sync.Mutex
+	checked time.Time
+	stamp   string
+	cert    *tls.Certificate
+	pool    *x509.CertPool
+}
+
+func newFiles(t TLS) (*files, error) {
+	f := &files{tls: t}
+	stamp, err := f.fingerprint()
+	if err != nil {
+		return nil, err
+	}
+	if f.cert, f.pool, err = f.read(); err != nil {
+		return nil, err
+	}
+	f.stamp, f.checked = stamp, time.Now()
+	return f, nil
+}
+
+func (f *files) current() (*tls.Certificate, *x509.CertPool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.checked) < recheck {
+		return f.cert, f.pool, nil
+	}
+	f.checked = time.Now()
+	stamp, err := f.fingerprint()
+	if err != nil || stamp == f.stamp {
+		return f.cert, f.pool, nil // the last good state stays in force
+	}
+	if cert, pool, err := f.read(); err == nil {
+		f.cert, f.pool, f.stamp = cert, pool, stamp
+	}
+	return f.cert, f.pool, nil
+}
+
+func (f *files) fingerprint() (string, error) {
+	var b strings.Builder
+	for _, name := range []string{f.tls.CertFile, f.tls.KeyFile, f.tls.CAFile} {
+		info, err := os.Stat(name)
+		if err != nil {
+			return "", fmt.Errorf("reading certificates: %w", err)
+		}
+		fmt.Fprintf(&b, "%s %d %d;", name, info.Size(), info.ModTime().UnixNano())
+	}
+	return b.String(), nil
+}
+
+func (f *files) read() (*tls.Certificate, *x509.CertPool, error) {
+	cert, err := tls.LoadX509KeyPair(f.tls.CertFile, f.tls.KeyFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading certificate %s: %w", f.tls.CertFile, err)
+	}
+	raw, err := os.ReadFile(f.tls.CAFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading authorities: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(raw) {
+		return nil, nil, fmt.Errorf("reading authorities %s: no PEM certificate in it", f.tls.CAFile)
+	}
+	return &cert, pool, nil
+}

@@ -1,0 +1,199 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+)
+
+// leakTimeout is the time that containerd's garbage collector and the kernel have to finish.
+const leakTimeout = 15 * time.Second
+
+// Leaks tells what there is besides images and their layers: tasks, containers, snapshots, log directories, cgroups.
+func (s *Server) Leaks(ctx context.Context) ([]string, error) {
+	var left []string
+	list, err := s.Client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range list.GetTasks() {
+		left = append(left, "task "+t.GetID()+" "+t.GetStatus().String())
+	}
+	containers, err := s.Client.ContainerService().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range containers {
+		left = append(left, "container "+c.ID)
+	}
+	err = s.Client.SnapshotService(ctrd.DefaultSnapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if info.Kind != snapshots.KindCommitted {
+			left = append(left, "snapshot "+info.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	logs, err := os.ReadDir(s.LogRoot)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range logs {
+		left = append(left, "log directory "+l.Name())
+	}
+	for _, dir := range cgroupDirs(s.CgroupParent) {
+		children, _ := os.ReadDir(dir)
+		for _, c := range children {
+			if c.IsDir() {
+				left = append(left, "cgroup "+filepath.Join(dir, c.Name()))
+			}
+		}
+	}
+	return left, nil
+}
+
+// CheckClean fails the test unless nothing is left within 15 s.
+func (s *Server) CheckClean(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), leakTimeout)
+	defer cancel()
+	var left []string
+	err := poll(ctx, func() error {
+		now, err := s.Leaks(ctx)
+		if err != nil {
+			return err
+		}
+		if left = now; len(left) > 0 {
+			return errors.New("not clean")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("containerd is not clean: %v; left: %s", err, strings.Join(left, "; "))
+	}
+}
+
+// sweep removes every container, so that a failed test leaves nothing on the machine.
+func (s *Server) sweep(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*leakTimeout)
+	defer cancel()
+	containers, err := s.Client.ContainerService().List(ctx)
+	require.NoError(t, err)
+	r := &ctrd.Remover{Client: s.Client, Snapshotter: ctrd.DefaultSnapshotter, LogRoot: s.LogRoot, ProcRoot: "/proc", CgroupRoot: "/sys/fs/cgroup"}
+	for _, c := range containers {
+		if err := r.Remove(ctx, c.ID); err != nil {
+			t.Errorf("sweeping container %s: %v", c.ID, err)
+		}
+	}
+}
+
+// leftovers tells which processes and mounts of this server are left after its end, and ends the processes.
+func (s *Server) leftovers() []string {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	var left []string
+	_ = poll(ctx, func() error {
+		left = slices.Concat(s.processes(), mountsBelow(s.Dir))
+		if len(left) > 0 {
+			return fmt.Errorf("%d left", len(left))
+		}
+		return nil
+	})
+	for _, p := range left {
+		if pid, ok := strings.CutPrefix(p, "process "); ok {
+			pid, _, _ = strings.Cut(pid, " ")
+			if n, err := strconv.Atoi(pid); err == nil {
+				_ = syscall.Kill(n, syscall.SIGKILL)
+			}
+		}
+	}
+	for _, dir := range cgroupDirs(s.CgroupParent) {
+		_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+			if err != nil {
+				return nil //nolint:nilerr // it went in this moment
+			}
+			for _, pid := range lines(filepath.Join(path, "cgroup.procs")) {
+				if n, err := strconv.Atoi(pid); err == nil && n > 1 {
+					_ = syscall.Kill(n, syscall.SIGKILL)
+				}
+			}
+			return nil
+		})
+	}
+	return left
+}
+
+// processes of this server name its directory in their command line, or have its bundle as working directory.
+func (s *Server) processes() []string {
+	entries, _ := os.ReadDir("/proc")
+	var out []string
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		cwd, _ := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
+		if strings.HasPrefix(filepath.Base(string(raw)), "containerd-shim") || strings.HasPrefix(cwd, s.Dir) {
+			line := strings.ReplaceAll(string(raw), "\x00", " ")
+			if strings.Contains(line, s.Dir) || strings.HasPrefix(cwd, s.Dir) {
+				out = append(out, "process "+e.Name()+" "+line)
+			}
+		}
+	}
+	return out
+}
+
+func mountsBelow(dir string) []string {
+	var out []string
+	for _, l := range lines("/proc/self/mountinfo") {
+		if f := strings.Fields(l); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			out = append(out, "mount "+f[4])
+		}
+	}
+	return out
+}
+
+func unmountBelow(dir string) {
+	mounts := mountsBelow(dir)
+	slices.Reverse(mounts)
+	for _, m := range mounts {
+		_ = syscall.Unmount(strings.TrimPrefix(m, "mount "), syscall.MNT_DETACH)
+	}
+}
+
+func cgroupDirs(path string) []string {
+	dirs := []string{filepath.Join("/sys/fs/cgroup", path)}
+	entries, _ := os.ReadDir("/sys/fs/cgroup")
+	for _, e := range entries {
+		if e.IsDir() {
+			dirs = append(dirs, filepath.Join("/sys/fs/cgroup", e.Name(), path))
+		}
+	}
+	return slices.DeleteFunc(dirs, func(d string) bool { _, err := os.Stat(d); return err != nil })
+}
+
+// RemoveCgroup removes an empty cgroup that a test had made below CgroupParent.
+func (s *Server) RemoveCgroup(name string) { removeCgroups(filepath.Join(s.CgroupParent, name)) }
+
+func removeCgroups(path string) {
+	for _, dir := range cgroupDirs(path) {
+		_ = syscall.Rmdir(dir)
+	}
+}

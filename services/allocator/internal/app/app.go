@@ -1,0 +1,245 @@
+// Package app wires the allocator: it makes the parts, feeds them from the API server, serves, and ends in order. Run is
+// called once for each process; tests may run several side by side.
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+	allocatorrpc "github.com/fast-sandbox/fast-sandbox/services/allocator/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
+)
+
+// drainTime is how long the end of the process waits for custom resources that are still to be written. What is not
+// written by then is adopted by the next process.
+const drainTime = 5 * time.Second
+
+// App is one allocator.
+type App struct {
+	config   Config
+	rest     *rest.Config
+	listener net.Listener
+	clock    clock.RealClock
+}
+
+// Option changes an App for tests.
+type Option func(*App)
+
+// WithREST takes the place of --kubeconfig.
+func WithREST(c *rest.Config) Option { return func(a *App) { a.rest = c } }
+
+// WithListener takes the place of --bind-address.
+func WithListener(l net.Listener) Option { return func(a *App) { a.listener = l } }
+
+// New returns an allocator of valid settings. It reads the kubeconfig and does no other I/O.
+func New(cfg Config, options ...Option) (*App, error) {
+	a := &App{config: cfg}
+	for _, o := range options {
+		o(a)
+	}
+	if a.rest == nil {
+		c, err := clientcmd.BuildConfigFromFlags("", cfg.Kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("reading how to reach the API server (--kubeconfig): %w", err)
+		}
+		a.rest = c
+	}
+	a.rest = rest.CopyConfig(a.rest)
+	a.rest.UserAgent = "fast-sandbox-allocator/" + daemon.Version()
+	a.rest.QPS = -1 // the write queue is bounded, and the API server has its own fairness
+	return a, nil
+}
+
+// parts is everything that Run makes.
+type parts struct {
+	metrics  *prometheus.Registry
+	tasks    *tasks.Set
+	registry *registry.Registry
+	store    *store.Store
+	pools    *pools.Pools
+	fleet    *fleet.Fleet
+	feed     *feed.Feed
+	fastpath *fastpath.Server
+	server   *rpc.Server
+	source   *source
+}
+
+// Run serves until ctx ends. It serves also while the API server cannot be reached; probes are told SERVING once what the
+// API server holds has been seen.
+func (a *App) Run(ctx context.Context) error {
+	p, err := a.build(ctx)
+	if err != nil {
+		return err
+	}
+	background := p.tasks.Run
+	g := daemon.NewGroup()
+	g.Go("grpc", p.server.Run)
+	g.Go("adoption", p.fastpath.Adopt)
+	g.Go("readiness", func(ctx context.Context) error { return a.sweep(ctx, p) })
+	g.After("informers", func(ctx context.Context) error {
+		return p.source.run(ctx, func() { p.server.SetReady(true) })
+	})
+	g.After("agents", func(ctx context.Context) error { return after(ctx, p.drain, p.feed.Run) })
+	g.After("background", func(ctx context.Context) error { return after(ctx, p.drain, background) })
+	a.config.Serve(g, p.metrics, p.server.Health())
+	return g.Run(ctx)
+}
+
+// after runs f, and when ctx ends runs last before it tells f to end.
+func after(ctx context.Context, last func(context.Context), f func(context.Context) error) error {
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- f(inner) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	last(inner)
+	cancel()
+	return <-ended
+}
+
+// drain waits a while for what is still to be written.
+func (p *parts) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, drainTime)
+	defer cancel()
+	p.fastpath.Drain(ctx)
+}
+
+// sweep looks each second for agents that have fallen silent.
+func (a *App) sweep(ctx context.Context, p *parts) error {
+	ticker := a.clock.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+			p.fleet.Sweep()
+		}
+	}
+}
+
+func (a *App) build(ctx context.Context) (*parts, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("making the scheme: %w", err)
+		}
+	}
+	httpClient, err := rest.HTTPClientFor(a.rest)
+	if err != nil {
+		return nil, fmt.Errorf("making the client of the API server: %w", err)
+	}
+	mapper := kinds()
+	direct, err := client.New(a.rest, client.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("making the client of the API server: %w", err)
+	}
+	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(0, 0), store: store.New(a.clock), pools: pools.New()}
+	p.fleet = fleet.New(p.registry, a.clock, p.store)
+	p.feed = feed.New(feed.Config{Sink: p.fleet, Dial: a.dialAgent, Clock: a.clock})
+	p.fastpath = fastpath.New(fastpath.Config{
+		Store: p.store, Fleet: p.fleet, Agents: p.feed, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
+		Metrics: fastpath.NewMetrics(p.metrics), Mode: a.config.mode(), OrphanTimeout: a.config.OrphanTimeout,
+		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit,
+	})
+	registerGauges(p, a.clock)
+	if p.source, err = newSource(a, p, scheme, mapper, httpClient); err != nil {
+		return nil, err
+	}
+	return p, a.serve(ctx, p)
+}
+
+func (a *App) serve(ctx context.Context, p *parts) error {
+	const allocator = "fastsandbox.allocator.v1.AllocatorService"
+	callers := []rpc.Role{rpc.RoleClient, rpc.RoleGateway, rpc.RoleController}
+	var err error
+	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: a.config.BindAddress, Listener: a.listener, TLS: a.config.TLS, Registry: p.metrics,
+		Allow: map[string][]rpc.Role{
+			"fastsandbox.sandbox.v1.SandboxService": callers,
+			allocator:                               callers,
+			"/" + allocator + "/Allocate":           {rpc.RoleController},
+			"/" + allocator + "/Release":            {rpc.RoleController},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	sandboxv1.RegisterSandboxServiceServer(p.server, p.fastpath)
+	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{Fleet: p.fleet, Pools: p.pools, Clock: a.clock}))
+	return nil
+}
+
+func (a *App) dialAgent(address string) (*grpc.ClientConn, error) {
+	return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAgent.ServerName()})
+}
+
+func (a *App) agentAddress(ip string) string {
+	return net.JoinHostPort(ip, strconv.Itoa(a.config.AgentPort))
+}
+
+// kinds is what the allocator uses of the API, so that it asks for no discovery and starts without an API server.
+func kinds() meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper(nil)
+	m.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	// The plural of Sandbox is none that the mapper would guess.
+	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Sandbox"), v1alpha1.GroupVersion.WithResource("sandboxes"),
+		v1alpha1.GroupVersion.WithResource("sandbox"), meta.RESTScopeNamespace)
+	m.Add(v1alpha1.GroupVersion.WithKind("SandboxPool"), meta.RESTScopeNamespace)
+	return m
+}
+
+func registerGauges(p *parts, c clock.PassiveClock) {
+	gauge := func(name, help string, f func() float64) {
+		p.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
+	}
+	gauge("fastsandbox_pending_writes", "Sandboxes that wait to be written to the API server.", func() float64 { return float64(p.fastpath.Pending()) })
+	gauge("fastsandbox_sandboxes", "Sandboxes that are known.", func() float64 { return float64(p.store.Len()) })
+	gauge("fastsandbox_agents_ready", "Agents that take new sandboxes.", func() float64 {
+		ready, _ := count(p.registry.Agents(c.Now()))
+		return float64(ready)
+	})
+	gauge("fastsandbox_free_places", "Free places of ready agents.", func() float64 {
+		_, free := count(p.registry.Agents(c.Now()))
+		return float64(free)
+	})
+}
+
+func count(views []registry.View) (ready, free int) {
+	for _, v := range views {
+		if v.Ready {
+			ready++
+			free += max(v.Capacity-v.Allocated, 0)
+		}
+	}
+	return ready, free
+}

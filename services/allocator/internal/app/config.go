@@ -1,0 +1,83 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+)
+
+// Modes of creates, as flag values.
+const (
+	modeFast   = "fast"
+	modeStrong = "strong"
+)
+
+// Config are the allocator's settings.
+type Config struct {
+	daemon.Common
+	// BindAddress of the gRPC server.
+	BindAddress string
+	// AgentPort is the port of every agent's gRPC server, on its Pod's IP.
+	AgentPort int
+	// ConsistencyMode of creates that name none: fast or strong.
+	ConsistencyMode string
+	// OrphanTimeout is how long a container that belongs to nobody may stand.
+	OrphanTimeout time.Duration
+	// CreateTimeout bounds a create whose caller set no deadline.
+	CreateTimeout time.Duration
+	// WriteQueueLimit is how many custom resources may wait to be written.
+	WriteQueueLimit int
+	// Kubeconfig is a file; empty for the Pod's own service account.
+	Kubeconfig string
+}
+
+// NewConfig returns the defaults.
+func NewConfig() *Config { return &Config{} }
+
+// AddFlags implements daemon.Config.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	c.Common.AddFlags(fs)
+	fs.StringVar(&c.BindAddress, "bind-address", ":9090", "`address` of the gRPC server")
+	fs.IntVar(&c.AgentPort, "agent-port", 5758, "`port` of agents' gRPC servers")
+	fs.StringVar(&c.ConsistencyMode, "fastpath-consistency-mode", modeFast, "`mode` of creates that name none: fast or strong")
+	fs.DurationVar(&c.OrphanTimeout, "fastpath-orphan-timeout", 10*time.Second, "`time` after which a container that belongs to no sandbox is deleted")
+	fs.DurationVar(&c.CreateTimeout, "create-timeout", time.Minute, "`time` that a create may take whose caller set no deadline")
+	fs.IntVar(&c.WriteQueueLimit, "write-queue-limit", 10000, "`number` of sandboxes that may wait to be written to the API server")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty: the Pod's service account")
+}
+
+// Validate implements daemon.Config.
+func (c *Config) Validate() error {
+	problems := c.Common.Validate()
+	if c.BindAddress == "" {
+		problems = append(problems, errors.New("--bind-address must be set"))
+	}
+	if c.AgentPort < 1 || c.AgentPort > 65535 {
+		problems = append(problems, fmt.Errorf("--agent-port is %d, want 1 to 65535", c.AgentPort))
+	}
+	if c.ConsistencyMode != modeFast && c.ConsistencyMode != modeStrong {
+		problems = append(problems, fmt.Errorf("--fastpath-consistency-mode is %q, want %s or %s", c.ConsistencyMode, modeFast, modeStrong))
+	}
+	if c.OrphanTimeout <= 0 {
+		problems = append(problems, fmt.Errorf("--fastpath-orphan-timeout is %s, want more than 0", c.OrphanTimeout))
+	}
+	if c.CreateTimeout <= 0 {
+		problems = append(problems, fmt.Errorf("--create-timeout is %s, want more than 0", c.CreateTimeout))
+	}
+	if c.WriteQueueLimit < 1 {
+		problems = append(problems, fmt.Errorf("--write-queue-limit is %d, want at least 1", c.WriteQueueLimit))
+	}
+	return errors.Join(problems...)
+}
+
+func (c *Config) mode() sandboxv1.ConsistencyMode {
+	if c.ConsistencyMode == modeStrong {
+		return sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
+	}
+	return sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST
+}

@@ -1,0 +1,390 @@
+package fastpath_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
+)
+
+func TestFastCreate(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	m.api.down.Store(true)
+	req := request("one")
+	req.Spec.Ports = []int32{8080}
+	req.Labels = map[string]string{"app": "demo"}
+	req.RequestId = "r1"
+	resp, err := m.create(req)
+	require.NoError(t, err)
+	require.Equal(t, []string{"10.0.0.1:8080"}, resp.GetEndpoints())
+	require.Equal(t, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST, resp.GetConsistencyMode())
+	var names []string
+	for _, s := range resp.GetTimings() {
+		names = append(names, s.GetStage())
+	}
+	require.Equal(t, []string{"reserve", "agent", "admitted", "started"}, names)
+
+	sb, err := m.get("one")
+	require.NoError(t, err, "it is seen before its custom resource exists")
+	require.Equal(t, sandboxv1.Phase_PHASE_RUNNING, sb.GetStatus().GetPhase())
+	require.False(t, sb.GetStatus().GetPersisted())
+	require.Equal(t, "pod-a", sb.GetStatus().GetAssignedPod())
+
+	m.api.down.Store(false)
+	m.eventually("the custom resource lands", func() bool { return m.resource("one") != nil })
+	cr := m.resource("one")
+	require.Equal(t, resp.GetSandbox().GetUid(), cr.EffectiveUID())
+	require.Contains(t, cr.Finalizers, v1alpha1.Finalizer)
+	require.Equal(t, map[string]string{"app": "demo", v1alpha1.LabelPool: pool, v1alpha1.LabelNode: "node"}, cr.Labels)
+	require.Equal(t, "r1", cr.Annotations[v1alpha1.AnnotationRequestID])
+	require.NotEmpty(t, cr.Annotations[v1alpha1.AnnotationCreateTime])
+	require.Empty(t, cr.Status.Phase, "the status is the controller's")
+	assignment, err := cr.Assignment()
+	require.NoError(t, err)
+	require.Equal(t, &v1alpha1.Assignment{AgentPod: "pod-a", AgentUID: "a", NodeName: "node", AgentAddress: "a", SandboxUID: cr.EffectiveUID(), Attempt: 1}, assignment)
+	m.eventually("the agent is told", func() bool { return len(a.Sandboxes()) == 1 && a.Sandboxes()[0].GetPersisted() })
+	m.eventually("it is seen as persisted, and still running", func() bool {
+		sb, err := m.get("one")
+		return err == nil && sb.GetStatus().GetPersisted() && sb.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_RUNNING
+	})
+}
+
+func TestBadRequestsReachNoAgent(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	tests := map[string]struct {
+		change func(*sandboxv1.CreateSandboxRequest)
+		class  func(error) bool
+		reason fault.Reason
+		text   string
+	}{
+		"image": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "UPPER:case:twice" }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.image"},
+		"name":  {func(r *sandboxv1.CreateSandboxRequest) { r.Name = "Not_A_Label" }, errdefs.IsInvalidArgument, fault.InvalidField, "name"},
+		"port":  {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{70000} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.ports"},
+		"expire time": {func(r *sandboxv1.CreateSandboxRequest) {
+			r.Spec.ExpireTime = timestamppb.New(time.Now().Add(-time.Hour))
+		}, errdefs.IsInvalidArgument, fault.InvalidField, "spec.expire_time"},
+		"label":        {func(r *sandboxv1.CreateSandboxRequest) { r.Labels = map[string]string{"a b": "c"} }, errdefs.IsInvalidArgument, fault.InvalidField, "labels"},
+		"our label":    {func(r *sandboxv1.CreateSandboxRequest) { r.Labels = map[string]string{v1alpha1.LabelNode: "x"} }, errdefs.IsInvalidArgument, fault.InvalidField, "labels"},
+		"env name":     {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Env = map[string]string{"A=B": ""} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.env"},
+		"NUL":          {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = []string{"a\x00"} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.args"},
+		"long arg":     {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = []string{strings.Repeat("a", 131073)} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.args"},
+		"pool":         {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Pool = "nowhere" }, errdefs.IsNotFound, fault.PoolNotFound, "nowhere"},
+		"size":         {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = slicesOf(10, strings.Repeat("a", 131072)) }, errdefs.IsInvalidArgument, fault.RequestTooLarge, "bytes"},
+		"size as JSON": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = slicesOf(2, strings.Repeat("\x01", 131072)) }, errdefs.IsInvalidArgument, fault.RequestTooLarge, "JSON"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			req := request("bad")
+			test.change(req)
+			_, err := m.create(req)
+			require.True(t, test.class(err), "%v", err)
+			require.Equal(t, test.reason, fault.ReasonOf(err))
+			require.ErrorContains(t, err, test.text)
+		})
+	}
+	require.Zero(t, a.Creates())
+	m.nothing()
+}
+
+func slicesOf(n int, s string) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = s
+	}
+	return out
+}
+
+func TestRequestID(t *testing.T) {
+	m := newMesh(t)
+	gate := make(chan struct{})
+	a := m.agent("a", 50, func(a *fakeagent.Agent) {
+		a.OnCreate = func(ctx context.Context, r *agentv1.SandboxRecord) error {
+			if r.GetRequestId() == "concurrent" {
+				<-gate
+			}
+			return nil
+		}
+	})
+	t.Run("concurrent duplicates share one execution", func(t *testing.T) {
+		before := a.Creates()
+		var wg sync.WaitGroup
+		var replayed atomic.Int64
+		uids := make(chan string, 8)
+		for range 8 {
+			wg.Go(func() {
+				req := request("")
+				req.RequestId = "concurrent"
+				resp, err := m.create(req)
+				if err == nil {
+					uids <- resp.GetSandbox().GetUid()
+				}
+				if resp.GetReplayed() {
+					replayed.Add(1)
+				}
+			})
+		}
+		m.eventually("it runs", func() bool { return a.Creates() == before+1 })
+		close(gate)
+		wg.Wait()
+		close(uids)
+		seen := map[string]int{}
+		for uid := range uids {
+			seen[uid]++
+		}
+		require.Len(t, seen, 1)
+		for _, n := range seen {
+			require.Equal(t, 8, n)
+		}
+		require.EqualValues(t, 7, replayed.Load())
+		require.Equal(t, before+1, a.Creates())
+	})
+	first := request("once")
+	first.RequestId = "r1"
+	resp, err := m.create(first)
+	require.NoError(t, err)
+	again, err := m.create(first)
+	require.NoError(t, err)
+	require.True(t, again.GetReplayed())
+	again.Replayed = false
+	require.True(t, proto.Equal(resp, again), "the same answer")
+
+	other := request("once")
+	other.RequestId, other.Spec.Args = "r1", []string{"x"}
+	_, err = m.create(other)
+	require.True(t, errdefs.IsAlreadyExists(err))
+	require.Equal(t, fault.RequestIDReused, fault.ReasonOf(err))
+
+	t.Run("also after a restart, from the custom resource", func(t *testing.T) {
+		m.eventually("it landed", func() bool { return m.resource("once") != nil })
+		m.stop()
+		m.start()
+		m.eventually("the agents have reported", func() bool { sb, err := m.get("once"); return err == nil && sb.GetStatus().GetSandboxId() != "" })
+		again, err := m.create(first)
+		require.NoError(t, err)
+		require.True(t, again.GetReplayed())
+		require.Equal(t, resp.GetSandbox().GetUid(), again.GetSandbox().GetUid())
+		_, err = m.create(other)
+		require.Equal(t, fault.RequestIDReused, fault.ReasonOf(err))
+	})
+	t.Run("a late retry does not bring a deleted sandbox back", func(t *testing.T) {
+		require.NoError(t, m.remove("once"))
+		_, err := m.create(first)
+		require.Equal(t, fault.SandboxTerminating, fault.ReasonOf(err))
+	})
+}
+
+func TestDuplicateName(t *testing.T) {
+	m := newMesh(t)
+	m.agent("a", 5, nil)
+	_, err := m.create(request("one"))
+	require.NoError(t, err)
+	_, err = m.create(request("one"))
+	require.True(t, errdefs.IsAlreadyExists(err))
+	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err))
+
+	var wg sync.WaitGroup
+	var created atomic.Int64
+	for range 8 {
+		wg.Go(func() {
+			if _, err := m.create(request("two")); err == nil {
+				created.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 1, created.Load())
+}
+
+func TestNextCandidate(t *testing.T) {
+	refuse := func(class error, reason fault.Reason) func(*fakeagent.Agent) {
+		return func(a *fakeagent.Agent) {
+			a.OnCreate = func(context.Context, *agentv1.SandboxRecord) error { return fault.New(class, reason, "no") }
+		}
+	}
+	tests := map[string]struct {
+		script  func(*fakeagent.Agent)
+		attempt int64
+		deletes int
+	}{
+		"no capacity":         {refuse(errdefs.ErrResourceExhausted, fault.NoCapacity), 1, 0},
+		"port conflict":       {refuse(errdefs.ErrResourceExhausted, fault.PortConflict), 1, 0},
+		"runtime unavailable": {refuse(errdefs.ErrUnavailable, fault.RuntimeUnavailable), 1, 0},
+		"pull failed":         {refuse(errdefs.ErrUnavailable, fault.ImagePullFailed), 1, 0},
+		"the connection is lost and the sandbox runs": {func(a *fakeagent.Agent) {
+			a.OnStarted = func(context.Context, *agentv1.SandboxRecord) error {
+				return status.Error(codes.Unavailable, "connection reset")
+			}
+		}, 2, 1},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t)
+			bad := m.agent("a", 5, test.script)
+			good := m.agent("b", 5, nil)
+			resp, err := m.create(request("one"))
+			require.NoError(t, err)
+			require.Equal(t, "pod-b", resp.GetSandbox().GetStatus().GetAssignedPod())
+			require.Equal(t, test.attempt, resp.GetSandbox().GetStatus().GetAttempt())
+			require.Equal(t, 1, bad.Creates())
+			m.eventually("nothing is left on the first", func() bool { return len(bad.Sandboxes()) == 0 && len(bad.Deletes()) == test.deletes })
+			require.Len(t, good.Sandboxes(), 1)
+			require.NoError(t, m.remove("one"))
+			m.nothing()
+		})
+	}
+}
+
+func TestRequestFaultMarksNoAgent(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnCreate = func(_ context.Context, r *agentv1.SandboxRecord) error {
+			if r.GetName() == "bad" {
+				return fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no such image")
+			}
+			return nil
+		}
+	})
+	b := m.agent("b", 5, nil)
+	_, err := m.create(request("bad"))
+	require.Equal(t, fault.ImageNotFound, fault.ReasonOf(err))
+	require.True(t, errdefs.IsNotFound(err))
+	require.Zero(t, b.Creates(), "another agent could not do better")
+	m.nothing()
+	resp, err := m.create(request("good"))
+	require.NoError(t, err)
+	require.Equal(t, "pod-a", resp.GetSandbox().GetStatus().GetAssignedPod())
+	require.Equal(t, 2, a.Creates())
+}
+
+func TestNoCapacity(t *testing.T) {
+	m := newMesh(t)
+	_, err := m.create(request("one"))
+	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err))
+	m.agent("a", 1, nil)
+	_, err = m.create(request("one"))
+	require.NoError(t, err)
+	_, err = m.create(request("two"))
+	require.True(t, errdefs.IsResourceExhausted(err))
+	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err))
+	after, ok := fault.RetryAfter(err)
+	require.True(t, ok)
+	require.Positive(t, after)
+}
+
+func TestCallerLeaves(t *testing.T) {
+	tests := map[string]struct {
+		start func() (context.Context, context.CancelFunc)
+		code  codes.Code
+	}{
+		"deadline": {func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(context.Background(), 100*time.Millisecond)
+		}, codes.DeadlineExceeded},
+		"cancel": {func() (context.Context, context.CancelFunc) { return context.WithCancel(context.Background()) }, codes.Canceled},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t)
+			entered := make(chan struct{}, 1)
+			a := m.agent("a", 5, func(a *fakeagent.Agent) {
+				a.OnCreate = func(ctx context.Context, _ *agentv1.SandboxRecord) error {
+					entered <- struct{}{}
+					<-ctx.Done()
+					return nil // the agent notices too late, and goes on to start it
+				}
+			})
+			ctx, cancel := test.start()
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := m.sandbox.CreateSandbox(ctx, request("one"))
+				done <- err
+			}()
+			<-entered
+			if test.code == codes.Canceled {
+				cancel()
+			}
+			require.Equal(t, test.code, status.Code(<-done))
+			m.eventually("the agent is told to delete", func() bool { return len(a.Deletes()) == 1 })
+			m.nothing()
+		})
+	}
+}
+
+func TestServersOwnDeadline(t *testing.T) {
+	m := newMesh(t, func(c *fastpath.Config) { c.CreateTimeout = 100 * time.Millisecond })
+	m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnCreate = func(ctx context.Context, _ *agentv1.SandboxRecord) error { <-ctx.Done(); return ctx.Err() }
+	})
+	_, err := m.sandbox.CreateSandbox(context.Background(), request("one"))
+	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
+	m.nothing()
+}
+
+func TestWriteQueueIsBounded(t *testing.T) {
+	m := newMesh(t, func(c *fastpath.Config) { c.WriteLimit = 1 })
+	m.agent("a", 5, nil)
+	m.api.down.Store(true)
+	_, err := m.create(request("one"))
+	require.NoError(t, err)
+	_, err = m.create(request("two"))
+	require.True(t, errdefs.IsResourceExhausted(err))
+	require.Equal(t, fault.Overloaded, fault.ReasonOf(err))
+	m.api.down.Store(false)
+	m.eventually("the queue is empty", func() bool { return m.server.Pending() == 0 })
+	_, err = m.create(request("two"))
+	require.NoError(t, err)
+}
+
+func TestConflictingResourceWins(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	var taken atomic.Bool
+	m.api.onCreate.Store(func(sb *v1alpha1.Sandbox) {
+		if taken.CompareAndSwap(false, true) { // somebody else writes the name a moment earlier
+			theirs := &v1alpha1.Sandbox{Spec: v1alpha1.SandboxSpec{Image: "theirs", PoolRef: pool}}
+			theirs.Namespace, theirs.Name, theirs.UID = ns, sb.Name, "theirs"
+			if err := m.api.Create(context.Background(), theirs); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	resp, err := m.create(request("one"))
+	require.NoError(t, err)
+	m.eventually("our container is removed", func() bool { return len(a.Deletes()) == 1 && len(a.Sandboxes()) == 0 })
+	require.Equal(t, resp.GetSandbox().GetUid(), a.Deletes()[0].GetSandboxUid())
+	m.eventually("theirs is seen", func() bool { sb, err := m.get("one"); return err == nil && sb.GetSpec().GetImage() == "theirs" })
+}
+
+func TestMarkPersistedIsRepeated(t *testing.T) {
+	m := newMesh(t)
+	var calls atomic.Int64
+	a := m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnMark = func(context.Context, *agentv1.Fence) error {
+			if calls.Add(1) < 3 {
+				return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "not now")
+			}
+			return nil
+		}
+	})
+	_, err := m.create(request("one"))
+	require.NoError(t, err)
+	m.eventually("it is marked", func() bool { return a.Sandboxes()[0].GetPersisted() })
+}

@@ -1,0 +1,458 @@
+package fastpath_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+)
+
+func TestDeleteUnknown(t *testing.T) {
+	m := newMesh(t)
+	err := m.remove("nobody")
+	require.True(t, errdefs.IsNotFound(err))
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(err))
+}
+
+func TestDeleteOvertakesTheWrite(t *testing.T) {
+	tests := map[string]struct {
+		before, between func(*mesh)
+	}{
+		"the API server is away": {
+			before: func(m *mesh) { m.api.down.Store(true) },
+		},
+		"the write's answer was lost": {
+			before:  func(m *mesh) { m.api.mute.Store(true) },
+			between: func(m *mesh) { m.eventually("it was sent", func() bool { return m.api.creates.Load() > 0 }) },
+		},
+		"the write's answer was lost, and then the API server went away": {
+			before: func(m *mesh) { m.api.mute.Store(true) },
+			between: func(m *mesh) {
+				m.eventually("it was sent", func() bool { return m.api.creates.Load() > 0 })
+				m.api.down.Store(true)
+			},
+		},
+		"the write is under way": {
+			before: func(m *mesh) { m.api.onCreate.Store(func(*v1alpha1.Sandbox) { <-time.After(50 * time.Millisecond) }) },
+		},
+		"it has landed": {
+			between: func(m *mesh) { m.eventually("landed", func() bool { return m.resource("one") != nil }) },
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t)
+			a := m.agent("a", 5, nil)
+			if test.before != nil {
+				test.before(m)
+			}
+			resp, err := m.create(request("one"))
+			require.NoError(t, err)
+			if test.between != nil {
+				test.between(m)
+			}
+			if err := m.remove("one"); err != nil {
+				// A custom resource that may exist cannot be deleted durably without its API server.
+				require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err))
+				m.api.down.Store(false)
+				require.NoError(t, m.remove("one"))
+			}
+			m.api.down.Store(false)
+			m.api.mute.Store(false)
+			m.nothing()
+			require.NotEmpty(t, a.Deletes())
+			require.Equal(t, resp.GetSandbox().GetUid(), a.Deletes()[0].GetSandboxUid())
+			require.Never(t, func() bool { return m.resources() > 0 || len(a.Sandboxes()) > 0 }, 300*time.Millisecond, 20*time.Millisecond)
+		})
+	}
+}
+
+func TestCreateAndDeleteStorm(t *testing.T) {
+	m := newMesh(t)
+	for i := range 2 {
+		m.agent(fmt.Sprint("a", i), 20, nil)
+	}
+	var wg sync.WaitGroup
+	names := make(chan string, 40)
+	for i := range 40 {
+		names <- fmt.Sprint("storm-", i)
+	}
+	close(names)
+	var failed atomic.Int64
+	for range 8 {
+		wg.Go(func() {
+			for name := range names {
+				if _, err := m.create(request(name)); err != nil {
+					failed.Add(1)
+				}
+				if err := m.remove(name); err != nil {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, failed.Load())
+	m.nothing()
+}
+
+func TestDeleteWaitsForTheCreate(t *testing.T) {
+	m := newMesh(t)
+	gate := make(chan struct{})
+	a := m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnCreate = func(context.Context, *agentv1.SandboxRecord) error { <-gate; return nil }
+	})
+	created, deleted := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := m.create(request("one")); created <- err }()
+	m.eventually("it is under way", func() bool { return a.Creates() == 1 })
+	go func() { deleted <- m.remove("one") }()
+	require.Never(t, func() bool { return len(deleted) > 0 }, 50*time.Millisecond, tick, "it waits for the create")
+	close(gate)
+	require.NoError(t, <-created)
+	require.NoError(t, <-deleted)
+	m.nothing()
+	resp, err := m.create(request("one"))
+	require.NoError(t, err, "the name is free again")
+	require.NotEqual(t, a.Deletes()[0].GetSandboxUid(), resp.GetSandbox().GetUid())
+}
+
+func TestACreateWaitsForTheEndOfADeletionUnderItsName(t *testing.T) {
+	m := newMesh(t)
+	release := make(chan struct{})
+	m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnDelete = func(ctx context.Context, _ *agentv1.Fence) error {
+			select {
+			case <-release:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	first, err := m.create(request("one"))
+	require.NoError(t, err)
+	m.eventually("landed", func() bool { return m.resource("one") != nil })
+	require.NoError(t, m.remove("one"))
+	created := make(chan error, 1)
+	var second *sandboxv1.CreateSandboxResponse
+	go func() {
+		var err error
+		second, err = m.create(request("one"))
+		created <- err
+	}()
+	close(release)
+	require.NoError(t, <-created)
+	require.NotEqual(t, first.GetSandbox().GetUid(), second.GetSandbox().GetUid())
+}
+
+func TestDeletePreconditionAndRepetition(t *testing.T) {
+	m := newMesh(t)
+	m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnDelete = func(context.Context, *agentv1.Fence) error {
+			return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "later")
+		}
+	})
+	resp, err := m.create(request("one"))
+	require.NoError(t, err)
+	m.eventually("landed", func() bool { return m.resource("one") != nil })
+	_, err = m.sandbox.DeleteSandbox(context.Background(), &sandboxv1.DeleteSandboxRequest{Namespace: ns, Name: "one", Uid: "other"})
+	require.Equal(t, fault.FenceMismatch, fault.ReasonOf(rpc.FromStatus(err)))
+	require.NoError(t, m.remove("one"), "the deletion is durable although the agent cannot carry it out now")
+	require.NoError(t, m.remove("one"), "and may be repeated")
+	sb, err := m.get("one")
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.Phase_PHASE_TERMINATING, sb.GetStatus().GetPhase())
+	require.NotNil(t, sb.GetDeleteTime())
+	require.Equal(t, resp.GetSandbox().GetUid(), sb.GetUid())
+	_, err = m.create(request("one"))
+	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err))
+}
+
+func TestAdoptionAfterRestart(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	m.api.down.Store(true)
+	req := request("one")
+	req.RequestId = "r1"
+	resp, err := m.create(req)
+	require.NoError(t, err)
+	m.stop() // its memory of what is not written is gone
+	m.api.down.Store(false)
+	require.Zero(t, m.resources())
+	m.start()
+	again, err := m.create(req)
+	require.NoError(t, err, "the agent's record tells the request_id")
+	require.True(t, again.GetReplayed())
+	require.Equal(t, resp.GetSandbox().GetUid(), again.GetSandbox().GetUid())
+	m.eventually("it is adopted", func() bool { return m.resource("one") != nil })
+	cr := m.resource("one")
+	require.Equal(t, resp.GetSandbox().GetUid(), cr.EffectiveUID())
+	assignment, err := cr.Assignment()
+	require.NoError(t, err)
+	require.Equal(t, "a", assignment.AgentUID)
+	require.Equal(t, "pod-a", assignment.AgentPod)
+	m.eventually("the agent is told", func() bool { return a.Sandboxes()[0].GetPersisted() })
+	require.Equal(t, 1, a.Creates())
+	require.NoError(t, m.remove("one"))
+	m.nothing()
+}
+
+func TestLeftoversAfterRestart(t *testing.T) {
+	put := func(uid, name string, state agentv1.SandboxState) *agentv1.SandboxReport {
+		return &agentv1.SandboxReport{State: state, ContainerId: uid + "-1", Record: &agentv1.SandboxRecord{
+			Fence:     &agentv1.Fence{SandboxUid: uid, Attempt: 1, AgentUid: "a"},
+			Namespace: ns, Name: name, Spec: &sandboxv1.SandboxSpec{Image: "busybox", Pool: pool},
+		}}
+	}
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	theirs := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "taken"}, Spec: v1alpha1.SandboxSpec{Image: "x", PoolRef: pool}}
+	require.NoError(t, m.api.Create(context.Background(), theirs))
+	a.Put(put("u1", "halfway", agentv1.SandboxState_SANDBOX_STATE_CREATING))
+	a.Put(put("u2", "taken", agentv1.SandboxState_SANDBOX_STATE_RUNNING))
+	orphan := put("u3", "persisted", agentv1.SandboxState_SANDBOX_STATE_RUNNING)
+	orphan.Persisted = true
+	a.Put(orphan)
+	m.eventually("what never started and whose name is another's goes", func() bool { return len(a.Sandboxes()) == 1 })
+	require.Equal(t, "u3", a.Sandboxes()[0].GetRecord().GetFence().GetSandboxUid(), "a written one without its resource is the janitor's")
+	require.Equal(t, 1, m.resources())
+	sb, err := m.get("taken")
+	require.NoError(t, err)
+	require.Equal(t, "x", sb.GetSpec().GetImage())
+}
+
+func TestDeletedBeforeAdoption(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	m.api.down.Store(true)
+	_, err := m.create(request("one"))
+	require.NoError(t, err)
+	m.stop()
+	m.api.down.Store(false)
+	m.start()
+	require.NoError(t, m.remove("one"), "it is known from the agent's report alone")
+	m.nothing()
+	require.Len(t, a.Deletes(), 1)
+}
+
+func TestUpdate(t *testing.T) {
+	m := newMesh(t)
+	m.agent("a", 5, nil)
+	req := request("one")
+	req.Labels = map[string]string{"keep": "no"}
+	resp, err := m.create(req)
+	require.NoError(t, err)
+	update := func(sb *sandboxv1.Sandbox, paths ...string) (*sandboxv1.Sandbox, error) {
+		sb.Namespace, sb.Name = ns, "one"
+		out, err := m.sandbox.UpdateSandbox(context.Background(), &sandboxv1.UpdateSandboxRequest{Sandbox: sb, UpdateMask: &fieldmaskpb.FieldMask{Paths: paths}})
+		return out.GetSandbox(), rpc.FromStatus(err)
+	}
+	soon := timestamppb.New(time.Now().Add(time.Hour).Truncate(time.Second))
+	out, err := update(&sandboxv1.Sandbox{Labels: map[string]string{"new": "yes"}, Spec: &sandboxv1.SandboxSpec{
+		ExpireTime: soon, FailurePolicy: sandboxv1.FailurePolicy_FAILURE_POLICY_AUTO_RECREATE, Image: "ignored",
+	}}, "labels", "spec.expire_time", "spec.failure_policy")
+	require.NoError(t, err)
+	require.Equal(t, soon.AsTime(), out.GetSpec().GetExpireTime().AsTime())
+	require.Equal(t, "busybox", out.GetSpec().GetImage())
+	cr := m.resource("one")
+	require.Equal(t, map[string]string{"new": "yes", v1alpha1.LabelPool: pool, v1alpha1.LabelNode: "node"}, cr.Labels)
+	require.Equal(t, v1alpha1.FailurePolicyAutoRecreate, cr.Spec.FailurePolicy)
+	out, err = update(&sandboxv1.Sandbox{}, "spec.expire_time")
+	require.NoError(t, err)
+	require.Nil(t, out.GetSpec().GetExpireTime(), "a named field that is unset is cleared")
+
+	for name, test := range map[string]struct {
+		sb    *sandboxv1.Sandbox
+		paths []string
+		field string
+	}{
+		"no mask":      {&sandboxv1.Sandbox{}, nil, "update_mask"},
+		"unknown path": {&sandboxv1.Sandbox{}, []string{"spec.image"}, "update_mask"},
+		"past":         {&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: timestamppb.New(time.Unix(1, 0))}}, []string{"spec.expire_time"}, "sandbox.spec.expire_time"},
+		"label":        {&sandboxv1.Sandbox{Labels: map[string]string{"a b": ""}}, []string{"labels"}, "sandbox.labels"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := update(test.sb, test.paths...)
+			require.Equal(t, fault.InvalidField, fault.ReasonOf(err))
+			var f *fault.Error
+			require.ErrorAs(t, err, &f)
+			require.Equal(t, test.field, f.Metadata()[fault.FieldKey])
+		})
+	}
+	_, err = update(&sandboxv1.Sandbox{Uid: "other"}, "labels")
+	require.Equal(t, fault.FenceMismatch, fault.ReasonOf(err))
+	_, err = update(&sandboxv1.Sandbox{Uid: resp.GetSandbox().GetUid()}, "labels")
+	require.NoError(t, err)
+}
+
+func TestUpdateWaitsForTheWrite(t *testing.T) {
+	m := newMesh(t)
+	m.agent("a", 5, nil)
+	m.api.down.Store(true)
+	_, err := m.create(request("one"))
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.sandbox.UpdateSandbox(context.Background(), &sandboxv1.UpdateSandboxRequest{
+			Sandbox: &sandboxv1.Sandbox{Namespace: ns, Name: "one", Labels: map[string]string{"x": "y"}}, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels"}},
+		})
+		done <- err
+	}()
+	require.Never(t, func() bool { return len(done) > 0 }, 50*time.Millisecond, tick, "it waits for the write")
+	m.api.down.Store(false)
+	require.NoError(t, <-done)
+	require.Equal(t, "y", m.resource("one").Labels["x"])
+}
+
+func TestLogs(t *testing.T) {
+	m := newMesh(t)
+	m.agent("a", 5, nil)
+	logs := func(name string) (string, error) {
+		stream, err := m.sandbox.StreamLogs(context.Background(), &sandboxv1.StreamLogsRequest{Namespace: ns, Name: name})
+		require.NoError(t, err)
+		r, err := stream.Recv()
+		return string(r.GetData()), rpc.FromStatus(err)
+	}
+	m.api.down.Store(true)
+	resp, err := m.create(request("one"))
+	require.NoError(t, err)
+	got, err := logs("one")
+	require.NoError(t, err)
+	require.Equal(t, resp.GetSandbox().GetStatus().GetSandboxId(), got)
+	_, err = logs("nobody")
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(err))
+	m.api.down.Store(false)
+	pending := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "pending"}, Spec: v1alpha1.SandboxSpec{Image: "x", PoolRef: pool}}
+	require.NoError(t, m.api.Create(context.Background(), pending))
+	m.eventually("it is seen", func() bool { _, err := m.get("pending"); return err == nil })
+	_, err = logs("pending")
+	require.Equal(t, fault.PhaseConflict, fault.ReasonOf(err))
+}
+
+func TestStrong(t *testing.T) {
+	strong := func(name string) *sandboxv1.CreateSandboxRequest {
+		req := request(name)
+		req.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
+		return req
+	}
+	// controller moves the sandbox on once it is there.
+	controller := func(m *mesh, name string, change func(*v1alpha1.Sandbox)) {
+		m.eventually("the custom resource comes first", func() bool { return m.resource(name) != nil })
+		cr := m.resource(name)
+		require.Empty(m.t, cr.Annotations[v1alpha1.AnnotationAssignment])
+		require.Empty(m.t, cr.Annotations[v1alpha1.AnnotationSandboxUID])
+		change(cr)
+		require.NoError(m.t, m.api.Status().Update(context.Background(), cr))
+	}
+	type result struct {
+		resp *sandboxv1.CreateSandboxResponse
+		err  error
+	}
+	begin := func(m *mesh, req *sandboxv1.CreateSandboxRequest) chan result {
+		done := make(chan result, 1)
+		go func() {
+			resp, err := m.create(req)
+			done <- result{resp, err}
+		}()
+		return done
+	}
+	t.Run("running", func(t *testing.T) {
+		m := newMesh(t)
+		done := begin(m, strong("one"))
+		controller(m, "one", func(cr *v1alpha1.Sandbox) {
+			cr.Status.Phase, cr.Status.Endpoints = v1alpha1.PhaseRunning, []string{"10.0.0.1:80"}
+		})
+		r := <-done
+		require.NoError(t, r.err)
+		require.Equal(t, []string{"10.0.0.1:80"}, r.resp.GetEndpoints())
+		require.Equal(t, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG, r.resp.GetConsistencyMode())
+		require.Equal(t, string(m.resource("one").UID), r.resp.GetSandbox().GetUid())
+	})
+	t.Run("failed", func(t *testing.T) {
+		m := newMesh(t)
+		done := begin(m, strong("one"))
+		controller(m, "one", func(cr *v1alpha1.Sandbox) {
+			cr.Status.Phase, cr.Status.Reason, cr.Status.Message = v1alpha1.PhaseFailed, "IMAGE_NOT_FOUND", "no such image"
+		})
+		r := <-done
+		require.Equal(t, fault.ImageNotFound, fault.ReasonOf(r.err))
+		require.True(t, errdefs.IsNotFound(r.err))
+		m.nothing()
+	})
+	t.Run("deadline", func(t *testing.T) {
+		m := newMesh(t)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		_, err := m.sandbox.CreateSandbox(ctx, strong("one"))
+		require.Equal(t, fault.DeadlineExceeded, fault.ReasonOf(rpc.FromStatus(err)))
+		m.nothing()
+	})
+}
+
+func TestListAndWatch(t *testing.T) {
+	m := newMesh(t)
+	m.agent("a", 10, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stream, err := m.sandbox.WatchSandboxes(ctx, &sandboxv1.WatchSandboxesRequest{Namespace: ns, LabelSelector: "team=x"})
+	require.NoError(t, err)
+	next := func() *sandboxv1.WatchSandboxesResponse {
+		r, err := stream.Recv()
+		require.NoError(t, err)
+		return r
+	}
+	require.Equal(t, sandboxv1.WatchSandboxesResponse_TYPE_SYNCED, next().GetType())
+	for _, name := range []string{"c", "a", "b"} {
+		req := request(name)
+		if name == "b" {
+			req.Labels = map[string]string{"team": "x"}
+		}
+		_, err := m.create(req)
+		require.NoError(t, err)
+	}
+	r := next()
+	require.Equal(t, sandboxv1.WatchSandboxesResponse_TYPE_ADDED, r.GetType())
+	require.Equal(t, "b", r.GetSandbox().GetName())
+	require.NoError(t, m.remove("b"))
+	for r.GetType() != sandboxv1.WatchSandboxesResponse_TYPE_DELETED {
+		require.Equal(t, "b", r.GetSandbox().GetName())
+		r = next()
+	}
+	var names []string
+	for token := ""; ; {
+		page, err := m.sandbox.ListSandboxes(ctx, &sandboxv1.ListSandboxesRequest{Namespace: ns, PageSize: 1, PageToken: token})
+		require.NoError(t, err)
+		for _, sb := range page.GetSandboxes() {
+			names = append(names, sb.GetName())
+		}
+		if token = page.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	require.Equal(t, []string{"a", "c"}, names)
+	for name, req := range map[string]*sandboxv1.ListSandboxesRequest{
+		"label_selector": {LabelSelector: "a in ("}, "page_token": {PageToken: "nonsense"},
+	} {
+		_, err := m.sandbox.ListSandboxes(ctx, req)
+		require.Equal(t, fault.InvalidField, fault.ReasonOf(rpc.FromStatus(err)))
+		require.ErrorContains(t, err, name)
+	}
+	page, err := m.sandbox.ListSandboxes(ctx, &sandboxv1.ListSandboxesRequest{Phases: []sandboxv1.Phase{sandboxv1.Phase_PHASE_FAILED}})
+	require.NoError(t, err)
+	require.Empty(t, page.GetSandboxes())
+}

@@ -1,0 +1,63 @@
+package fastpath
+
+import (
+	"errors"
+	"io"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+)
+
+// StreamLogs implements sandboxv1.SandboxServiceServer. It passes on what the sandbox's agent sends.
+func (s *Server) StreamLogs(req *sandboxv1.StreamLogsRequest, stream grpc.ServerStreamingServer[sandboxv1.StreamLogsResponse]) error {
+	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
+	item, ok := s.store.Get(key)
+	if !ok {
+		return s.missing(key)
+	}
+	phase := item.Sandbox.GetStatus().GetPhase()
+	if item.Fence == nil || phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_EXPIRED {
+		return fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "sandbox %s has no container in the phase %s", key, phase).
+			With("phase", phase.String())
+	}
+	client, ok := s.config.Agents.Client(item.Fence.GetAgentUid())
+	if !ok {
+		return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent of sandbox %s is gone", key)
+	}
+	source, err := client.StreamLogs(stream.Context(), &agentv1.StreamLogsRequest{
+		Fence: item.Fence, Follow: req.GetFollow(), TailLines: req.TailLines, Since: req.GetSince(),
+	})
+	if err != nil {
+		return rpc.FromStatus(err)
+	}
+	// Headers go on as soon as they come, before a process that may be silent for long. None at all, without an error, is
+	// how a refusal looks here; Recv tells it.
+	header, err := source.Header()
+	if err != nil {
+		return rpc.FromStatus(err)
+	}
+	if header != nil {
+		if err := stream.SendHeader(metadata.MD{}); err != nil {
+			return err
+		}
+	}
+	for {
+		m, err := source.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return rpc.FromStatus(err)
+		}
+		if err := stream.Send(&sandboxv1.StreamLogsResponse{Data: m.GetData()}); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package fastpath
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+)
+
+const (
+	// admitTimeout is how long an agent may take to take a sandbox in, which needs no I/O of it; then it counts as lost.
+	admitTimeout = 5 * time.Second
+	// maxInternal bounds on how many agents a create is tried that makes agents fail internally.
+	maxInternal = 3
+)
+
+// place has one agent after the other asked until one runs the sandbox, the request itself turns out to be at fault, no
+// candidate is left, or ctx ends. After an error nothing is left, or is being removed in the background.
+func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxRecord) (*store.Record, stages, error) {
+	var exclude []string
+	var last error
+	internal := 0
+	for attempt := int64(1); ; {
+		if ctx.Err() != nil {
+			return nil, nil, errContext(ctx, "creating the sandbox", last)
+		}
+		var timings stages
+		began := s.config.Clock.Now()
+		assignment, err := s.reserve(ctx, p, record, attempt, exclude)
+		if err != nil {
+			if last != nil {
+				err = last
+			}
+			return nil, nil, err
+		}
+		timings.add("reserve", s.config.Clock.Since(began))
+		fence := assignment.GetFence()
+		record := proto.CloneOf(record)
+		record.Fence = fence
+		report, known, err := s.start(ctx, record, &timings)
+		if err == nil && ctx.Err() != nil { // nobody is there to be told of it
+			err, known = ctx.Err(), false
+		}
+		if err == nil {
+			return &store.Record{
+				Record: record, Report: report, AgentPod: assignment.GetAgentPod(), NodeName: assignment.GetNodeName(),
+				AgentAddress: assignment.GetAgentAddress(),
+			}, timings, nil
+		}
+		if known {
+			s.config.Fleet.Release(fence)
+		} else {
+			// What became of it is not known; the place stays taken until it is, and the next container has another id.
+			s.reaper.Drive(fence, nil)
+			attempt++
+		}
+		if fault.ReasonOf(err) == fault.Internal {
+			internal++
+		}
+		if ctx.Err() == nil && (!retryable(err) || internal >= maxInternal) {
+			return nil, nil, err
+		}
+		logr.FromContextOrDiscard(ctx).V(2).Info("trying the next agent", "sandbox", record.GetNamespace()+"/"+record.GetName(),
+			"agent", assignment.GetAgentPod(), "err", err.Error())
+		exclude = append(exclude, fence.GetAgentUid())
+		last = err
+	}
+}
+
+func (s *Server) reserve(ctx context.Context, p *plan, record *agentv1.SandboxRecord, attempt int64, exclude []string) (*allocatorv1.Assignment, error) {
+	_, span := obs.Tracer().Start(ctx, "reserve")
+	defer span.End()
+	a, err := s.config.Fleet.Reserve(registry.Request{
+		Key:  registry.Key{SandboxUID: record.GetFence().GetSandboxUid(), Attempt: attempt},
+		Pool: registry.Pool{Namespace: record.GetNamespace(), Name: record.GetSpec().GetPool()},
+		// Short forms of one reference are one image.
+		Image: p.image, Ports: fleet.SharedPorts(record.GetSpec()), Exclude: exclude,
+	})
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+		return nil, err
+	}
+	span.SetAttributes(attribute.String("fast_sandbox.agent", a.GetAgentPod()), attribute.String("fast_sandbox.uid", a.GetFence().GetSandboxUid()))
+	return a, nil
+}
+
+// retryable tells whether another agent may do what this one could not: what the agent lacks, as against what the request
+// does.
+func retryable(err error) bool {
+	switch fault.ReasonOf(err) {
+	case fault.NoCapacity, fault.PortConflict, fault.AgentUnavailable, fault.RuntimeUnavailable, fault.ImagePullFailed,
+		fault.FenceMismatch, fault.Overloaded, fault.Internal, fault.DeadlineExceeded, fault.Cancelled:
+		return true
+	}
+	return false
+}
+
+// start has an agent create and start the sandbox. known tells, with an error, that nothing of it is left there or ever
+// will be; otherwise the container must be deleted by its fence.
+func (s *Server) start(ctx context.Context, record *agentv1.SandboxRecord, timings *stages) (report *agentv1.SandboxReport, known bool, err error) {
+	client, ok := s.config.Agents.Client(record.GetFence().GetAgentUid())
+	if !ok {
+		return nil, true, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "there is no connection to the agent")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	admission := s.config.Clock.AfterFunc(admitTimeout, cancel)
+	defer admission.Stop()
+	began := s.config.Clock.Now()
+	stream, err := client.CreateSandbox(ctx, &agentv1.CreateSandboxRequest{Record: record})
+	if err != nil {
+		return nil, false, rpc.FromStatus(err)
+	}
+	var inside time.Duration
+	var own stages
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, false, fault.New(errdefs.ErrInternal, fault.Internal, "the agent ended a create without starting the sandbox")
+		}
+		if err != nil {
+			return nil, refusal(err), rpc.FromStatus(err)
+		}
+		admission.Stop()
+		inside += m.GetDuration().AsDuration()
+		if name := stageName(m.GetStage()); name != "" {
+			own.add(name, m.GetDuration().AsDuration())
+		}
+		if m.GetStage() == agentv1.CreateStage_CREATE_STAGE_STARTED {
+			timings.add("agent", s.config.Clock.Since(began)-inside)
+			*timings = append(*timings, own...)
+			return m.GetReport(), false, nil
+		}
+	}
+}
+
+// refusal tells whether an error is the agent's own word, which says that nothing is left, as against the connection's.
+func refusal(err error) bool {
+	st, ok := status.FromError(err)
+	if !ok {
+		return false
+	}
+	switch st.Code() {
+	case grpccodes.Canceled, grpccodes.DeadlineExceeded, grpccodes.Internal, grpccodes.Unknown:
+		return false
+	}
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetDomain() == rpc.Domain {
+			return true
+		}
+	}
+	return false
+}
+
+func stageName(s agentv1.CreateStage) string {
+	switch s {
+	case agentv1.CreateStage_CREATE_STAGE_ADMITTED:
+		return "admitted"
+	case agentv1.CreateStage_CREATE_STAGE_IMAGE:
+		return "image"
+	case agentv1.CreateStage_CREATE_STAGE_SNAPSHOT:
+		return "snapshot"
+	case agentv1.CreateStage_CREATE_STAGE_CONTAINER:
+		return "container"
+	case agentv1.CreateStage_CREATE_STAGE_TASK:
+		return "task"
+	case agentv1.CreateStage_CREATE_STAGE_STARTED:
+		return "started"
+	}
+	return ""
+}

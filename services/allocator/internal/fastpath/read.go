@@ -1,0 +1,76 @@
+package fastpath
+
+import (
+	"context"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+)
+
+// GetSandbox implements sandboxv1.SandboxServiceServer.
+func (s *Server) GetSandbox(_ context.Context, req *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
+	item, ok := s.store.Get(key)
+	if !ok {
+		return nil, s.missing(key)
+	}
+	return &sandboxv1.GetSandboxResponse{Sandbox: item.Sandbox}, nil
+}
+
+// ListSandboxes implements sandboxv1.SandboxServiceServer.
+func (s *Server) ListSandboxes(_ context.Context, req *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
+	selector, err := store.ParseSelector(req.GetLabelSelector())
+	if err != nil {
+		return nil, err
+	}
+	if !s.config.Pools.Synced() { // half a list would be taken for the whole
+		return nil, errAPI(nil)
+	}
+	page, next, err := s.store.List(store.Filter{
+		Namespace: req.GetNamespace(), Pool: req.GetPool(), Selector: selector, Phases: req.GetPhases(),
+	}, int(req.GetPageSize()), req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.ListSandboxesResponse{Sandboxes: page, NextPageToken: next}, nil
+}
+
+// WatchSandboxes implements sandboxv1.SandboxServiceServer.
+func (s *Server) WatchSandboxes(req *sandboxv1.WatchSandboxesRequest, stream grpc.ServerStreamingServer[sandboxv1.WatchSandboxesResponse]) error {
+	selector, err := store.ParseSelector(req.GetLabelSelector())
+	if err != nil {
+		return err
+	}
+	if !s.config.Pools.Synced() {
+		return errAPI(nil)
+	}
+	initial, watch := s.store.Watch(store.Filter{
+		Namespace: req.GetNamespace(), Name: req.GetName(), Pool: req.GetPool(), Selector: selector, Phases: req.GetPhases(),
+	})
+	defer watch.Close()
+	for _, sb := range initial {
+		if err := stream.Send(&sandboxv1.WatchSandboxesResponse{Type: sandboxv1.WatchSandboxesResponse_TYPE_ADDED, Sandbox: sb}); err != nil {
+			return err
+		}
+	}
+	if err := stream.Send(&sandboxv1.WatchSandboxesResponse{Type: sandboxv1.WatchSandboxesResponse_TYPE_SYNCED}); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case event, ok := <-watch.Events():
+			if !ok {
+				return fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "the watch was read too slowly; watch anew")
+			}
+			if err := stream.Send(event); err != nil {
+				return err
+			}
+		}
+	}
+}

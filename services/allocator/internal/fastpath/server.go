@@ -1,0 +1,149 @@
+// Package fastpath serves sandbox.v1.SandboxService. A fast create reserves a place in memory, has the agent start the
+// sandbox, and answers; the custom resource is written behind. All methods may be called concurrently.
+//
+// All work on one namespace/name is ordered by a lock on that key: a create holds it until it is answered, a delete or
+// update until it is durable. The write behind runs without the lock; whoever holds it stops or awaits the write first.
+// Locks, in the order in which they may be taken: the key, Server.mu, and below it those of store, fleet and registry. No
+// I/O happens under any but the key's.
+//
+// Whatever fails leaves nothing: an agent whose answer is not known is told to delete, by the fence, until it is certain.
+// Whatever was acknowledged stays: from the agent's answer to the written custom resource the agent's durable record is the
+// truth, and Run adopts what a former process left in that state.
+package fastpath
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/keylock"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/writer"
+)
+
+// Resources is the part of the API server that is used; client.Client has it.
+type Resources interface {
+	writer.Resources
+	Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error
+	Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error
+}
+
+// Fleet is the part of fleet.Fleet that is used.
+type Fleet interface {
+	Reserve(req registry.Request) (*allocatorv1.Assignment, error)
+	Release(fence *agentv1.Fence)
+	Agent(uid string) (*allocatorv1.Agent, bool)
+	Loose() []fleet.Loose
+}
+
+// Pools finds pools.
+type Pools interface {
+	// Pool returns a pool from memory; false if there is none.
+	Pool(namespace, name string) (*v1alpha1.SandboxPool, bool)
+	// Synced tells whether pools and sandboxes of the API server have been seen once.
+	Synced() bool
+}
+
+// Config is what a Server needs.
+type Config struct {
+	Store     *store.Store
+	Fleet     Fleet
+	Agents    reap.Agents
+	Pools     Pools
+	Resources Resources
+	Tasks     *tasks.Set
+	Clock     clock.WithTickerAndDelayedExecution
+	Metrics   *Metrics
+	// Mode of creates that name none: FAST or STRONG.
+	Mode sandboxv1.ConsistencyMode
+	// OrphanTimeout is how long a container that belongs to nobody may stand before it is deleted.
+	OrphanTimeout time.Duration
+	// CreateTimeout bounds a create whose caller set no deadline.
+	CreateTimeout time.Duration
+	// WriteLimit is how many custom resources may wait to be written.
+	WriteLimit int
+}
+
+// Server implements sandboxv1.SandboxServiceServer.
+type Server struct {
+	sandboxv1.UnimplementedSandboxServiceServer
+	config Config
+	store  *store.Store
+	locks  *keylock.Map[store.Key]
+	reaper *reap.Reaper
+	writer *writer.Writer
+
+	mu       sync.Mutex
+	flights  map[requestKey]*flight      // creates with a request_id that run now
+	answers  *answers                    // what creates with a request_id were answered
+	creating map[string]struct{}         // sandbox uids of creates that run now
+	jobs     map[string]*writer.Job      // writes behind, by sandbox uid
+	marking  map[string]struct{}         // sandbox uids whose agent is being told that they are written
+	loose    map[fleet.Key]looseSighting // see adopt.go
+}
+
+// New returns a server. Its background work runs in cfg.Tasks.
+func New(cfg Config) *Server {
+	s := &Server{
+		config: cfg, store: cfg.Store, locks: keylock.New[store.Key](),
+		flights: map[requestKey]*flight{}, answers: newAnswers(), creating: map[string]struct{}{},
+		jobs: map[string]*writer.Job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
+	}
+	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: cfg.Fleet.Release})
+	s.writer = writer.New(writer.Config{Resources: cfg.Resources, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit})
+	return s
+}
+
+// Pending is the number of custom resources that wait to be written.
+func (s *Server) Pending() int64 { return s.writer.Pending() }
+
+// Drain blocks until nothing waits to be written, or ctx ends.
+func (s *Server) Drain(ctx context.Context) {
+	ticker := s.config.Clock.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for s.Pending() > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+	}
+}
+
+// missing is the error for a sandbox that is not in the store.
+func (s *Server) missing(key store.Key) error {
+	if !s.config.Pools.Synced() {
+		return errAPI(nil)
+	}
+	return fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox %s does not exist", key).With("sandbox", key.String())
+}
+
+func errAPI(cause error) error {
+	return fault.Wrap(cause, errdefs.ErrUnavailable, fault.APIUnavailable, "the Kubernetes API server cannot be reached").RetryIn(time.Second)
+}
+
+// errContext is the error of a call whose context has ended, with the last thing that went wrong before.
+func errContext(ctx context.Context, doing string, last error) error {
+	after := ""
+	if last != nil {
+		after = fmt.Sprintf(" (last: %v)", last)
+	}
+	if context.Cause(ctx) == context.Canceled || ctx.Err() == context.Canceled { //nolint:errorlint // a context's own sentinel
+		return fault.Wrap(last, context.Canceled, fault.Cancelled, "the caller left while %s%s", doing, after)
+	}
+	return fault.Wrap(last, context.DeadlineExceeded, fault.DeadlineExceeded, "the deadline passed while %s%s", doing, after)
+}

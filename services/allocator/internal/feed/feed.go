@@ -1,0 +1,256 @@
+// Package feed keeps one connection to each agent whose Pod runs, and turns the agent's status stream into calls on a
+// Sink. It knows Pods only as addresses that come and go. A stream that breaks, falls silent, skips a number or changes
+// its epoch is watched anew, with a backoff. All methods may be called concurrently; the sink hears of each agent in order.
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/go-logr/logr"
+	"google.golang.org/grpc"
+	"k8s.io/utils/clock"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
+)
+
+// DefaultSilence is how long a stream may send nothing before it is watched anew: agents send each second.
+const DefaultSilence = 5 * time.Second
+
+// Sink is told of agents.
+type Sink interface {
+	// Joined tells that an agent's Pod runs at an address; it may be repeated with another address.
+	Joined(info *agentv1.AgentInfo, address string)
+	// Left tells that the agent's Pod is gone; nothing of it follows.
+	Left(agentUID string)
+	// Snapshot carries an agent's whole state, Delta a change of it, Heartbeat that it lives.
+	Snapshot(agentUID string, s *agentv1.AgentSnapshot)
+	Delta(agentUID string, d *agentv1.AgentDelta)
+	Heartbeat(agentUID string)
+}
+
+// Config is what a feed needs.
+type Config struct {
+	Sink Sink
+	// Dial makes a connection to an address (host:port) that connects when it is used.
+	Dial  func(address string) (*grpc.ClientConn, error)
+	Clock clock.WithDelayedExecution
+	// Silence after which a stream is watched anew. Zero: DefaultSilence.
+	Silence time.Duration
+}
+
+// Feed holds the connections.
+type Feed struct {
+	config Config
+	tasks  *tasks.Set
+
+	mu     sync.Mutex
+	links  map[string]*link // by agent uid
+	synced bool
+}
+
+// link is one connection to one agent, with the goroutine that watches it.
+type link struct {
+	uid, name, address string
+	stop               chan struct{} // closed: end
+	done               chan struct{} // closed: ended
+
+	client agentv1.AgentServiceClient // nil until dialled; guarded by Feed.mu
+}
+
+// New returns a feed without agents.
+func New(cfg Config) *Feed {
+	if cfg.Silence == 0 {
+		cfg.Silence = DefaultSilence
+	}
+	return &Feed{config: cfg, tasks: tasks.New(), links: map[string]*link{}}
+}
+
+// Run watches the agents until ctx ends.
+func (f *Feed) Run(ctx context.Context) error { return f.tasks.Run(ctx) }
+
+// SetPod tells that an agent's Pod runs at an address. Repeating it changes nothing; another address for the same Pod
+// replaces its connection. The sink has heard of the agent when it returns.
+func (f *Feed) SetPod(info *agentv1.AgentInfo, address string) {
+	f.mu.Lock()
+	old := f.links[info.GetPodUid()]
+	if old != nil && old.address == address {
+		f.mu.Unlock()
+		return
+	}
+	l := &link{
+		uid: info.GetPodUid(), name: info.GetPodName(), address: address, stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	f.links[l.uid] = l
+	if old != nil {
+		close(old.stop)
+	}
+	f.mu.Unlock()
+	f.config.Sink.Joined(info, address)
+	f.tasks.Go(func(ctx context.Context) { f.run(ctx, l, old) })
+}
+
+// RemovePod tells that a Pod is gone. An unknown one is gone already.
+func (f *Feed) RemovePod(uid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.links[uid]
+	if l == nil {
+		return
+	}
+	delete(f.links, uid)
+	close(l.stop)
+	f.tasks.Go(func(context.Context) {
+		<-l.done
+		f.config.Sink.Left(uid)
+	})
+}
+
+// SetSynced tells that every Pod that exists has been told of by now.
+func (f *Feed) SetSynced() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.synced = true
+}
+
+// Client returns the connection to an agent; false if there is none.
+func (f *Feed) Client(uid string) (agentv1.AgentServiceClient, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, ok := f.links[uid]
+	if !ok || l.client == nil {
+		return nil, false
+	}
+	return l.client, true
+}
+
+// Gone tells whether it is certain that an agent's Pod is gone.
+func (f *Feed) Gone(uid string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.links[uid]
+	return f.synced && !ok
+}
+
+// run watches one agent until it is stopped. prev, if any, is the link that it replaces: the sink hears nothing more by
+// that one once it hears by this one.
+func (f *Feed) run(ctx context.Context, l, prev *link) {
+	defer close(l.done)
+	if prev != nil {
+		<-prev.done
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stopper := make(chan struct{})
+	go func() {
+		defer close(stopper)
+		select {
+		case <-l.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	defer func() { cancel(); <-stopper }()
+	log := logr.FromContextOrDiscard(ctx).WithValues("agent", l.name, "address", l.address)
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
+	var conn *grpc.ClientConn
+	defer func() {
+		if conn != nil {
+			_ = conn.Close()
+		}
+	}()
+	for ctx.Err() == nil {
+		var err error
+		if conn == nil { // dialling reads the certificates, which may be in the middle of a change
+			conn, err = f.dial(l)
+		}
+		if err == nil {
+			err = f.watch(ctx, l, wait.Reset)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		log.V(2).Info("watching agent anew", "reason", err.Error())
+		timer := f.config.Clock.NewTimer(wait.NextBackOff())
+		select {
+		case <-ctx.Done():
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+func (f *Feed) dial(l *link) (*grpc.ClientConn, error) {
+	conn, err := f.config.Dial(l.address)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l.client = agentv1.NewAgentServiceClient(conn)
+	return conn, nil
+}
+
+// watch follows one stream until it breaks; it always returns an error. heard is called with each good message.
+func (f *Feed) watch(ctx context.Context, l *link, heard func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := f.config.Clock.AfterFunc(f.config.Silence, func() { cancel(errSilence) })
+	defer silence.Stop()
+	stream, err := l.client.WatchStatus(ctx, &agentv1.WatchStatusRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return err
+	}
+	var last position
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		if err := last.advance(l.uid, m); err != nil {
+			return err
+		}
+		silence.Reset(f.config.Silence)
+		heard()
+		switch c := m.GetContent().(type) {
+		case *agentv1.WatchStatusResponse_Snapshot:
+			f.config.Sink.Snapshot(l.uid, c.Snapshot)
+		case *agentv1.WatchStatusResponse_Delta:
+			f.config.Sink.Delta(l.uid, c.Delta)
+		default:
+			f.config.Sink.Heartbeat(l.uid)
+		}
+	}
+}
+
+var errSilence = errors.New("the agent has fallen silent")
+
+// position is how far a stream has been read.
+type position struct {
+	epoch    string
+	sequence int64
+}
+
+// advance checks that m is the next message, and that it is the awaited agent who speaks: an address may be reused.
+func (p *position) advance(uid string, m *agentv1.WatchStatusResponse) error {
+	snapshot := m.GetSnapshot()
+	switch {
+	case p.sequence == 0 && snapshot == nil:
+		return errors.New("the stream does not begin with a snapshot")
+	case p.sequence > 0 && snapshot != nil:
+		return errors.New("a second snapshot in one stream")
+	case m.GetSequence() != p.sequence+1:
+		return fmt.Errorf("message %d follows %d", m.GetSequence(), p.sequence)
+	case p.sequence > 0 && m.GetEpoch() != p.epoch:
+		return fmt.Errorf("epoch %s follows %s", m.GetEpoch(), p.epoch)
+	case snapshot != nil && snapshot.GetInfo().GetPodUid() != uid:
+		return fmt.Errorf("the agent at this address is that of Pod %s", snapshot.GetInfo().GetPodUid())
+	}
+	p.epoch, p.sequence = m.GetEpoch(), m.GetSequence()
+	return nil
+}

@@ -1,0 +1,278 @@
+// Package fleet is what the allocator knows of the agents: who they are, how they are reached, what they report. It feeds
+// the registry, which counts places, and whoever listens for sandboxes' states. It learns everything from the feed and
+// asks nobody. All methods may be called concurrently; those that report on one agent must come in that agent's order.
+package fleet
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/utils/clock"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+)
+
+// Listener is told of agents' reports, for each agent in order, outside of any lock. It must not block.
+type Listener interface {
+	// AgentSandboxes replaces all reports of an agent.
+	AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport)
+	// AgentChanges carries new and changed reports; one that is TERMINATED is gone after this.
+	AgentChanges(agentUID string, reports []*agentv1.SandboxReport)
+	// AgentGone tells that the agent's Pod is gone, and all reports with it.
+	AgentGone(agentUID string)
+}
+
+// Key names one container on one agent; it is a fence as a map key.
+type Key struct {
+	SandboxUID string
+	Attempt    int64
+	AgentUID   string
+}
+
+// KeyOf is the key of a fence.
+func KeyOf(f *agentv1.Fence) Key {
+	return Key{SandboxUID: f.GetSandboxUid(), Attempt: f.GetAttempt(), AgentUID: f.GetAgentUid()}
+}
+
+// Fence is the fence of a key.
+func (k Key) Fence() *agentv1.Fence {
+	return &agentv1.Fence{SandboxUid: k.SandboxUID, Attempt: k.Attempt, AgentUid: k.AgentUID}
+}
+
+type member struct {
+	info    *agentv1.AgentInfo // immutable once set
+	address string
+	seen    bool  // a snapshot was received
+	heard   int64 // number of messages received
+	joined  time.Time
+	reports map[Key]*agentv1.SandboxReport // immutable values
+}
+
+// Fleet is the memory of agents.
+type Fleet struct {
+	registry *registry.Registry
+	clock    clock.PassiveClock
+	listener Listener
+
+	mu       sync.Mutex
+	agents   map[string]*member
+	watchers map[*Watch]struct{}
+}
+
+// New returns an empty fleet that feeds reg and tells listener.
+func New(reg *registry.Registry, c clock.PassiveClock, listener Listener) *Fleet {
+	return &Fleet{registry: reg, clock: c, listener: listener, agents: map[string]*member{}, watchers: map[*Watch]struct{}{}}
+}
+
+// Joined makes known the agent of a Pod that runs. info holds what the Pod tells; the agent's own word replaces it.
+func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
+	f.registry.Join(info.GetPodUid(), registry.Pool{Namespace: info.GetNamespace(), Name: info.GetPool()})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m, ok := f.agents[info.GetPodUid()]; ok {
+		m.address = address
+		return
+	}
+	f.agents[info.GetPodUid()] = &member{info: info, address: address, joined: f.clock.Now(), reports: map[Key]*agentv1.SandboxReport{}}
+}
+
+// Left forgets an agent whose Pod is gone.
+func (f *Fleet) Left(uid string) {
+	f.mu.Lock()
+	agent := f.agentLocked(uid)
+	delete(f.agents, uid)
+	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT_GONE, agent, nil)
+	f.mu.Unlock()
+	f.registry.Leave(uid)
+	if agent != nil {
+		f.listener.AgentGone(uid)
+	}
+}
+
+// Snapshot replaces what is known of an agent. An agent that has not joined, or has left, is ignored.
+func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
+	f.mu.Lock()
+	m, ok := f.agents[uid]
+	if !ok {
+		f.mu.Unlock()
+		return
+	}
+	m.info = s.GetInfo()
+	m.seen = true
+	m.heard++
+	m.reports = make(map[Key]*agentv1.SandboxReport, len(s.GetSandboxes()))
+	sandboxes := make([]registry.Sandbox, 0, len(s.GetSandboxes()))
+	for _, r := range s.GetSandboxes() {
+		if r.GetState() != agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
+			m.reports[KeyOf(r.GetRecord().GetFence())] = r
+		}
+		sandboxes = append(sandboxes, place(r))
+	}
+	f.registry.ApplySnapshot(f.clock.Now(), registry.Snapshot{
+		UID: uid, Pool: registry.Pool{Namespace: m.info.GetNamespace(), Name: m.info.GetPool()},
+		Capacity: int(m.info.GetCapacity()), ReservedPorts: m.info.GetReservedPorts(), Sandboxes: sandboxes,
+		Images: s.GetImages(), Accepting: s.GetAccepting(), Reason: s.GetNotAcceptingReason(),
+	})
+	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
+	f.mu.Unlock()
+	f.listener.AgentSandboxes(uid, s.GetSandboxes())
+}
+
+// Delta changes what is known of an agent; without a snapshot before it is ignored.
+func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
+	f.mu.Lock()
+	m, ok := f.agents[uid]
+	if !ok || !m.seen {
+		f.mu.Unlock()
+		return
+	}
+	m.heard++
+	sandboxes := make([]registry.Sandbox, 0, len(d.GetSandboxes()))
+	for _, r := range d.GetSandboxes() {
+		key := KeyOf(r.GetRecord().GetFence())
+		if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
+			delete(m.reports, key)
+		} else {
+			m.reports[key] = r
+		}
+		sandboxes = append(sandboxes, place(r))
+	}
+	f.registry.ApplyDelta(f.clock.Now(), registry.Delta{
+		UID: uid, Sandboxes: sandboxes, ImagesAdded: d.GetImagesAdded(), ImagesRemoved: d.GetImagesRemoved(),
+		Accepting: d.Accepting, Reason: d.GetNotAcceptingReason(),
+	})
+	agent := f.agentLocked(uid)
+	if d.Accepting != nil || len(d.GetImagesAdded())+len(d.GetImagesRemoved()) > 0 {
+		f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, agent, slices.Collect(maps.Values(m.reports)))
+	}
+	if len(d.GetSandboxes()) > 0 {
+		f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, agent, d.GetSandboxes())
+	}
+	f.mu.Unlock()
+	if len(d.GetSandboxes()) > 0 {
+		f.listener.AgentChanges(uid, d.GetSandboxes())
+	}
+}
+
+// Heartbeat notes that an agent was heard of.
+func (f *Fleet) Heartbeat(uid string) {
+	f.mu.Lock()
+	if m, ok := f.agents[uid]; ok && m.seen {
+		m.heard++
+	}
+	f.mu.Unlock()
+	f.registry.Heartbeat(f.clock.Now(), uid)
+}
+
+// Sweep tells watchers of agents whose readiness has changed by mere time. Call it about each second.
+func (f *Fleet) Sweep() {
+	for _, uid := range f.registry.Sweep(f.clock.Now()) {
+		f.mu.Lock()
+		if m, ok := f.agents[uid]; ok && m.seen {
+			f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
+		}
+		f.mu.Unlock()
+	}
+}
+
+// place is what a report means for the registry. A sandbox that could not be created takes no place; one whose process has
+// ended keeps its place until it is deleted, and its ports are free.
+func place(r *agentv1.SandboxReport) registry.Sandbox {
+	fence := r.GetRecord().GetFence()
+	s := registry.Sandbox{Key: registry.Key{SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt()}}
+	switch r.GetState() {
+	case agentv1.SandboxState_SANDBOX_STATE_TERMINATED, agentv1.SandboxState_SANDBOX_STATE_FAILED:
+		s.Gone = true
+	case agentv1.SandboxState_SANDBOX_STATE_STOPPED:
+	default:
+		s.Ports = SharedPorts(r.GetRecord().GetSpec())
+	}
+	return s
+}
+
+// agentLocked is the API's view of an agent, or nil. The lock is held.
+func (f *Fleet) agentLocked(uid string) *allocatorv1.Agent {
+	m, ok := f.agents[uid]
+	if !ok {
+		return nil
+	}
+	a := &allocatorv1.Agent{Info: m.info, Address: m.address, Reason: registry.ReasonConnecting}
+	if v, ok := f.registry.Agent(f.clock.Now(), uid); ok {
+		a.Allocated, a.ImageCount = int32(v.Allocated), int32(v.Images)
+		a.Ready, a.Reason = v.Ready, v.Reason
+		if !v.Heard.IsZero() {
+			a.LastHeartbeatTime = timestamppb.New(v.Heard)
+		}
+	}
+	return a
+}
+
+// Agents returns the agents of a namespace and pool, empty for any, in the order of namespace, pool and Pod name.
+func (f *Fleet) Agents(namespace, pool string) []*allocatorv1.Agent {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	agents := make([]*allocatorv1.Agent, 0, len(f.agents))
+	for uid, m := range f.agents {
+		if (namespace == "" || namespace == m.info.GetNamespace()) && (pool == "" || pool == m.info.GetPool()) {
+			agents = append(agents, f.agentLocked(uid))
+		}
+	}
+	slices.SortFunc(agents, func(a, b *allocatorv1.Agent) int {
+		return cmp.Or(strings.Compare(a.GetInfo().GetNamespace(), b.GetInfo().GetNamespace()),
+			strings.Compare(a.GetInfo().GetPool(), b.GetInfo().GetPool()),
+			strings.Compare(a.GetInfo().GetPodName(), b.GetInfo().GetPodName()))
+	})
+	return agents
+}
+
+// Agent returns the API's view of one agent; false if it is not known.
+func (f *Fleet) Agent(uid string) (*allocatorv1.Agent, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := f.agentLocked(uid)
+	return a, a != nil
+}
+
+// Settled tells whether every agent that joined was heard of, or had time enough for it: only then is the absence of a
+// sandbox from all reports worth anything.
+func (f *Fleet) Settled(patience time.Duration) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.clock.Now()
+	for _, m := range f.agents {
+		if !m.seen && now.Sub(m.joined) < patience {
+			return false
+		}
+	}
+	return true
+}
+
+// Loose is a report of a sandbox whose custom resource its agent does not know to be written.
+type Loose struct {
+	Report *agentv1.SandboxReport
+	// Heard is the number of messages that its agent had sent when the report was looked at.
+	Heard int64
+}
+
+// Loose returns all such reports, in no order.
+func (f *Fleet) Loose() []Loose {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []Loose
+	for _, m := range f.agents {
+		for _, r := range m.reports {
+			if !r.GetPersisted() {
+				out = append(out, Loose{Report: proto.CloneOf(r), Heard: m.heard})
+			}
+		}
+	}
+	return out
+}

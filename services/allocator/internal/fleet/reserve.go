@@ -1,0 +1,52 @@
+package fleet
+
+import (
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+)
+
+// SharedPorts are the ports that a sandbox takes from its agent: none if it has a network of its own.
+func SharedPorts(spec *sandboxv1.SandboxSpec) []int32 {
+	if spec.GetNetwork() == sandboxv1.NetworkMode_NETWORK_MODE_NONE {
+		return nil
+	}
+	return spec.GetPorts()
+}
+
+// NormaliseImage completes an image reference as Docker does: busybox -> docker.io/library/busybox:latest.
+func NormaliseImage(image string) (string, error) {
+	named, err := reference.ParseNormalizedNamed(image)
+	if err != nil {
+		return "", err
+	}
+	return reference.TagNameOnly(named).String(), nil
+}
+
+// Reserve reserves a place; see registry.Allocate for the rules and the errors. req.Image must be normalised.
+func (f *Fleet) Reserve(req registry.Request) (*allocatorv1.Assignment, error) {
+	uid, err := f.registry.Allocate(f.clock.Now(), req)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m, ok := f.agents[uid]
+	if !ok { // it left between the two locks; the registry is about to forget it, too
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent that was chosen is gone")
+	}
+	return &allocatorv1.Assignment{
+		Fence:    &agentv1.Fence{SandboxUid: req.Key.SandboxUID, Attempt: req.Key.Attempt, AgentUid: uid},
+		AgentPod: m.info.GetPodName(), NodeName: m.info.GetNodeName(), AgentAddress: m.address,
+	}, nil
+}
+
+// Release gives a reservation up. Releasing again, or what was never reserved, is success.
+func (f *Fleet) Release(fence *agentv1.Fence) {
+	f.registry.Release(f.clock.Now(), registry.Key{SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt()}, fence.GetAgentUid())
+}

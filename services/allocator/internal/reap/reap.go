@@ -1,0 +1,136 @@
+// Package reap drives deletions on agents to certainty: it repeats each until the agent says that the container is gone,
+// or the agent's Pod itself is gone (its containers are then the janitor's). All methods may be called concurrently.
+package reap
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/utils/clock"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
+)
+
+// Agents finds agents.
+type Agents interface {
+	// Client returns the connection to an agent; false if there is none (now).
+	Client(uid string) (agentv1.AgentServiceClient, bool)
+	// Gone tells whether it is certain that the agent's Pod is gone.
+	Gone(uid string) bool
+}
+
+// Config is what a Reaper needs.
+type Config struct {
+	Agents Agents
+	Tasks  *tasks.Set
+	Clock  clock.Clock
+	// Removed is called, once for each drive, when the container is certainly gone.
+	Removed func(fence *agentv1.Fence)
+}
+
+// Reaper deletes containers on agents.
+type Reaper struct {
+	config Config
+
+	mu     sync.Mutex
+	drives map[fleet.Key]chan struct{}
+}
+
+// New returns a reaper with nothing to do.
+func New(cfg Config) *Reaper { return &Reaper{config: cfg, drives: map[fleet.Key]chan struct{}{}} }
+
+// Drive has a container deleted in the background and returns a channel that is closed once it is certainly gone. grace is
+// the time between SIGTERM and SIGKILL; nil takes the sandbox's own. Driving what is driven already joins it.
+func (r *Reaper) Drive(fence *agentv1.Fence, grace *durationpb.Duration) <-chan struct{} {
+	key := fleet.KeyOf(fence)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if done, ok := r.drives[key]; ok {
+		return done
+	}
+	done := make(chan struct{})
+	r.drives[key] = done
+	r.config.Tasks.Go(func(ctx context.Context) { r.run(ctx, key, grace, done) })
+	return done
+}
+
+// Driving tells whether a deletion of the container is under way.
+func (r *Reaper) Driving(key fleet.Key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.drives[key]
+	return ok
+}
+
+func (r *Reaper) run(ctx context.Context, key fleet.Key, grace *durationpb.Duration, done chan struct{}) {
+	log := logr.FromContextOrDiscard(ctx).WithValues("sandboxUID", key.SandboxUID, "attempt", key.Attempt, "agentUID", key.AgentUID)
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
+	for {
+		err := r.attempt(ctx, key, grace)
+		if err == nil {
+			break
+		}
+		log.V(2).Info("deleting container again", "err", err.Error())
+		timer := r.config.Clock.NewTimer(wait.NextBackOff())
+		select {
+		case <-ctx.Done(): // the next process finds the container reported, and goes on
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+	}
+	r.mu.Lock()
+	delete(r.drives, key)
+	r.mu.Unlock()
+	r.config.Removed(key.Fence())
+	close(done)
+}
+
+var errUnreachable = errors.New("no connection to the agent")
+
+// attempt returns nil once the container is certainly gone from the agent.
+func (r *Reaper) attempt(ctx context.Context, key fleet.Key, grace *durationpb.Duration) error {
+	if r.config.Agents.Gone(key.AgentUID) {
+		return nil
+	}
+	client, ok := r.config.Agents.Client(key.AgentUID)
+	if !ok {
+		return errUnreachable
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := client.DeleteSandbox(ctx, &agentv1.DeleteSandboxRequest{Fence: key.Fence(), GracePeriod: grace})
+	if err != nil {
+		return rpc.FromStatus(err)
+	}
+	for {
+		m, err := stream.Recv()
+		switch {
+		case err == nil:
+			if m.GetStage() == agentv1.DeleteStage_DELETE_STAGE_REMOVED {
+				return nil
+			}
+		case errors.Is(err, io.EOF):
+			return errors.New("the agent's stream ended before the container was removed")
+		default:
+			err = rpc.FromStatus(err)
+			// Another fence is in force there: this one's container is not, and cannot come back.
+			if fault.ReasonOf(err) == fault.FenceMismatch || errdefs.IsNotFound(err) {
+				return nil
+			}
+			return err
+		}
+	}
+}

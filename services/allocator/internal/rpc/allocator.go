@@ -1,0 +1,161 @@
+// Package rpc serves allocator.v1.AllocatorService: the registry for the controller, and for people who want to see the
+// mesh. It keeps no state of its own. All methods may be called concurrently.
+package rpc
+
+import (
+	"context"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/utils/clock"
+
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+)
+
+// settlePatience is how long an agent that joined is waited for before a watch may say that all is sent.
+const settlePatience = registry.DefaultHeartbeatTimeout
+
+// settleInterval is how often it is looked whether all agents have been heard of.
+const settleInterval = 50 * time.Millisecond
+
+// Config is what an Allocator needs.
+type Config struct {
+	Fleet *fleet.Fleet
+	Pools *pools.Pools
+	Clock clock.WithTicker
+}
+
+// Allocator implements allocatorv1.AllocatorServiceServer.
+type Allocator struct {
+	allocatorv1.UnimplementedAllocatorServiceServer
+	config Config
+}
+
+// New returns the service.
+func New(cfg Config) *Allocator { return &Allocator{config: cfg} }
+
+// Allocate implements allocatorv1.AllocatorServiceServer.
+func (a *Allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest) (*allocatorv1.AllocateResponse, error) {
+	image, err := fleet.NormaliseImage(req.GetImage())
+	if err != nil {
+		return nil, fault.Field("image", "%q is no image reference: %v", req.GetImage(), err)
+	}
+	pool, err := a.pool(req.GetNamespace(), req.GetPool())
+	if err != nil {
+		return nil, err
+	}
+	assignment, err := a.config.Fleet.Reserve(registry.Request{
+		Key:  registry.Key{SandboxUID: req.GetSandboxUid(), Attempt: req.GetAttempt()},
+		Pool: registry.Pool{Namespace: req.GetNamespace(), Name: req.GetPool()}, Image: image, Ports: req.GetPorts(),
+		Exclude: req.GetExcludeAgents(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &allocatorv1.AllocateResponse{Assignment: assignment, DefaultResources: convert.LimitsToProto(pool.Spec.SandboxResources)}, nil
+}
+
+func (a *Allocator) pool(namespace, name string) (*v1alpha1.SandboxPool, error) {
+	if pool, ok := a.config.Pools.Pool(namespace, name); ok {
+		return pool, nil
+	}
+	if !a.config.Pools.Synced() {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.APIUnavailable, "the Kubernetes API server cannot be reached").RetryIn(time.Second)
+	}
+	return nil, fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "pool %s/%s does not exist", namespace, name).With("pool", name)
+}
+
+// Release implements allocatorv1.AllocatorServiceServer.
+func (a *Allocator) Release(_ context.Context, req *allocatorv1.ReleaseRequest) (*allocatorv1.ReleaseResponse, error) {
+	a.config.Fleet.Release(req.GetFence())
+	return &allocatorv1.ReleaseResponse{}, nil
+}
+
+// ListAgents implements allocatorv1.AllocatorServiceServer.
+func (a *Allocator) ListAgents(_ context.Context, req *allocatorv1.ListAgentsRequest) (*allocatorv1.ListAgentsResponse, error) {
+	return &allocatorv1.ListAgentsResponse{Agents: a.config.Fleet.Agents(req.GetNamespace(), req.GetPool())}, nil
+}
+
+// WatchAgents implements allocatorv1.AllocatorServiceServer. SYNCED comes only after every agent whose Pod is known was
+// heard of, or had time for it: before that a missing agent means nothing.
+func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc.ServerStreamingServer[allocatorv1.WatchAgentsResponse]) error {
+	initial, watch := a.config.Fleet.Watch(req.GetNamespace(), req.GetPool())
+	defer watch.Close()
+	for _, m := range initial {
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	ticker := a.config.Clock.NewTicker(settleInterval)
+	defer ticker.Stop()
+	for synced := false; ; {
+		// What was published before the agents had settled goes out before SYNCED does.
+		if !synced && len(watch.Events()) == 0 && a.config.Pools.Synced() && a.config.Fleet.Settled(settlePatience) {
+			if err := stream.Send(&allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}); err != nil {
+				return err
+			}
+			synced = true
+			ticker.Stop()
+			continue
+		}
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-ticker.C():
+		case event, ok := <-watch.Events():
+			if !ok {
+				return fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "the watch was read too slowly; watch anew")
+			}
+			if err := stream.Send(event); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// ListPools implements allocatorv1.AllocatorServiceServer.
+func (a *Allocator) ListPools(_ context.Context, req *allocatorv1.ListPoolsRequest) (*allocatorv1.ListPoolsResponse, error) {
+	if !a.config.Pools.Synced() {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.APIUnavailable, "the Kubernetes API server cannot be reached").RetryIn(time.Second)
+	}
+	resp := &allocatorv1.ListPoolsResponse{}
+	for _, pool := range a.config.Pools.List(req.GetNamespace()) {
+		resp.Pools = append(resp.Pools, a.view(pool))
+	}
+	return resp, nil
+}
+
+// GetPool implements allocatorv1.AllocatorServiceServer.
+func (a *Allocator) GetPool(_ context.Context, req *allocatorv1.GetPoolRequest) (*allocatorv1.GetPoolResponse, error) {
+	pool, err := a.pool(req.GetNamespace(), req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return &allocatorv1.GetPoolResponse{Pool: a.view(pool)}, nil
+}
+
+func (a *Allocator) view(p *v1alpha1.SandboxPool) *allocatorv1.Pool {
+	c := p.Spec.Capacity
+	out := &allocatorv1.Pool{
+		Namespace: p.Namespace, Name: p.Name, PoolMin: c.PoolMin, PoolMax: c.PoolMax, BufferMin: c.BufferMin, BufferMax: c.BufferMax,
+		MaxSandboxesPerPod: p.Spec.MaxSandboxesPerPod, RuntimeHandler: p.Spec.RuntimeHandler,
+		DefaultResources: convert.LimitsToProto(p.Spec.SandboxResources), CreateTime: timestamppb.New(p.CreationTimestamp.Time),
+	}
+	for _, agent := range a.config.Fleet.Agents(p.Namespace, p.Name) {
+		out.Agents++
+		out.Allocated += agent.GetAllocated()
+		if agent.GetReady() {
+			out.ReadyAgents++
+			out.Capacity += agent.GetInfo().GetCapacity()
+		}
+	}
+	return out
+}

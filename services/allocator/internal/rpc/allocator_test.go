@@ -1,0 +1,146 @@
+package rpc_test
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+	allocatorrpc "github.com/fast-sandbox/fast-sandbox/services/allocator/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type fixture struct {
+	fleet  *fleet.Fleet
+	pools  *pools.Pools
+	client allocatorv1.AllocatorServiceClient
+}
+
+func start(t *testing.T) *fixture {
+	t.Helper()
+	c := clock.RealClock{}
+	f := &fixture{fleet: fleet.New(registry.New(0, 0), c, store.New(c)), pools: pools.New()}
+	ctx, cancel := context.WithCancel(context.Background())
+	pipe := bufconn.Listen(1 << 16)
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: pipe, TLS: rpc.TLS{Insecure: true}, DrainTimeout: 10 * time.Millisecond})
+	require.NoError(t, err)
+	allocatorv1.RegisterAllocatorServiceServer(server, allocatorrpc.New(allocatorrpc.Config{Fleet: f.fleet, Pools: f.pools, Clock: c}))
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = server.Run(ctx) })
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(); cancel(); wg.Wait() })
+	f.client = allocatorv1.NewAllocatorServiceClient(conn)
+	return f
+}
+
+func info(uid string) *agentv1.AgentInfo {
+	return &agentv1.AgentInfo{PodUid: uid, PodName: "pod-" + uid, Namespace: "ns", Pool: "p", NodeName: "n", Capacity: 2}
+}
+
+func sandbox(uid string, state agentv1.SandboxState) *agentv1.SandboxReport {
+	return &agentv1.SandboxReport{State: state, Record: &agentv1.SandboxRecord{
+		Namespace: "ns", Name: uid, Fence: &agentv1.Fence{SandboxUid: uid, Attempt: 1, AgentUid: "a"}, Spec: &sandboxv1.SandboxSpec{Image: "x", Pool: "p"},
+	}}
+}
+
+func TestWatchAgents(t *testing.T) {
+	f := start(t)
+	f.pools.SetSynced()
+	f.fleet.Joined(info("a"), "a:1")
+	f.fleet.Joined(info("b"), "b:1")
+	f.fleet.Snapshot("a", &agentv1.AgentSnapshot{Info: info("a"), Accepting: true, Sandboxes: []*agentv1.SandboxReport{sandbox("s", agentv1.SandboxState_SANDBOX_STATE_RUNNING)}})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stream, err := f.client.WatchAgents(ctx, &allocatorv1.WatchAgentsRequest{Namespace: "ns"})
+	require.NoError(t, err)
+	next := func() *allocatorv1.WatchAgentsResponse {
+		m, err := stream.Recv()
+		require.NoError(t, err)
+		return m
+	}
+	first := next()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT, first.GetType())
+	require.Equal(t, "pod-a", first.GetAgent().GetInfo().GetPodName())
+	require.Len(t, first.GetSandboxes(), 1)
+	require.True(t, first.GetAgent().GetReady())
+
+	// SYNCED must wait for b, of which nothing is known yet: its silence would mean that its sandboxes are gone.
+	f.fleet.Snapshot("b", &agentv1.AgentSnapshot{Info: info("b"), Accepting: true})
+	require.Equal(t, "pod-b", next().GetAgent().GetInfo().GetPodName())
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SYNCED, next().GetType())
+
+	f.fleet.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{sandbox("s", agentv1.SandboxState_SANDBOX_STATE_TERMINATED)}})
+	gone := next()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, gone.GetType())
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATED, gone.GetSandboxes()[0].GetState())
+	require.Zero(t, gone.GetAgent().GetAllocated())
+	f.fleet.Left("a")
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT_GONE, next().GetType())
+	f.fleet.Left("nobody")
+	f.fleet.Snapshot("a", &agentv1.AgentSnapshot{Info: info("a")})
+	list, err := f.client.ListAgents(ctx, &allocatorv1.ListAgentsRequest{})
+	require.NoError(t, err)
+	require.Len(t, list.GetAgents(), 1, "who left is not heard any more")
+}
+
+func TestAllocateReleaseAndPools(t *testing.T) {
+	f := start(t)
+	ctx := context.Background()
+	request := func(uid string) *allocatorv1.AllocateRequest {
+		return &allocatorv1.AllocateRequest{Namespace: "ns", Name: uid, SandboxUid: uid, Attempt: 1, Pool: "p", Image: "busybox"}
+	}
+	_, err := f.client.Allocate(ctx, request("1"))
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(rpc.FromStatus(err)), "before pools are known nobody is told that one does not exist")
+	f.pools.SetSynced()
+	_, err = f.client.Allocate(ctx, request("1"))
+	require.Equal(t, fault.PoolNotFound, fault.ReasonOf(rpc.FromStatus(err)))
+	f.pools.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}})
+	bad := request("1")
+	bad.Image = "UP PER"
+	_, err = f.client.Allocate(ctx, bad)
+	require.Equal(t, fault.InvalidField, fault.ReasonOf(rpc.FromStatus(err)))
+	_, err = f.client.Allocate(ctx, request("1"))
+	require.Equal(t, fault.NoCapacity, fault.ReasonOf(rpc.FromStatus(err)))
+	f.fleet.Joined(info("a"), "a:1")
+	f.fleet.Snapshot("a", &agentv1.AgentSnapshot{Info: info("a"), Accepting: true, Images: []string{"docker.io/library/busybox:latest"}})
+	one, err := f.client.Allocate(ctx, request("1"))
+	require.NoError(t, err)
+	require.Equal(t, "a:1", one.GetAssignment().GetAgentAddress())
+	again, err := f.client.Allocate(ctx, request("1"))
+	require.NoError(t, err)
+	require.Equal(t, one.GetAssignment().GetFence().GetAgentUid(), again.GetAssignment().GetFence().GetAgentUid())
+	pool, err := f.client.GetPool(ctx, &allocatorv1.GetPoolRequest{Namespace: "ns", Name: "p"})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, pool.GetPool().GetAllocated())
+	require.EqualValues(t, 2, pool.GetPool().GetCapacity())
+	for range 2 {
+		_, err = f.client.Release(ctx, &allocatorv1.ReleaseRequest{Fence: one.GetAssignment().GetFence()})
+		require.NoError(t, err)
+	}
+	list, err := f.client.ListPools(ctx, &allocatorv1.ListPoolsRequest{})
+	require.NoError(t, err)
+	require.Len(t, list.GetPools(), 1)
+	require.Zero(t, list.GetPools()[0].GetAllocated())
+}

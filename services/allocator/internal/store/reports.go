@@ -1,0 +1,73 @@
+package store
+
+import (
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+)
+
+// AgentSandboxes implements fleet.Listener.
+func (s *Store) AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	listed := make(map[fleet.Key]bool, len(reports))
+	for _, r := range reports {
+		listed[fleet.KeyOf(r.GetRecord().GetFence())] = true
+	}
+	for fk, key := range s.byAgent[agentUID] {
+		if !listed[fk] {
+			s.removeReport(agentUID, fk, key)
+		}
+	}
+	for _, r := range reports {
+		s.setReport(agentUID, r)
+	}
+}
+
+// AgentChanges implements fleet.Listener.
+func (s *Store) AgentChanges(agentUID string, reports []*agentv1.SandboxReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range reports {
+		s.setReport(agentUID, r)
+	}
+}
+
+// AgentGone implements fleet.Listener.
+func (s *Store) AgentGone(agentUID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for fk, key := range s.byAgent[agentUID] {
+		s.removeReport(agentUID, fk, key)
+	}
+}
+
+func (s *Store) setReport(agentUID string, r *agentv1.SandboxReport) {
+	key := Key{r.GetRecord().GetNamespace(), r.GetRecord().GetName()}
+	fk := fleet.KeyOf(r.GetRecord().GetFence())
+	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
+		s.removeReport(agentUID, fk, key)
+		return
+	}
+	e := s.entry(key)
+	e.reports[fk] = r
+	if s.byAgent[agentUID] == nil {
+		s.byAgent[agentUID] = map[fleet.Key]Key{}
+	}
+	s.byAgent[agentUID][fk] = key
+	s.refresh(e)
+}
+
+func (s *Store) removeReport(agentUID string, fk fleet.Key, key Key) {
+	if keys := s.byAgent[agentUID]; keys != nil {
+		delete(keys, fk)
+		if len(keys) == 0 {
+			delete(s.byAgent, agentUID)
+		}
+	}
+	e, ok := s.entries[key]
+	if !ok {
+		return
+	}
+	delete(e.reports, fk)
+	s.refresh(e)
+}

@@ -1,0 +1,109 @@
+package writer_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/writer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// resources answers creates from a script, the last answer for ever, and holds one custom resource.
+type resources struct {
+	mu      sync.Mutex
+	answers []error
+	creates int
+	there   *v1alpha1.Sandbox
+}
+
+func (r *resources) Create(context.Context, client.Object, ...client.CreateOption) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := min(r.creates, len(r.answers)-1)
+	r.creates++
+	return r.answers[i]
+}
+
+func (r *resources) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	r.there.DeepCopyInto(obj.(*v1alpha1.Sandbox))
+	return nil
+}
+
+func (r *resources) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.creates
+}
+
+func sandbox(uid string) *v1alpha1.Sandbox {
+	return &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "one", Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: uid}}}
+}
+
+func TestOutcomes(t *testing.T) {
+	kind := schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}
+	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
+	lost := context.DeadlineExceeded
+	exists := apierrors.NewAlreadyExists(kind, "one")
+	tests := map[string]struct {
+		answers []error
+		there   *v1alpha1.Sandbox
+		want    writer.Outcome // Pending: never done by itself
+		stopped writer.Outcome
+	}{
+		"at once":                                {answers: []error{nil}, want: writer.Landed},
+		"after some trouble":                     {answers: []error{refused, lost, nil}, want: writer.Landed},
+		"an answer was lost, and it is ours":     {answers: []error{lost, exists}, there: sandbox("u"), want: writer.Landed},
+		"another's":                              {answers: []error{exists}, there: sandbox("other"), want: writer.Conflict},
+		"the namespace is gone":                  {answers: []error{apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "ns")}, want: writer.Conflict},
+		"the kind is not installed (yet)":        {answers: []error{apierrors.NewNotFound(kind, "")}, stopped: writer.NotWritten},
+		"never reached":                          {answers: []error{refused}, stopped: writer.NotWritten},
+		"no clear answer":                        {answers: []error{lost, refused}, stopped: writer.Unknown},
+		"refused for now (quota, webhook, role)": {answers: []error{apierrors.NewForbidden(kind, "one", errors.New("quota"))}, stopped: writer.NotWritten},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			set := tasks.New()
+			ctx, cancel := context.WithCancel(context.Background())
+			var wg sync.WaitGroup
+			wg.Go(func() { _ = set.Run(ctx) })
+			defer func() { cancel(); wg.Wait() }()
+			r := &resources{answers: test.answers, there: test.there}
+			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1})
+			require.NoError(t, w.Admit())
+			require.Error(t, w.Admit(), "the room is bounded")
+			after := make(chan writer.Outcome, 1)
+			job := w.Write(sandbox("u"), func(_ context.Context, o writer.Outcome, _ *v1alpha1.Sandbox) { after <- o })
+			want := test.want
+			var got writer.Outcome
+			var err error
+			if want == writer.Pending {
+				want = test.stopped
+				require.Eventually(t, func() bool { return r.count() > len(test.answers) }, 5*time.Second, time.Millisecond)
+				got, _, err = job.Stop(ctx)
+				sent := r.count()
+				require.Never(t, func() bool { return r.count() > sent }, 50*time.Millisecond, 5*time.Millisecond)
+			} else {
+				got, _, err = job.Wait(ctx)
+			}
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+			require.Equal(t, want, <-after)
+			require.Eventually(t, func() bool { return w.Pending() == 0 }, 5*time.Second, time.Millisecond)
+		})
+	}
+}

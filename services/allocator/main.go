@@ -1,0 +1,27 @@
+// Command allocator places sandboxes from memory and serves the public API.
+package main
+
+import (
+	"context"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/app"
+)
+
+func main() {
+	cfg := app.NewConfig()
+	daemon.Main(daemon.Program{
+		Name:    "allocator",
+		Short:   "Place sandboxes on agents and serve the public API",
+		Long:    "The allocator keeps all agents and their free places in memory, creates sandboxes on the fast path, and serves\nsandbox.v1.SandboxService and allocator.v1.AllocatorService.",
+		Example: "  allocator --kubeconfig ~/.kube/config --tls-cert-file tls.crt --tls-key-file tls.key --tls-ca-file ca.crt",
+		Config:  cfg,
+		Run: func(ctx context.Context) error {
+			a, err := app.New(*cfg)
+			if err != nil {
+				return err
+			}
+			return a.Run(ctx)
+		},
+	})
+}

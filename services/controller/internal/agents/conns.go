@@ -1,0 +1,140 @@
+package agents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc"
+	"k8s.io/utils/clock"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+const (
+	probeTimeout = 2 * time.Second
+	// probeReuse is how long the answer of a probe serves all sandboxes of the agent.
+	probeReuse = 2 * time.Second
+)
+
+// Conns are the connections to agents, one for each address.
+type Conns struct {
+	config rpc.ClientConfig
+	clock  clock.PassiveClock
+	flight singleflight.Group
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[string]*grpc.ClientConn
+	probes map[string]probe
+}
+
+type probe struct {
+	at       time.Time
+	snapshot *agentv1.AgentSnapshot
+	err      error
+}
+
+// NewConns returns connections that are made as they are needed.
+func NewConns(config rpc.ClientConfig, c clock.PassiveClock) *Conns {
+	return &Conns{config: config, clock: c, conns: map[string]*grpc.ClientConn{}, probes: map[string]probe{}}
+}
+
+// Client is a client of the agent at the address (host:port). It does no I/O.
+func (c *Conns) Client(address string) (agentv1.AgentServiceClient, error) {
+	if address == "" {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent has no address yet")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.Cancelled, "this process is ending")
+	}
+	conn := c.conns[address]
+	if conn == nil {
+		var err error
+		if conn, err = rpc.Dial(address, c.config); err != nil {
+			return nil, err
+		}
+		c.conns[address] = conn
+	}
+	return agentv1.NewAgentServiceClient(conn), nil
+}
+
+// Drop closes the connection to an address. Calls on it fail as cancelled; the next call connects anew.
+func (c *Conns) Drop(address string) {
+	c.mu.Lock()
+	conn := c.conns[address]
+	delete(c.conns, address)
+	delete(c.probes, address)
+	c.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close() // fails only if it is closed already
+	}
+}
+
+// Close closes all connections, for good.
+func (c *Conns) Close() error {
+	c.mu.Lock()
+	conns := c.conns
+	c.conns, c.closed = map[string]*grpc.ClientConn{}, true
+	c.mu.Unlock()
+	var errs []error
+	for _, conn := range conns {
+		errs = append(errs, conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Snapshot asks the agent itself what it has, within 2 s. An answer up to 2 s old is given again: all the sandboxes of an
+// agent in doubt ask at once. If another agent has the address by now, that is AgentUnavailable.
+func (c *Conns) Snapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
+	c.mu.Lock()
+	last, ok := c.probes[address]
+	c.mu.Unlock()
+	if !ok || c.clock.Since(last.at) > probeReuse {
+		v, _, _ := c.flight.Do(address, func() (any, error) {
+			snapshot, err := c.ask(ctx, address)
+			p := probe{at: c.clock.Now(), snapshot: snapshot, err: err}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.probes[address] = p
+			return p, nil
+		})
+		last, _ = v.(probe)
+	}
+	if last.err != nil {
+		return nil, last.err
+	}
+	if got := last.snapshot.GetInfo().GetPodUid(); got != agentUID {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent %s answers at %s in place of %s", got, address, agentUID)
+	}
+	return last.snapshot, nil
+}
+
+func (c *Conns) ask(ctx context.Context, address string) (*agentv1.AgentSnapshot, error) {
+	client, err := c.Client(address)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	stream, err := client.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("asking agent at %s: %w", address, rpc.FromStatus(err))
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return nil, fmt.Errorf("asking agent at %s: %w", address, rpc.FromStatus(err))
+	}
+	if first.GetSnapshot() == nil {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent at %s began without a snapshot", address)
+	}
+	return first.GetSnapshot(), nil
+}

@@ -1,0 +1,159 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	crconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	crmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/sandbox"
+)
+
+// Run runs the controller until ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	rest, err := clientcmd.BuildConfigFromFlags("", cfg.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("loading --kubeconfig: %w", err)
+	}
+	rest.QPS, rest.Burst = float32(cfg.KubeQPS), cfg.KubeBurst
+	rest.UserAgent = "fast-sandbox-controller/" + daemon.Version()
+	allocator, err := rpc.Dial(cfg.AllocatorAddress, rpc.ClientConfig{TLS: cfg.TLS, ServerName: rpc.RoleAllocator.ServerName()})
+	if err != nil {
+		return fmt.Errorf("connecting to --allocator-address: %w", err)
+	}
+	defer func() { _ = allocator.Close() }() // fails only if it is closed already
+	registry := prometheus.NewRegistry()     // controller-runtime's own, served beside it, has the process's metrics
+	m, err := Manager(ctx, cfg, rest, allocatorv1.NewAllocatorServiceClient(allocator), registry)
+	if err != nil {
+		return err
+	}
+	status := health.NewServer()
+	status.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	g := daemon.NewGroup()
+	cfg.Serve(g, prometheus.Gatherers{registry, crmetrics.Registry}, status)
+	g.Go("manager", m.Start)
+	g.Go("readiness", func(ctx context.Context) error {
+		// A standby is as ready as the leader: it can take over.
+		if m.GetCache().WaitForCacheSync(ctx) {
+			status.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+		}
+		<-ctx.Done()
+		status.Shutdown()
+		return nil
+	})
+	return g.Run(ctx)
+}
+
+// Manager returns a manager with everything in it, not started. The connections to agents end with it.
+func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator allocatorv1.AllocatorServiceClient, registry prometheus.Registerer) (manager.Manager, error) {
+	m, err := newManager(ctx, cfg, rest)
+	if err != nil {
+		return nil, err
+	}
+	clk := clock.RealClock{}
+	index := agents.NewIndex(clk)
+	conns := agents.NewConns(rpc.ClientConfig{TLS: cfg.TLS, ServerName: rpc.RoleAgent.ServerName()}, clk)
+	if err := m.Add(&agents.Watcher{Allocator: allocator, Index: index, Conns: conns, Clock: clk}); err != nil {
+		return nil, fmt.Errorf("adding the agent watcher: %w", err)
+	}
+	if err := m.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		<-ctx.Done()
+		return conns.Close()
+	})); err != nil {
+		return nil, fmt.Errorf("adding the connections: %w", err)
+	}
+	recorder := m.GetEventRecorder("fast-sandbox-controller")
+	sandboxes, err := sandbox.New(sandbox.Config{
+		Client: m.GetClient(), Live: m.GetAPIReader(), Allocator: allocator, Agents: conns, Index: index, Recorder: recorder,
+		Clock: clk, Workers: cfg.MaxReconciles, Metrics: registry,
+		Timing: sandbox.Timing{HeartbeatTimeout: cfg.HeartbeatTimeout, Requeue: cfg.RequeueInterval,
+			DeletionPoll: cfg.DeletionPoll, ExpirationThreshold: cfg.ExpirationCheck},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := sandboxes.SetupWithManager(m); err != nil {
+		return nil, err
+	}
+	pools, err := pool.New(pool.Config{
+		Client: m.GetClient(), Live: m.GetAPIReader(), Index: index, Recorder: recorder, Clock: clk, Namespace: cfg.Namespace,
+		Requeue: cfg.RequeueInterval, ShrinkDelay: cfg.ShrinkDelay, Metrics: registry,
+		Injection: pool.Injection{
+			AgentPort: cfg.AgentPort, ContainerdSocket: cfg.ContainerdSocket, ContainerdRoot: cfg.ContainerdRoot, LogRoot: cfg.LogRoot,
+			TLSSecret: cfg.AgentTLSSecret, Insecure: cfg.TLS.Insecure, Env: telemetryEnv(),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, pools.SetupWithManager(ctx, m)
+}
+
+func newManager(ctx context.Context, cfg Config, rest *rest.Config) (manager.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("registering types: %w", err)
+	}
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("registering types: %w", err)
+	}
+	m, err := manager.New(rest, manager.Options{
+		Scheme: scheme,
+		Logger: logr.FromContextOrDiscard(ctx),
+		// Only what is needed is kept: agent Pods, and one Secret.
+		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
+			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{cfg.Namespace: {
+				FieldSelector: fields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
+		}, DefaultTransform: cache.TransformStripManagedFields()},
+		LeaderElection: cfg.LeaderElect, LeaderElectionID: "fast-sandbox-controller", LeaderElectionNamespace: cfg.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		Metrics:                       metricsserver.Options{BindAddress: "0"},
+		HealthProbeBindAddress:        "0",
+		GracefulShutdownTimeout:       ptr.To(10 * time.Second),
+		Controller:                    crconfig.Controller{SkipNameValidation: ptr.To(true)},
+		// The logger, without the end: the manager ends its parts in order.
+		BaseContext: func() context.Context { return context.WithoutCancel(ctx) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the manager: %w", err)
+	}
+	return m, nil
+}
+
+// telemetryEnv is where this process sends its traces, for agents to send theirs there too.
+func telemetryEnv() []corev1.EnvVar {
+	var out []corev1.EnvVar
+	for _, kv := range config.Environ("OTEL_EXPORTER", "OTEL_TRACES", "OTEL_PROPAGATORS") {
+		name, value, _ := strings.Cut(kv, "=")
+		out = append(out, corev1.EnvVar{Name: name, Value: value})
+	}
+	return append(out, corev1.EnvVar{Name: "OTEL_SERVICE_NAME", Value: "agent"})
+}

@@ -1,0 +1,93 @@
+// Package app wires the controller: a manager with leader election, the index of agents, and the two controllers.
+package app
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+)
+
+// Config is the controller's settings.
+type Config struct {
+	daemon.Common
+
+	AllocatorAddress   string
+	AgentPort          int32
+	ContainerdSocket   string
+	ContainerdRoot     string
+	LogRoot            string
+	AgentTLSSecret     string
+	Namespace          string
+	LeaderElect        bool
+	RequeueInterval    time.Duration
+	DeletionPoll       time.Duration
+	ExpirationCheck    time.Duration
+	HeartbeatTimeout   time.Duration
+	ShrinkDelay        time.Duration
+	MaxReconciles      int
+	Kubeconfig         string
+	KubeQPS, KubeBurst int
+}
+
+// AddFlags adds the flags, with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	c.Common.AddFlags(fs)
+	fs.StringVar(&c.AllocatorAddress, "allocator-address", "kubernetes:///allocator.fast-sandbox-system:9090", "gRPC `target` of the allocator")
+	fs.Int32Var(&c.AgentPort, "agent-port", 5758, "`port` of the agents' gRPC server")
+	fs.StringVar(&c.ContainerdSocket, "containerd-socket", "/run/containerd/containerd.sock", "`path` of containerd's socket on the nodes")
+	fs.StringVar(&c.ContainerdRoot, "containerd-root", "/var/lib/containerd", "`path` of containerd's root directory on the nodes")
+	fs.StringVar(&c.LogRoot, "log-root", "/var/log/fast-sandbox", "`path` of the sandboxes' logs on the nodes")
+	fs.StringVar(&c.AgentTLSSecret, "agent-tls-secret", "agent-tls", "`name` of the Secret, in this namespace, with the agents' certificate; copied to where pools are")
+	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this controller runs in")
+	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
+	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "act only while holding the Lease fast-sandbox-controller")
+	fs.DurationVar(&c.RequeueInterval, "requeue-interval", 5*time.Second, "`time` between retries, at most")
+	fs.DurationVar(&c.DeletionPoll, "deletion-poll-interval", 2*time.Second, "`time` between looks at a deletion, at most")
+	fs.DurationVar(&c.ExpirationCheck, "expiration-check-threshold", 30*time.Second, "`time` before its end at which an expiring sandbox is looked at again")
+	fs.DurationVar(&c.HeartbeatTimeout, "heartbeat-timeout", 10*time.Second, "`time` of silence after which an agent is in doubt")
+	fs.DurationVar(&c.ShrinkDelay, "shrink-delay", time.Minute, "`time` for which an agent must have been idle and one too many before it goes")
+	fs.IntVar(&c.MaxReconciles, "max-concurrent-reconciles", 16, "`number` of sandboxes reconciled at once")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 200, "requests a second to the API server")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 400, "requests to the API server in a burst")
+}
+
+// Validate returns every problem at once, each naming its flag.
+func (c *Config) Validate() error {
+	problems := c.Common.Validate()
+	require := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	require(c.AllocatorAddress != "", "--allocator-address is required")
+	require(c.Namespace != "", "--namespace is required (or POD_NAMESPACE)")
+	require(c.AgentTLSSecret != "" || c.TLS.Insecure, "--agent-tls-secret is required (or --insecure)")
+	require(c.AgentPort > 0 && c.AgentPort < 65536, "--agent-port is %d, want 1 to 65535", c.AgentPort)
+	require(c.MaxReconciles > 0, "--max-concurrent-reconciles is %d, want at least 1", c.MaxReconciles)
+	require(c.KubeQPS > 0, "--kube-api-qps is %d, want at least 1", c.KubeQPS)
+	require(c.KubeBurst >= c.KubeQPS, "--kube-api-burst is %d, want at least --kube-api-qps", c.KubeBurst)
+	for _, p := range []struct{ flag, path string }{
+		{"containerd-socket", c.ContainerdSocket}, {"containerd-root", c.ContainerdRoot}, {"log-root", c.LogRoot},
+	} {
+		clean := filepath.IsAbs(p.path) && filepath.Clean(p.path) == p.path && strings.Count(p.path, "/") > 1
+		require(clean, "--%s is %q, want a clean absolute path below a directory", p.flag, p.path)
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"requeue-interval", c.RequeueInterval}, {"deletion-poll-interval", c.DeletionPoll},
+		{"expiration-check-threshold", c.ExpirationCheck}, {"heartbeat-timeout", c.HeartbeatTimeout}, {"shrink-delay", c.ShrinkDelay},
+	} {
+		require(d.value > 0, "--%s is %s, want more than nothing", d.flag, d.value)
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,39 @@
+package app_test
+
+import (
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/app"
+)
+
+func TestDefaultsNeedOnlyWhoAndWith(t *testing.T) {
+	var c app.Config
+	fs := pflag.NewFlagSet("t", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	require.NoError(t, fs.Parse([]string{"--namespace=x", "--insecure"}))
+	require.NoError(t, c.Validate())
+	require.True(t, c.LeaderElect)
+	require.Equal(t, "kubernetes:///allocator.fast-sandbox-system:9090", c.AllocatorAddress)
+}
+
+func TestEveryProblemNamesItsFlag(t *testing.T) {
+	bad := map[string]string{
+		"allocator-address": "", "agent-port": "0", "containerd-socket": "relative", "containerd-root": "/", "log-root": "/a/../b",
+		"agent-tls-secret": "", "namespace": "", "requeue-interval": "0s", "deletion-poll-interval": "-1s", "expiration-check-threshold": "0s",
+		"heartbeat-timeout": "0s", "shrink-delay": "0s", "max-concurrent-reconciles": "0", "kube-api-qps": "0", "kube-api-burst": "-1",
+	}
+	var c app.Config
+	fs := pflag.NewFlagSet("t", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	for flag, value := range bad {
+		require.NoError(t, fs.Set(flag, value))
+	}
+	err := c.Validate()
+	for flag := range bad {
+		require.ErrorContains(t, err, "--"+flag)
+	}
+	require.ErrorContains(t, err, "--tls-cert-file", "the shared flags are checked, too")
+}

@@ -1,0 +1,335 @@
+//go:build integration
+
+package app_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+func (w *world) pod(name string) *corev1.Pod {
+	w.t.Helper()
+	var p corev1.Pod
+	require.NoError(w.t, kube.Get(w.ctx, client.ObjectKey{Namespace: w.namespace, Name: name}, &p))
+	return &p
+}
+
+func (w *world) change(name string, change func(*v1alpha1.Sandbox)) {
+	w.t.Helper()
+	s := w.get(name)
+	old := s.DeepCopy()
+	change(s)
+	require.NoError(w.t, kube.Patch(w.ctx, s, client.MergeFrom(old)))
+}
+
+// vanish ends an agent with its Pod.
+func (w *world) vanish(a *agent) {
+	w.t.Helper()
+	a.stop()
+	require.NoError(w.t, kube.Delete(w.ctx, w.pod(a.info.GetPodName()), client.GracePeriodSeconds(0)))
+	w.allocator.gone(a)
+}
+
+func TestFastSandboxFollowsItsReports(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	w.fast(a, "ok", 1)
+	w.fast(a, "bad", 1)
+	for _, name := range []string{"ok", "bad"} {
+		s := w.reachesPhase(name, v1alpha1.PhaseRunning)
+		require.Equal(t, "FastPath", condition(s, v1alpha1.ConditionScheduled).Reason)
+		require.Equal(t, "fast-"+name+"-1", s.Status.SandboxID)
+		require.Equal(t, int64(1), s.Status.Attempt)
+	}
+	w.ends(a, "fast-ok-1", 0, "Completed")
+	s := w.reaches("ok", "finished", func(s *v1alpha1.Sandbox) bool {
+		return condition(s, v1alpha1.ConditionFinished).Status == metav1.ConditionTrue
+	})
+	require.Equal(t, v1alpha1.PhaseRunning, s.Status.Phase)
+	require.Equal(t, "Completed", s.Status.Reason)
+	require.Equal(t, int32(0), *s.Status.ExitCode)
+	require.NotNil(t, s.Status.FinishTime)
+	require.Equal(t, metav1.ConditionFalse, condition(s, v1alpha1.ConditionReady).Status)
+	require.NotEmpty(t, s.Annotations[v1alpha1.AnnotationAssignment], "the container is kept for its logs")
+
+	w.ends(a, "fast-bad-1", 3, "Error")
+	s = w.reachesPhase("bad", v1alpha1.PhaseFailed)
+	require.Equal(t, int32(3), *s.Status.ExitCode)
+	require.Equal(t, "Error", s.Status.Reason)
+	require.NotEmpty(t, s.Annotations[v1alpha1.AnnotationAssignment])
+	w.stays(500*time.Millisecond, "the failed container was removed", func() bool { return len(a.all()) == 2 && a.deleteCalls() == 0 })
+	require.Empty(t, a.createCalls(), "a fast sandbox was created a second time")
+	for _, name := range []string{"ok", "bad"} {
+		w.delete(name)
+		w.vanishes(name)
+	}
+	require.Empty(t, a.all())
+}
+
+func TestFastSandboxOfWhichTheRegistryIsLate(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	a.set(func(a *agent) { a.mute = true })
+	w.fast(a, "f", 1)
+	w.reachesPhase("f", v1alpha1.PhaseRunning) // by the agent's own word
+	require.Empty(t, a.createCalls())
+}
+
+func TestContainerThatVanishesFails(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	s := w.runs("s")
+	a.lose(string(s.UID) + "-1")
+	s = w.reaches("s", "failed and released", func(s *v1alpha1.Sandbox) bool {
+		return s.Status.Phase == v1alpha1.PhaseFailed && s.Annotations[v1alpha1.AnnotationAssignment] == ""
+	})
+	require.Equal(t, "ContainerGone", s.Status.Reason)
+	require.Len(t, a.createCalls(), 1)
+}
+
+func TestExpire(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	at := metav1.NewTime(time.Now().Add(3 * time.Second).Truncate(time.Second))
+	w.runs("s", func(s *v1alpha1.Sandbox) { s.Spec.ExpireTime = &at })
+	s := w.reachesPhase("s", v1alpha1.PhaseExpired)
+	require.Less(t, time.Since(at.Time), 2*time.Second, "long after its time")
+	require.GreaterOrEqual(t, time.Since(at.Time), time.Duration(0), "before its time")
+	require.Empty(t, s.Annotations[v1alpha1.AnnotationAssignment])
+	require.Empty(t, s.Status.AssignedPod)
+	require.Empty(t, a.all())
+	require.True(t, w.allocator.wasReleased(string(s.UID)+"-1"))
+	deletes := a.deleteCalls()
+	w.delete("s")
+	w.vanishes("s")
+	require.Equal(t, deletes, a.deleteCalls(), "an expired sandbox has nothing to remove")
+
+	past := metav1.NewTime(time.Now().Add(-time.Hour))
+	w.sandbox("late", func(s *v1alpha1.Sandbox) { s.Spec.ExpireTime = &past })
+	w.reachesPhase("late", v1alpha1.PhaseExpired)
+	require.Len(t, a.createCalls(), 1, "a sandbox past its time was started")
+}
+
+func TestReset(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	born := metav1.NewMicroTime(time.Now().Add(-time.Minute).Truncate(time.Microsecond))
+	s := w.runs("s", func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision = &born })
+	require.Equal(t, int64(1), s.Status.Attempt, "the revision that it was born with reset it")
+	next := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
+	w.change("s", func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision = &next })
+	s = w.reaches("s", "attempt 2", func(s *v1alpha1.Sandbox) bool {
+		return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.Attempt == 2 && s.Status.SandboxID == string(s.UID)+"-2"
+	})
+	require.True(t, next.Equal(s.Status.AcceptedResetRevision))
+	require.Len(t, a.all(), 1)
+	require.True(t, w.allocator.wasReleased(string(s.UID)+"-1"))
+
+	// A failed one comes back the same way.
+	w.ends(a, string(s.UID)+"-2", 1, "Error")
+	w.reachesPhase("s", v1alpha1.PhaseFailed)
+	again := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
+	w.change("s", func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision = &again })
+	s = w.reaches("s", "attempt 3", func(s *v1alpha1.Sandbox) bool {
+		return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.Attempt == 3
+	})
+	require.Nil(t, s.Status.ExitCode)
+}
+
+func TestResetOfAFastSandboxCreates(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	w.fast(a, "f", 1)
+	w.reachesPhase("f", v1alpha1.PhaseRunning)
+	next := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
+	w.change("f", func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision = &next })
+	s := w.reaches("f", "attempt 2", func(s *v1alpha1.Sandbox) bool {
+		return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.SandboxID == "fast-f-2"
+	})
+	require.Equal(t, "Assigned", condition(s, v1alpha1.ConditionScheduled).Reason)
+	require.Len(t, a.createCalls(), 1)
+}
+
+func TestAgentLossManual(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	b := w.agentFor("b")
+	w.start()
+	w.runs("s")
+	w.vanish(a)
+	s := w.reaches("s", "AgentLost", func(s *v1alpha1.Sandbox) bool {
+		return condition(s, v1alpha1.ConditionAgentLost).Status == metav1.ConditionTrue
+	})
+	require.Equal(t, v1alpha1.PhaseRunning, s.Status.Phase, "Manual keeps the phase")
+	require.Equal(t, "AgentLost", condition(s, v1alpha1.ConditionReady).Reason)
+	w.stays(500*time.Millisecond, "rescheduled by itself", func() bool { return len(b.createCalls()) == 0 })
+
+	next := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
+	w.change("s", func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision = &next })
+	s = w.reaches("s", "Running elsewhere", func(s *v1alpha1.Sandbox) bool {
+		return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.AssignedPod == "b"
+	})
+	require.Equal(t, metav1.ConditionFalse, condition(s, v1alpha1.ConditionAgentLost).Status)
+}
+
+func TestAgentLossAutoRecreate(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.agentFor("b")
+	w.start()
+	w.runs("s", func(s *v1alpha1.Sandbox) {
+		s.Spec.FailurePolicy, s.Spec.RecoveryTimeoutSeconds = v1alpha1.FailurePolicyAutoRecreate, ptr.To(int32(1))
+	})
+	done := w.runs("done", func(s *v1alpha1.Sandbox) {
+		s.Spec.FailurePolicy, s.Spec.RecoveryTimeoutSeconds, s.Spec.ExposedPorts = v1alpha1.FailurePolicyAutoRecreate, ptr.To(int32(0)), nil
+	})
+	w.ends(a, string(done.UID)+"-1", 0, "Completed")
+	w.reaches("done", "finished", func(s *v1alpha1.Sandbox) bool {
+		return condition(s, v1alpha1.ConditionFinished).Status == metav1.ConditionTrue
+	})
+	w.vanish(a)
+	s := w.reaches("s", "Running elsewhere", func(s *v1alpha1.Sandbox) bool {
+		return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.AssignedPod == "b"
+	})
+	require.Equal(t, int64(2), s.Status.Attempt)
+	require.Equal(t, int64(1), w.get("done").Status.Attempt, "a sandbox that had finished was run again")
+	w.delete("done")
+	w.vanishes("done")
+}
+
+// TestAgentThatAnswersIsNotLost: the Registry hears nothing of the agent, but it answers: nothing is done.
+func TestAgentThatAnswersIsNotLost(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	w.runs("s", func(s *v1alpha1.Sandbox) {
+		s.Spec.FailurePolicy, s.Spec.RecoveryTimeoutSeconds = v1alpha1.FailurePolicyAutoRecreate, ptr.To(int32(0))
+	})
+	w.allocator.silent(a, time.Now().Add(-time.Hour), false)
+	w.stays(1500*time.Millisecond, "held lost though it answers", func() bool {
+		s := w.get("s")
+		return s.Status.Attempt == 1 && condition(s, v1alpha1.ConditionAgentLost).Status != metav1.ConditionTrue
+	})
+	a.stop()
+	w.allocator.silent(a, time.Now().Add(-time.Hour), false)
+	w.reachesPhase("s", v1alpha1.PhasePending) // a recovery timeout of nothing is over at once
+}
+
+// TestContainerOfAnEarlierAttemptIsRemoved: an agent that was lost comes back with what it had.
+func TestContainerOfAnEarlierAttemptIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.agentFor("a"), w.agentFor("b")
+	w.start()
+	s := w.fast(b, "f", 2)
+	w.reachesPhase("f", v1alpha1.PhaseRunning)
+	stale := b.all()[0]
+	stale.Record.Fence.Attempt, stale.Record.Fence.AgentUid = 1, a.info.GetPodUid()
+	a.put(stale)
+	w.eventually(func() bool { return len(a.all()) == 0 }, func() string { return "the stale container is left" })
+	require.Len(t, b.all(), 1)
+	require.Equal(t, v1alpha1.PhaseRunning, w.get(s.Name).Status.Phase)
+}
+
+func TestRegistryThatIsAwayLosesNobody(t *testing.T) {
+	w := newWorld(t)
+	w.agentFor("a")
+	w.start()
+	w.runs("s")
+	w.stop()
+	reachable := w.allocator.address
+	w.allocator.address = "127.0.0.1:1"
+	w.start()
+	w.stays(time.Second, "changed without a Registry", func() bool { return w.get("s").Status.Phase == v1alpha1.PhaseRunning })
+	require.NotEqual(t, metav1.ConditionTrue, condition(w.get("s"), v1alpha1.ConditionAgentLost).Status)
+	w.stop()
+	w.allocator.address = reachable
+}
+
+// TestContainerThatVanishesUnreported: the Registry heard neither of the container nor of its end.
+func TestContainerThatVanishesUnreported(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	a.set(func(a *agent) { a.mute = true })
+	w.runs("s")
+	a.set(func(a *agent) { clear(a.reports) })
+	s := w.reachesPhase("s", v1alpha1.PhaseFailed)
+	require.Equal(t, "ContainerGone", s.Status.Reason)
+}
+
+// noStatus refuses every write of a status while it is on.
+type noStatus struct {
+	http.RoundTripper
+	on      *atomic.Bool
+	refused *atomic.Int32
+}
+
+// RoundTrip refuses, or does not.
+func (n noStatus) RoundTrip(r *http.Request) (*http.Response, error) {
+	if n.on.Load() && r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status") {
+		n.refused.Add(1)
+		return nil, errors.New("no status today")
+	}
+	return n.RoundTripper.RoundTrip(r)
+}
+
+// TestAttemptIsNeverUsedTwice: the attempt of an assignment that is given up must be durable first, for its containers may
+// turn up again. Here the status cannot be written, and no other place can be had.
+func TestAttemptIsNeverUsedTwice(t *testing.T) {
+	w := newWorld(t)
+	b := w.agentFor("b")
+	var on atomic.Bool
+	var refused atomic.Int32
+	on.Store(true)
+	w.wrap = func(next http.RoundTripper) http.RoundTripper { return noStatus{next, &on, &refused} }
+	w.allocator.setRefuse(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"))
+	s := w.sandbox("s")
+	w.change("s", func(x *v1alpha1.Sandbox) { // as a controller left it that died after the assignment, with its agent
+		x.Finalizers = []string{v1alpha1.Finalizer}
+		x.SetAssignment(&v1alpha1.Assignment{AgentPod: "a", AgentUID: "gone", NodeName: "node-1", AgentAddress: "127.0.0.1:1",
+			SandboxUID: string(s.UID), Attempt: 1})
+	})
+	w.start()
+	w.eventually(func() bool { return refused.Load() >= 3 }, func() string { return "the controller does nothing" })
+	require.NotEmpty(t, w.get("s").Annotations[v1alpha1.AnnotationAssignment], "given up before its attempt was written down")
+	on.Store(false)
+	w.allocator.setRefuse(nil)
+	got := w.reachesPhase("s", v1alpha1.PhaseRunning)
+	require.Equal(t, int64(2), got.Status.Attempt)
+	require.Len(t, b.createCalls(), 1)
+}
+
+// TestFastSandboxWhoseAgentWasGoneAtOnce: acknowledged, and its agent lost before anybody looked at the resource.
+func TestFastSandboxWhoseAgentWasGoneAtOnce(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.fast(a, "f", 1)
+	w.vanish(a)
+	w.start()
+	s := w.reaches("f", "AgentLost", func(s *v1alpha1.Sandbox) bool {
+		return condition(s, v1alpha1.ConditionAgentLost).Status == metav1.ConditionTrue
+	})
+	require.Equal(t, v1alpha1.PhaseBound, s.Status.Phase)
+	w.delete("f")
+	w.vanishes("f")
+}

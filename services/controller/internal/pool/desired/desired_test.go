@@ -1,0 +1,181 @@
+package desired_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
+)
+
+func TestCount(t *testing.T) {
+	p := desired.Pool{PoolMin: 1, PoolMax: 4, BufferMin: 2, BufferMax: 10, PerAgent: 5}
+	for name, tc := range map[string]struct {
+		pool desired.Pool
+		load desired.Load
+		want int
+	}{
+		"idle pool keeps its least":            {p, desired.Load{}, 1},
+		"buffer fits beside the load":          {p, desired.Load{Active: 3}, 1},
+		"buffer needs another agent":           {p, desired.Load{Active: 4}, 2},
+		"pending sandboxes count":              {p, desired.Load{Active: 4, Pending: 5}, 3},
+		"never above poolMax":                  {p, desired.Load{Active: 20, Pending: 50}, 4},
+		"no least, no load, no buffer: none":   {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{}, 0},
+		"no least, but a buffer":               {desired.Pool{PoolMax: 3, BufferMin: 1, PerAgent: 5}, desired.Load{}, 1},
+		"poolMax zero turns the pool off":      {desired.Pool{PoolMax: 0, BufferMin: 4, PerAgent: 5}, desired.Load{Pending: 3}, 0},
+		"one place each":                       {desired.Pool{PoolMax: 9, BufferMin: 1, PerAgent: 1}, desired.Load{Active: 2, Pending: 1}, 4},
+		"exact fit":                            {desired.Pool{PoolMax: 9, PerAgent: 5}, desired.Load{Active: 10}, 2},
+		"one port wanted by three takes three": {p, desired.Load{Active: 1, Pending: 2, PortDemand: 3}, 3},
+		"ports do not lift poolMax":            {p, desired.Load{Active: 1, Pending: 8, PortDemand: 9}, 4},
+		"a nonsensical agent size is one":      {desired.Pool{PoolMax: 9}, desired.Load{Active: 2}, 2},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, desired.Count(tc.pool, tc.load)) })
+	}
+}
+
+func TestSurplus(t *testing.T) {
+	at := func(m int) time.Time { return time.Date(2030, 1, 1, 0, m, 0, 0, time.UTC) }
+	p := desired.Pool{PoolMin: 1, PoolMax: 4, BufferMin: 2, BufferMax: 10, PerAgent: 5}
+	idle := func(name string, m int) desired.Agent { return desired.Agent{Name: name, Ready: true, Created: at(m)} }
+	busy := desired.Agent{Name: "busy", Busy: true, Ready: true, Created: at(9)}
+	for name, tc := range map[string]struct {
+		pool   desired.Pool
+		load   desired.Load
+		agents []desired.Agent
+		want   []string
+	}{
+		"within the buffer all stay":              {p, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, nil},
+		"above bufferMax the youngest goes":       {p, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, []string{"c"}},
+		"one that is not ready goes first":        {p, desired.Load{}, []desired.Agent{{Name: "a", Created: at(1)}, idle("b", 2), idle("c", 3)}, []string{"a"}},
+		"an outdated one goes before a younger":   {p, desired.Load{}, []desired.Agent{{Name: "a", Ready: true, Outdated: true, Created: at(1)}, idle("b", 2), idle("c", 3)}, []string{"a"}},
+		"busy ones stay whatever is free":         {p, desired.Load{Active: 1}, []desired.Agent{busy, {Name: "b2", Busy: true}, {Name: "b3", Busy: true}, {Name: "b4", Busy: true}}, nil},
+		"poolMin stays":                           {desired.Pool{PoolMin: 3, PoolMax: 4, BufferMax: 0, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, nil},
+		"above poolMax goes though in the buffer": {desired.Pool{PoolMax: 1, BufferMin: 1, BufferMax: 100, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, []string{"b"}},
+		"poolMax zero empties an idle pool":       {desired.Pool{PerAgent: 5, BufferMin: 3, BufferMax: 9}, desired.Load{}, []desired.Agent{idle("a", 1), busy}, []string{"a"}},
+		"no agents":                               {p, desired.Load{}, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, desired.Surplus(tc.pool, tc.load, tc.agents)) })
+	}
+}
+
+// TestProperties: whatever the pool, load and agents, the counts keep the pool's bounds, busy agents stay, and a pool
+// that has grown or shrunk as told is content: it neither grows nor shrinks again under the same load.
+func TestProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := desired.Pool{PerAgent: rapid.IntRange(1, 20).Draw(t, "per")}
+		p.PoolMin = rapid.IntRange(0, 10).Draw(t, "min")
+		p.PoolMax = p.PoolMin + rapid.IntRange(0, 10).Draw(t, "max")
+		p.BufferMin = rapid.IntRange(0, 50).Draw(t, "bufMin")
+		p.BufferMax = p.BufferMin + rapid.IntRange(0, 50).Draw(t, "bufMax")
+		l := desired.Load{Active: rapid.IntRange(0, 200).Draw(t, "active"), Pending: rapid.IntRange(0, 50).Draw(t, "pending")}
+		l.PortDemand = rapid.IntRange(0, l.Active+l.Pending).Draw(t, "ports")
+
+		n := desired.Count(p, l)
+		require.GreaterOrEqual(t, n, p.PoolMin)
+		require.LessOrEqual(t, n, p.PoolMax)
+		if n < p.PoolMax {
+			require.GreaterOrEqual(t, n*p.PerAgent, l.Active+l.Pending+p.BufferMin, "room for all and the buffer")
+		}
+		more := desired.Load{Active: l.Active + 1, Pending: l.Pending, PortDemand: l.PortDemand}
+		require.GreaterOrEqual(t, desired.Count(p, more), n, "more load never wants fewer")
+
+		var agents []desired.Agent
+		busy := map[string]bool{}
+		for i := range rapid.IntRange(0, 25).Draw(t, "agents") {
+			a := desired.Agent{Name: fmt.Sprint(i), Busy: rapid.Bool().Draw(t, "busy"), Ready: rapid.Bool().Draw(t, "ready")}
+			busy[a.Name] = a.Busy
+			agents = append(agents, a)
+		}
+		goes := map[string]bool{}
+		for _, name := range desired.Surplus(p, l, agents) {
+			require.False(t, busy[name], "a busy agent goes")
+			require.False(t, goes[name], "named twice")
+			goes[name] = true
+		}
+		if len(goes) > 0 {
+			require.GreaterOrEqual(t, len(agents)-len(goes), n, "shrunk below what is wanted")
+		}
+		var rest []desired.Agent
+		for _, a := range agents {
+			if !goes[a.Name] {
+				rest = append(rest, a)
+			}
+		}
+		require.Empty(t, desired.Surplus(p, l, rest), "not content after shrinking")
+		missing := desired.Missing(p, l, len(rest))
+		for i := range missing {
+			rest = append(rest, desired.Agent{Name: fmt.Sprint("new", i)})
+		}
+		require.Zero(t, desired.Missing(p, l, len(rest)))
+		if missing > 0 {
+			require.Empty(t, desired.Surplus(p, l, rest), "grows and shrinks at once")
+		}
+	})
+}
+
+func TestRollout(t *testing.T) {
+	p := desired.Pool{PoolMin: 2, PoolMax: 3, PerAgent: 5}
+	fresh := func(name string) desired.Agent { return desired.Agent{Name: name, Ready: true} }
+	old := func(name string) desired.Agent { return desired.Agent{Name: name, Ready: true, Outdated: true} }
+	busy := func(name string) desired.Agent {
+		return desired.Agent{Name: name, Ready: true, Outdated: true, Busy: true}
+	}
+	full := desired.Pool{PoolMin: 2, PoolMax: 2, PerAgent: 5}
+	for name, tc := range map[string]struct {
+		pool   desired.Pool
+		agents []desired.Agent
+		create int
+		remove string
+	}{
+		"all fresh":                      {p, []desired.Agent{fresh("a"), fresh("b")}, 0, ""},
+		"a new one comes first":          {p, []desired.Agent{old("a"), old("b")}, 1, ""},
+		"it is waited for":               {p, []desired.Agent{old("a"), old("b"), {Name: "c"}}, 0, ""},
+		"then one goes":                  {p, []desired.Agent{old("b"), old("a"), fresh("c")}, 0, "a"},
+		"no room: one goes at once":      {full, []desired.Agent{old("a"), fresh("b")}, 0, "a"},
+		"busy ones stay":                 {p, []desired.Agent{busy("a"), fresh("b")}, 0, ""},
+		"an idle one goes beside a busy": {full, []desired.Agent{busy("a"), old("b")}, 0, "b"},
+		"none":                           {p, nil, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			create, remove := desired.Rollout(tc.pool, desired.Load{}, tc.agents)
+			require.Equal(t, tc.create, create)
+			require.Equal(t, tc.remove, remove)
+		})
+	}
+}
+
+// TestRolloutEnds carries the steps out and needs at most two for each outdated agent.
+func TestRolloutEnds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 8).Draw(t, "agents")
+		p := desired.Pool{PoolMin: n, PoolMax: n + rapid.IntRange(0, 3).Draw(t, "room"), PerAgent: 5}
+		var agents []desired.Agent
+		for i := range n {
+			agents = append(agents, desired.Agent{Name: fmt.Sprint("old", i), Ready: true, Outdated: rapid.Bool().Draw(t, "outdated")})
+		}
+		for step := range 2*n + 1 {
+			create, remove := desired.Rollout(p, desired.Load{}, agents)
+			create += desired.Missing(p, desired.Load{}, len(agents)+create)
+			if create == 0 && remove == "" {
+				for _, a := range agents {
+					require.False(t, a.Outdated)
+				}
+				require.Len(t, agents, n)
+				return
+			}
+			for i := range create {
+				agents = append(agents, desired.Agent{Name: fmt.Sprint("new", step, "-", i), Ready: true})
+			}
+			agents = slices.DeleteFunc(agents, func(a desired.Agent) bool { return a.Name == remove })
+			for missing := desired.Missing(p, desired.Load{}, len(agents)); missing > 0; missing-- {
+				agents = append(agents, desired.Agent{Name: fmt.Sprint("next", step, "-", missing), Ready: true})
+			}
+			require.LessOrEqual(t, len(agents), p.PoolMax)
+		}
+		t.Fatal("the rollout does not end")
+	})
+}

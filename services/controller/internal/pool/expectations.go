@@ -1,0 +1,142 @@
+package pool
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// expectationTime is how long a Pod that was created may be missing from the cache before it is taken to be gone: it was
+// deleted before the cache ever saw it.
+const expectationTime = time.Minute
+
+// expectations remember what was done and is not in the cache yet, so that an old cache makes no Pod twice.
+type expectations struct {
+	clock clock.PassiveClock
+
+	mu sync.Mutex
+	by map[types.NamespacedName]*expected
+}
+
+type expected struct {
+	created map[types.UID]time.Time
+	deleted sets.Set[types.UID]
+}
+
+func newExpectations(c clock.PassiveClock) *expectations {
+	return &expectations{clock: c, by: map[types.NamespacedName]*expected{}}
+}
+
+func (e *expectations) of(pool types.NamespacedName) *expected {
+	x := e.by[pool]
+	if x == nil {
+		x = &expected{created: map[types.UID]time.Time{}, deleted: sets.New[types.UID]()}
+		e.by[pool] = x
+	}
+	return x
+}
+
+func (e *expectations) created(pool types.NamespacedName, pod types.UID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.of(pool).created[pod] = e.clock.Now()
+}
+
+func (e *expectations) deleted(pool types.NamespacedName, pod types.UID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.of(pool).deleted.Insert(pod)
+}
+
+func (e *expectations) isDeleted(pool types.NamespacedName, pod types.UID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.of(pool).deleted.Has(pod)
+}
+
+// observe takes in what the cache has and returns how many created Pods it does not have yet.
+func (e *expectations) observe(pool types.NamespacedName, seen sets.Set[types.UID]) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x := e.of(pool)
+	for uid, at := range x.created {
+		if seen.Has(uid) || e.clock.Since(at) > expectationTime {
+			delete(x.created, uid)
+		}
+	}
+	x.deleted = x.deleted.Intersection(seen)
+	return len(x.created)
+}
+
+func (e *expectations) forget(pool types.NamespacedName) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.by, pool)
+}
+
+// idleness remembers since when agents could have gone without a break.
+type idleness struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	since map[types.NamespacedName]map[string]time.Time
+}
+
+func newIdleness(c clock.PassiveClock) *idleness {
+	return &idleness{clock: c, since: map[types.NamespacedName]map[string]time.Time{}}
+}
+
+// settle takes in which agents of a pool could go now and returns for how long each of them could.
+func (i *idleness) settle(pool types.NamespacedName, names []string) map[string]time.Duration {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	old, fresh, out := i.since[pool], map[string]time.Time{}, map[string]time.Duration{}
+	now := i.clock.Now()
+	for _, n := range names {
+		at, ok := old[n]
+		if !ok {
+			at = now
+		}
+		fresh[n], out[n] = at, now.Sub(at)
+	}
+	i.since[pool] = fresh
+	return out
+}
+
+func (i *idleness) forget(pool types.NamespacedName) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.since, pool)
+}
+
+// feed is a source of pools that the Registry has news of. What comes before the controller has started is dropped: it
+// begins with all pools.
+type feed struct {
+	mu    sync.Mutex
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+}
+
+func (f *feed) start(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queue = q
+	return nil
+}
+
+// feedDelay gathers the many changes of a busy pool into one look.
+const feedDelay = 50 * time.Millisecond
+
+func (f *feed) add(n types.NamespacedName) {
+	f.mu.Lock()
+	q := f.queue
+	f.mu.Unlock()
+	if q != nil {
+		q.AddAfter(reconcile.Request{NamespacedName: n}, feedDelay)
+	}
+}

@@ -1,0 +1,235 @@
+package pool
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+)
+
+const (
+	agentContainer = "agent"
+	tlsPath        = "/etc/fast-sandbox/tls"
+	// cgroupPath is where an agent sees the host's cgroups; /sys/fs/cgroup shows it its own alone.
+	cgroupPath  = "/host/cgroup"
+	healthPort  = 8081
+	metricsPort = 9091
+	// volumePrefix begins the names of injected volumes; a template's must not.
+	volumePrefix = "fsb-"
+	// graceSeconds is how long an agent has to end its calls; its sandboxes are ended by the controller or the janitor.
+	graceSeconds = 30
+)
+
+// Injection is what every agent Pod gets beside its pool's template.
+type Injection struct {
+	// AgentPort is the port of the agent's gRPC server.
+	AgentPort int32
+	// ContainerdSocket is the path of containerd's socket on the node, and ContainerdRoot that of its root directory. Both
+	// are at the same paths in the Pod, for containerd and agent tell each other of them.
+	ContainerdSocket, ContainerdRoot string
+	// LogRoot is the directory of the sandboxes' logs, on the node and in the Pod.
+	LogRoot string
+	// TLSSecret is the name of the Secret with the agents' certificate; it is not mounted if Insecure.
+	TLSSecret string
+	// Insecure has agents speak plaintext, as the controller does.
+	Insecure bool
+	// Env is passed on to agents unless their template sets it: where traces go.
+	Env []corev1.EnvVar
+}
+
+// templateError is a pool that cannot be made agents of until somebody changes something.
+type templateError struct{ reason, message string }
+
+// Error is the message.
+func (e *templateError) Error() string { return e.message }
+
+// Check tells what is wrong with a pool's template, as a *templateError.
+func (i Injection) Check(p *v1alpha1.SandboxPool) error {
+	spec := &p.Spec.AgentTemplate.Spec
+	at := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == agentContainer })
+	switch {
+	case len(validation.IsDNS1123Label(p.Name)) > 0: // it becomes a label, and Sandboxes could not name it
+		return &templateError{"InvalidName", "metadata.name: the name of a SandboxPool is a DNS label: at most 63 lower-case letters, digits and dashes"}
+	case at < 0:
+		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.containers: a container named agent is required"}
+	case spec.Containers[at].Image == "":
+		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.containers[agent].image is required"}
+	case spec.HostNetwork:
+		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.hostNetwork: an agent's sandboxes share its network, which must not be the node's"}
+	}
+	for _, v := range spec.Volumes {
+		if len(v.Name) >= len(volumePrefix) && v.Name[:len(volumePrefix)] == volumePrefix {
+			return &templateError{"InvalidTemplate", fmt.Sprintf("spec.agentTemplate.spec.volumes: the name %s is taken by the controller", v.Name)}
+		}
+	}
+	return nil
+}
+
+// Pod returns a new agent Pod of a pool. It shares no memory with the pool.
+func (i Injection) Pod(p *v1alpha1.SandboxPool) (*corev1.Pod, error) {
+	if err := i.Check(p); err != nil {
+		return nil, err
+	}
+	template := p.Spec.AgentTemplate.DeepCopy()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, GenerateName: p.Name + "-agent-",
+			Labels: map[string]string{}, Annotations: template.Metadata.Annotations,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, v1alpha1.GroupVersion.WithKind("SandboxPool"))},
+		},
+		Spec: template.Spec,
+	}
+	maps.Copy(pod.Labels, template.Metadata.Labels)
+	maps.Copy(pod.Labels, selector(p))
+	pod.Labels[v1alpha1.LabelTemplateHash] = templateHash(p, i)
+
+	s := &pod.Spec
+	s.RestartPolicy = corev1.RestartPolicyAlways
+	s.AutomountServiceAccountToken = ptr.To(false) // an agent asks the API server for nothing
+	s.EnableServiceLinks = ptr.To(false)
+	s.HostPID = true // to see how sandboxes take signals, and to end what a crashed containerd or runc left of one
+	if s.TerminationGracePeriodSeconds == nil {
+		s.TerminationGracePeriodSeconds = ptr.To(int64(graceSeconds))
+	}
+	mounts := i.volumes(s)
+	for at := range s.Containers {
+		if s.Containers[at].Name == agentContainer {
+			i.container(&s.Containers[at], p, mounts)
+		}
+	}
+	return pod, nil
+}
+
+func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mounts []corev1.VolumeMount) {
+	for _, m := range mounts {
+		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(old corev1.VolumeMount) bool { return old.MountPath == m.MountPath })
+		c.VolumeMounts = append(c.VolumeMounts, m)
+	}
+	i.env(c, p)
+	ports := []corev1.ContainerPort{{Name: "agent", ContainerPort: i.AgentPort}, {Name: "health", ContainerPort: healthPort}, {Name: "metrics", ContainerPort: metricsPort}}
+	for _, port := range ports {
+		port.Protocol = corev1.ProtocolTCP
+		c.Ports = slices.DeleteFunc(c.Ports, func(old corev1.ContainerPort) bool {
+			return old.Name == port.Name || old.ContainerPort == port.ContainerPort
+		})
+		c.Ports = append(c.Ports, port)
+	}
+	probe := func(period, failures int32) *corev1.Probe {
+		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: healthPort, Service: ptr.To("")}},
+			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 3}
+	}
+	// A startup probe lets the others be slow without making a new agent wait.
+	c.StartupProbe = cmpOr(c.StartupProbe, probe(1, 60))
+	c.ReadinessProbe = cmpOr(c.ReadinessProbe, probe(5, 2))
+	c.LivenessProbe = cmpOr(c.LivenessProbe, probe(10, 6))
+	if c.SecurityContext == nil {
+		c.SecurityContext = &corev1.SecurityContext{}
+	}
+	secure(c.SecurityContext)
+}
+
+// secure fills what the template leaves open. Root, because containerd's socket and directories are root's. SYS_ADMIN
+// mounts image layers for a look at /etc/passwd where they cannot be read side by side; the others read and write
+// directories that belong to any user of any image.
+func secure(s *corev1.SecurityContext) {
+	s.RunAsUser = cmpOr(s.RunAsUser, ptr.To(int64(0)))
+	s.RunAsNonRoot = cmpOr(s.RunAsNonRoot, ptr.To(false))
+	s.Privileged = cmpOr(s.Privileged, ptr.To(false))
+	s.ReadOnlyRootFilesystem = cmpOr(s.ReadOnlyRootFilesystem, ptr.To(true))
+	s.SeccompProfile = cmpOr(s.SeccompProfile, &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault})
+	s.Capabilities = cmpOr(s.Capabilities, &corev1.Capabilities{
+		Drop: []corev1.Capability{"ALL"},
+		Add:  []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "SYS_ADMIN"},
+	})
+}
+
+// volumes adds the volumes to a Pod and returns where the agent wants them.
+func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
+	host := func(name, path string, kind corev1.HostPathType) {
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &kind}}})
+	}
+	// The socket's directory, not the socket: a containerd that restarts makes a new one.
+	socketDir := filepath.Dir(i.ContainerdSocket)
+	host("fsb-containerd-run", socketDir, corev1.HostPathDirectory)
+	host("fsb-containerd-root", i.ContainerdRoot, corev1.HostPathDirectory)
+	host("fsb-logs", i.LogRoot, corev1.HostPathDirectoryOrCreate)
+	host("fsb-cgroup", "/sys/fs/cgroup", corev1.HostPathDirectory)
+	s.Volumes = append(s.Volumes, corev1.Volume{Name: "fsb-tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	mounts := []corev1.VolumeMount{
+		{Name: "fsb-containerd-run", MountPath: socketDir},
+		{Name: "fsb-containerd-root", MountPath: i.ContainerdRoot},
+		{Name: "fsb-logs", MountPath: i.LogRoot},
+		{Name: "fsb-cgroup", MountPath: cgroupPath},
+		{Name: "fsb-tmp", MountPath: "/tmp"},
+	}
+	if !i.Insecure {
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: "fsb-tls", VolumeSource: corev1.VolumeSource{
+			Secret: &corev1.SecretVolumeSource{SecretName: i.TLSSecret, DefaultMode: ptr.To(int32(0o400))}}})
+		mounts = append(mounts, corev1.VolumeMount{Name: "fsb-tls", MountPath: tlsPath, ReadOnly: true})
+	}
+	return mounts
+}
+
+// env sets the agent's environment. What tells the agent who it is wins over the template, the rest does not.
+func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
+	}
+	value := func(name, v string) corev1.EnvVar { return corev1.EnvVar{Name: name, Value: v} }
+	ours := []corev1.EnvVar{
+		field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace"), field("POD_UID", "metadata.uid"),
+		field("POD_IP", "status.podIP"), field("NODE_NAME", "spec.nodeName"),
+		value("AGENT_POOL", p.Name),
+		value("AGENT_CAPACITY", strconv.Itoa(perAgent(p))),
+		value("AGENT_RUNTIME_HANDLER", p.Spec.RuntimeHandler),
+		value("CONTAINERD_SOCKET", i.ContainerdSocket),
+		value("FSB_BIND_ADDRESS", ":"+strconv.Itoa(int(i.AgentPort))),
+		value("FSB_LOG_ROOT", i.LogRoot),
+		value("FSB_CGROUP_ROOT", cgroupPath),
+	}
+	if i.Insecure {
+		ours = append(ours, value("FSB_INSECURE", "true"))
+	} else {
+		ours = append(ours, value("FSB_TLS_CERT_FILE", tlsPath+"/tls.crt"), value("FSB_TLS_KEY_FILE", tlsPath+"/tls.key"), value("FSB_TLS_CA_FILE", tlsPath+"/ca.crt"))
+	}
+	has := func(name string) func(corev1.EnvVar) bool {
+		return func(e corev1.EnvVar) bool { return e.Name == name }
+	}
+	for _, e := range ours {
+		c.Env = append(slices.DeleteFunc(c.Env, has(e.Name)), e)
+	}
+	for _, e := range i.Env {
+		if !slices.ContainsFunc(c.Env, has(e.Name)) {
+			c.Env = append(c.Env, e)
+		}
+	}
+}
+
+// templateHash names what an agent Pod is made from: the template and whatever is injected into it.
+func templateHash(p *v1alpha1.SandboxPool, i Injection) string {
+	raw, err := json.Marshal([]any{p.Spec.AgentTemplate, perAgent(p), p.Spec.RuntimeHandler, i})
+	if err != nil { // all of it came from JSON
+		panic(err)
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:5])
+}
+
+func cmpOr[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}

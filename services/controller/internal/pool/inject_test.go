@@ -1,0 +1,204 @@
+package pool_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool"
+)
+
+func injection() pool.Injection {
+	return pool.Injection{AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
+		LogRoot: "/var/log/fast-sandbox", TLSSecret: "agent-tls", Env: []corev1.EnvVar{{Name: "OTEL_SERVICE_NAME", Value: "agent"}}}
+}
+
+func aPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
+	p := &v1alpha1.SandboxPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "py", UID: "uid-1"},
+		Spec: v1alpha1.SandboxPoolSpec{MaxSandboxesPerPod: 7, RuntimeHandler: "runc",
+			AgentTemplate: v1alpha1.AgentTemplate{
+				Metadata: v1alpha1.AgentTemplateMetadata{Labels: map[string]string{"team": "x", v1alpha1.LabelPool: "forged"}, Annotations: map[string]string{"a": "b"}},
+				Spec:     corev1.PodSpec{Containers: []corev1.Container{{Name: "side", Image: "side"}, {Name: "agent", Image: "agent:1"}}},
+			}},
+	}
+	for _, c := range change {
+		c(&p.Spec.AgentTemplate.Spec)
+	}
+	return p
+}
+
+// golden is all that a bare template becomes.
+const golden = `
+metadata:
+  generateName: py-agent-
+  namespace: ns
+  labels:
+    team: x
+    fast-sandbox.io/component: agent
+    fast-sandbox.io/pool: py
+    fast-sandbox.io/template-hash: HASH
+  annotations: {a: b}
+  ownerReferences:
+    - {apiVersion: fast-sandbox.io/v1alpha1, kind: SandboxPool, name: py, uid: uid-1, controller: true, blockOwnerDeletion: true}
+spec:
+  restartPolicy: Always
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  hostPID: true
+  terminationGracePeriodSeconds: 30
+  volumes:
+    - {name: fsb-containerd-run, hostPath: {path: /run/containerd, type: Directory}}
+    - {name: fsb-containerd-root, hostPath: {path: /var/lib/containerd, type: Directory}}
+    - {name: fsb-logs, hostPath: {path: /var/log/fast-sandbox, type: DirectoryOrCreate}}
+    - {name: fsb-cgroup, hostPath: {path: /sys/fs/cgroup, type: Directory}}
+    - {name: fsb-tmp, emptyDir: {}}
+    - {name: fsb-tls, secret: {secretName: agent-tls, defaultMode: 256}}
+  containers:
+    - {name: side, image: side, resources: {}}
+    - name: agent
+      image: agent:1
+      resources: {}
+      volumeMounts:
+        - {name: fsb-containerd-run, mountPath: /run/containerd}
+        - {name: fsb-containerd-root, mountPath: /var/lib/containerd}
+        - {name: fsb-logs, mountPath: /var/log/fast-sandbox}
+        - {name: fsb-cgroup, mountPath: /host/cgroup}
+        - {name: fsb-tmp, mountPath: /tmp}
+        - {name: fsb-tls, mountPath: /etc/fast-sandbox/tls, readOnly: true}
+      env:
+        - {name: POD_NAME, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.name}}}
+        - {name: POD_NAMESPACE, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}}
+        - {name: POD_UID, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.uid}}}
+        - {name: POD_IP, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: status.podIP}}}
+        - {name: NODE_NAME, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: spec.nodeName}}}
+        - {name: AGENT_POOL, value: py}
+        - {name: AGENT_CAPACITY, value: "7"}
+        - {name: AGENT_RUNTIME_HANDLER, value: runc}
+        - {name: CONTAINERD_SOCKET, value: /run/containerd/containerd.sock}
+        - {name: FSB_BIND_ADDRESS, value: ":5758"}
+        - {name: FSB_LOG_ROOT, value: /var/log/fast-sandbox}
+        - {name: FSB_CGROUP_ROOT, value: /host/cgroup}
+        - {name: FSB_TLS_CERT_FILE, value: /etc/fast-sandbox/tls/tls.crt}
+        - {name: FSB_TLS_KEY_FILE, value: /etc/fast-sandbox/tls/tls.key}
+        - {name: FSB_TLS_CA_FILE, value: /etc/fast-sandbox/tls/ca.crt}
+        - {name: OTEL_SERVICE_NAME, value: agent}
+      ports:
+        - {name: agent, containerPort: 5758, protocol: TCP}
+        - {name: health, containerPort: 8081, protocol: TCP}
+        - {name: metrics, containerPort: 9091, protocol: TCP}
+      startupProbe: {grpc: {port: 8081, service: ""}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 3}
+      readinessProbe: {grpc: {port: 8081, service: ""}, periodSeconds: 5, failureThreshold: 2, timeoutSeconds: 3}
+      livenessProbe: {grpc: {port: 8081, service: ""}, periodSeconds: 10, failureThreshold: 6, timeoutSeconds: 3}
+      securityContext:
+        runAsUser: 0
+        runAsNonRoot: false
+        privileged: false
+        readOnlyRootFilesystem: true
+        seccompProfile: {type: RuntimeDefault}
+        capabilities: {drop: [ALL], add: [CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, SYS_ADMIN]}
+`
+
+func TestAgentPod(t *testing.T) {
+	p := aPool()
+	before := p.DeepCopy()
+	got, err := injection().Pod(p)
+	require.NoError(t, err)
+	require.Empty(t, cmp.Diff(before, p), "the pool was changed")
+	require.Len(t, got.Labels[v1alpha1.LabelTemplateHash], 10)
+	var want corev1.Pod
+	require.NoError(t, yaml.UnmarshalStrict([]byte(golden), &want))
+	want.Labels[v1alpha1.LabelTemplateHash] = got.Labels[v1alpha1.LabelTemplateHash]
+	require.Empty(t, cmp.Diff(&want, got))
+}
+
+func TestTemplateIsKept(t *testing.T) {
+	got, err := injection().Pod(aPool(func(s *corev1.PodSpec) {
+		s.TerminationGracePeriodSeconds = ptr.To(int64(5))
+		s.RestartPolicy = corev1.RestartPolicyNever
+		s.Volumes = []corev1.Volume{{Name: "mine"}}
+		s.Containers[1].Env = []corev1.EnvVar{{Name: "AGENT_CAPACITY", Value: "1000"}, {Name: "OTEL_SERVICE_NAME", Value: "mine"}, {Name: "FSB_DOCKER_CONFIG", Value: "/c"}}
+		s.Containers[1].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true), Capabilities: &corev1.Capabilities{}}
+		s.Containers[1].VolumeMounts = []corev1.VolumeMount{{Name: "mine", MountPath: "/run/containerd"}, {Name: "mine", MountPath: "/mine"}}
+		s.Containers[1].LivenessProbe = &corev1.Probe{PeriodSeconds: 77}
+		s.NodeSelector = map[string]string{"disk": "fast"}
+	}))
+	require.NoError(t, err)
+	require.Equal(t, int64(5), *got.Spec.TerminationGracePeriodSeconds)
+	require.Equal(t, corev1.RestartPolicyAlways, got.Spec.RestartPolicy)
+	require.Equal(t, "mine", got.Spec.Volumes[0].Name)
+	require.Equal(t, map[string]string{"disk": "fast"}, got.Spec.NodeSelector)
+	c := got.Spec.Containers[1]
+	env := map[string]string{}
+	for _, e := range c.Env {
+		require.NotContains(t, env, e.Name, "a variable is set twice")
+		env[e.Name] = e.Value
+	}
+	require.Equal(t, "7", env["AGENT_CAPACITY"], "a template cannot forge what the agent is")
+	require.Equal(t, "mine", env["OTEL_SERVICE_NAME"])
+	require.Equal(t, "/c", env["FSB_DOCKER_CONFIG"])
+	require.True(t, *c.SecurityContext.Privileged)
+	require.Empty(t, c.SecurityContext.Capabilities.Add)
+	require.Equal(t, int32(77), c.LivenessProbe.PeriodSeconds)
+	at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/run/containerd" })
+	require.Equal(t, "fsb-containerd-run", c.VolumeMounts[at].Name)
+	require.Equal(t, "/mine", c.VolumeMounts[0].MountPath)
+}
+
+func TestInsecureAgentsHaveNoCertificate(t *testing.T) {
+	i := injection()
+	i.Insecure = true
+	got, err := i.Pod(aPool())
+	require.NoError(t, err)
+	for _, v := range got.Spec.Volumes {
+		require.Nil(t, v.Secret)
+	}
+	require.Contains(t, got.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_INSECURE", Value: "true"})
+}
+
+func TestBadTemplates(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pool    *v1alpha1.SandboxPool
+		message string
+	}{
+		"no agent":     {aPool(func(s *corev1.PodSpec) { s.Containers = s.Containers[:1] }), "containers: a container named agent is required"},
+		"no container": {aPool(func(s *corev1.PodSpec) { s.Containers = nil }), "containers"},
+		"no image":     {aPool(func(s *corev1.PodSpec) { s.Containers[1].Image = "" }), "containers[agent].image"},
+		"host network": {aPool(func(s *corev1.PodSpec) { s.HostNetwork = true }), "hostNetwork"},
+		"our volume":   {aPool(func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{{Name: "fsb-x"}} }), "fsb-x"},
+		"bad name":     {func() *v1alpha1.SandboxPool { p := aPool(); p.Name = "a.b"; return p }(), "metadata.name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := injection().Pod(tc.pool)
+			require.ErrorContains(t, err, tc.message)
+		})
+	}
+}
+
+// TestTemplateHash: an agent is outdated when, and only when, a new one would be made otherwise.
+func TestTemplateHash(t *testing.T) {
+	hash := func(p *v1alpha1.SandboxPool, i pool.Injection) string {
+		pod, err := i.Pod(p)
+		require.NoError(t, err)
+		return pod.Labels[v1alpha1.LabelTemplateHash]
+	}
+	base := hash(aPool(), injection())
+	same := aPool()
+	same.Spec.Capacity.PoolMax = 99
+	require.Equal(t, base, hash(same, injection()))
+	require.Equal(t, base, hash(aPool(), injection()))
+	require.NotEqual(t, base, hash(aPool(func(s *corev1.PodSpec) { s.Containers[1].Image = "agent:2" }), injection()))
+	other := aPool()
+	other.Spec.RuntimeHandler = "crun"
+	require.NotEqual(t, base, hash(other, injection()))
+	moved := injection()
+	moved.ContainerdRoot = "/data/containerd"
+	require.NotEqual(t, base, hash(aPool(), moved))
+}

@@ -1,0 +1,98 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
+)
+
+// pidsOf finds the processes of the mesh by the path of their program inside their image.
+func pidsOf(t *testing.T, program string) []int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	require.NoError(t, err)
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err == nil && strings.SplitN(string(raw), "\x00", 2)[0] == program {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// kill ends processes the hard way and waits until others serve in their place.
+func kill(t *testing.T, program string) {
+	t.Helper()
+	old := pidsOf(t, program)
+	require.NotEmpty(t, old, "no process %s", program)
+	for _, pid := range old {
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+}
+
+// taskPid is the pid of a sandbox's process on the host.
+func taskPid(t *testing.T, containerID string) uint32 {
+	t.Helper()
+	ctx := nodeContext(t.Context())
+	container, err := nodeClient(t).LoadContainer(ctx, containerID)
+	require.NoError(t, err)
+	task, err := container.Task(ctx, nil)
+	require.NoError(t, err)
+	return task.Pid()
+}
+
+// TestSandboxesOutliveTheAgentProcess kills the agents; their sandboxes go on, log on, and are managed again.
+func TestSandboxesOutliveTheAgentProcess(t *testing.T) {
+	c := sandboxes(t)
+	req := sleeper(uniqueName("survivor"))
+	req.Spec.Command = []string{"sh", "-c", "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.1; done"}
+	resp := create(t, c, req)
+	id := resp.GetSandbox().GetStatus().GetSandboxId()
+	before := taskPid(t, id)
+	kill(t, "/agent")
+	require.True(t, eventually(time.Minute, func() bool { return len(readyAgents(t)) > 0 }), "no agent came back")
+	require.Equal(t, before, taskPid(t, id), "the process was disturbed")
+	var lines []string
+	require.True(t, eventually(settle, func() bool {
+		r := cluster.Run(t, "", "fsb-ctl", "logs", req.GetName())
+		lines = strings.Split(strings.TrimSpace(r.Stdout), "\n")
+		return r.Code == 0 && len(lines) > 20
+	}))
+	for i, line := range lines {
+		require.Equal(t, "line "+itoa(i+1), line, "the log has a gap")
+	}
+}
+
+// TestAnAllocatorThatIsKilledForgetsNothing kills the allocator right after it acknowledged creates.
+func TestAnAllocatorThatIsKilledForgetsNothing(t *testing.T) {
+	c := sandboxes(t)
+	var acknowledged []*sandboxv1.Sandbox
+	for range 5 {
+		acknowledged = append(acknowledged, create(t, c, sleeper(uniqueName("kept"))).GetSandbox())
+	}
+	kill(t, "/allocator")
+	require.True(t, eventually(time.Minute, func() bool {
+		_, err := c.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: acknowledged[0].GetNamespace(), Name: acknowledged[0].GetName()})
+		return err == nil
+	}), "the allocator did not come back")
+	for _, s := range acknowledged {
+		cr := customResource(t, s.GetName(), running)
+		require.Equal(t, s.GetUid(), cr.EffectiveUID())
+	}
+}
