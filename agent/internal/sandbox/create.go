@@ -278,6 +278,9 @@ func (m *Manager) container(e *entry) (runtime.Container, error) {
 		return runtime.Container{}, err
 	}
 	e.madeLog = true
+	m.mu.Lock()
+	persisted := e.report.GetPersisted()
+	m.mu.Unlock()
 	env := maps.Clone(r.GetSpec().GetEnv())
 	if tp := r.GetTraceparent(); tp != "" {
 		if env == nil {
@@ -291,7 +294,7 @@ func (m *Manager) container(e *entry) (runtime.Container, error) {
 		LogPath: paths.Output, HostnamePath: paths.Hostname,
 		Labels: identity.Identity{
 			Namespace: r.GetNamespace(), Name: r.GetName(), SandboxUID: r.GetFence().GetSandboxUid(), Attempt: r.GetFence().GetAttempt(),
-			AgentUID: r.GetFence().GetAgentUid(), Pool: m.config.Info.GetPool(), State: identity.StateClaimed, Persisted: e.report.GetPersisted(),
+			AgentUID: r.GetFence().GetAgentUid(), Pool: m.config.Info.GetPool(), State: identity.StateClaimed, Persisted: persisted,
 		}.Labels(),
 	}, nil
 }
