@@ -44,6 +44,8 @@ const (
 	AgentNotFound        Reason = "AGENT_NOT_FOUND"
 	Cancelled            Reason = "CANCELLED"
 	RequestTooLarge      Reason = "REQUEST_TOO_LARGE"
+	LeaderSuperseded     Reason = "LEADER_SUPERSEDED"
+	AgentDraining        Reason = "AGENT_DRAINING"
 )
 
 // FieldKey is the metadata key under which an InvalidField error names the field, in proto notation (`spec.image`).

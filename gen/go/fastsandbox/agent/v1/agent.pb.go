@@ -413,6 +413,89 @@ func (x *SandboxRecord) GetConsistencyMode() v1.ConsistencyMode {
 	return v1.ConsistencyMode(0)
 }
 
+// Tombstone is a sandbox that its owner deleted while the API server may still hold, or get to hold, its custom resource.
+// The agent that ran it keeps the tombstone durably until it is told to forget it.
+type Tombstone struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which container it was.
+	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
+	// Namespace of the sandbox.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the sandbox.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The create call's request_id.
+	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// When the deletion was accepted.
+	DeleteTime    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=delete_time,json=deleteTime,proto3" json:"delete_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tombstone) Reset() {
+	*x = Tombstone{}
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tombstone) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tombstone) ProtoMessage() {}
+
+func (x *Tombstone) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
+func (*Tombstone) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Tombstone) GetFence() *Fence {
+	if x != nil {
+		return x.Fence
+	}
+	return nil
+}
+
+func (x *Tombstone) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Tombstone) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tombstone) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Tombstone) GetDeleteTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DeleteTime
+	}
+	return nil
+}
+
 // SandboxReport is what an agent knows of one sandbox.
 type SandboxReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -442,7 +525,7 @@ type SandboxReport struct {
 
 func (x *SandboxReport) Reset() {
 	*x = SandboxReport{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -454,7 +537,7 @@ func (x *SandboxReport) String() string {
 func (*SandboxReport) ProtoMessage() {}
 
 func (x *SandboxReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -467,7 +550,7 @@ func (x *SandboxReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxReport.ProtoReflect.Descriptor instead.
 func (*SandboxReport) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SandboxReport) GetRecord() *SandboxRecord {
@@ -569,7 +652,7 @@ type AgentInfo struct {
 
 func (x *AgentInfo) Reset() {
 	*x = AgentInfo{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +664,7 @@ func (x *AgentInfo) String() string {
 func (*AgentInfo) ProtoMessage() {}
 
 func (x *AgentInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +677,7 @@ func (x *AgentInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentInfo.ProtoReflect.Descriptor instead.
 func (*AgentInfo) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *AgentInfo) GetPodName() string {
@@ -678,15 +761,17 @@ type AgentSnapshot struct {
 	Images []string `protobuf:"bytes,3,rep,name=images,proto3" json:"images,omitempty"`
 	// Whether it takes new sandboxes.
 	Accepting bool `protobuf:"varint,4,opt,name=accepting,proto3" json:"accepting,omitempty"`
-	// Why it takes none; empty while it does.
+	// Why it takes none; empty while it does. `Draining` after Drain.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// All its tombstones.
+	Tombstones    []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentSnapshot) Reset() {
 	*x = AgentSnapshot{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +783,7 @@ func (x *AgentSnapshot) String() string {
 func (*AgentSnapshot) ProtoMessage() {}
 
 func (x *AgentSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +796,7 @@ func (x *AgentSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentSnapshot.ProtoReflect.Descriptor instead.
 func (*AgentSnapshot) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AgentSnapshot) GetInfo() *AgentInfo {
@@ -749,6 +834,13 @@ func (x *AgentSnapshot) GetNotAcceptingReason() string {
 	return ""
 }
 
+func (x *AgentSnapshot) GetTombstones() []*Tombstone {
+	if x != nil {
+		return x.Tombstones
+	}
+	return nil
+}
+
 // AgentDelta is what changed in an agent's state.
 type AgentDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -760,15 +852,19 @@ type AgentDelta struct {
 	ImagesRemoved []string `protobuf:"bytes,3,rep,name=images_removed,json=imagesRemoved,proto3" json:"images_removed,omitempty"`
 	// Set if accepting changed.
 	Accepting *bool `protobuf:"varint,4,opt,name=accepting,proto3,oneof" json:"accepting,omitempty"`
-	// Why it takes none; empty while it does.
+	// Why it takes none; empty while it does. `Draining` after Drain.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Tombstones that are new.
+	TombstonesAdded []*Tombstone `protobuf:"bytes,6,rep,name=tombstones_added,json=tombstonesAdded,proto3" json:"tombstones_added,omitempty"`
+	// Tombstones that were forgotten.
+	TombstonesRemoved []*Fence `protobuf:"bytes,7,rep,name=tombstones_removed,json=tombstonesRemoved,proto3" json:"tombstones_removed,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *AgentDelta) Reset() {
 	*x = AgentDelta{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +876,7 @@ func (x *AgentDelta) String() string {
 func (*AgentDelta) ProtoMessage() {}
 
 func (x *AgentDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +889,7 @@ func (x *AgentDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDelta.ProtoReflect.Descriptor instead.
 func (*AgentDelta) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AgentDelta) GetSandboxes() []*SandboxReport {
@@ -831,6 +927,20 @@ func (x *AgentDelta) GetNotAcceptingReason() string {
 	return ""
 }
 
+func (x *AgentDelta) GetTombstonesAdded() []*Tombstone {
+	if x != nil {
+		return x.TombstonesAdded
+	}
+	return nil
+}
+
+func (x *AgentDelta) GetTombstonesRemoved() []*Fence {
+	if x != nil {
+		return x.TombstonesRemoved
+	}
+	return nil
+}
+
 // PullProgress is how far an image pull has come.
 type PullProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -848,7 +958,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +970,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +983,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PullProgress) GetDownloadedBytes() int64 {
@@ -930,7 +1040,15 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	" \x01(\x0e2'.fastsandbox.sandbox.v1.ConsistencyModeR\x0fconsistencyMode\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbf\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x02\n" +
+	"\tTombstone\x129\n" +
+	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\x12F\n" +
+	"\tnamespace\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
+	"\x04name\x18\x03 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04name\x12'\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\trequestId\x12;\n" +
+	"\vdelete_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"deleteTime\"\xbf\x03\n" +
 	"\rSandboxReport\x12;\n" +
 	"\x06record\x18\x01 \x01(\v2#.fastsandbox.agent.v1.SandboxRecordR\x06record\x128\n" +
 	"\x05state\x18\x02 \x01(\x0e2\".fastsandbox.agent.v1.SandboxStateR\x05state\x12!\n" +
@@ -958,20 +1076,25 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fruntime_handler\x18\b \x01(\tR\x0eruntimeHandler\x12\x18\n" +
 	"\aversion\x18\t \x01(\tR\aversion\x12%\n" +
 	"\x0ereserved_ports\x18\n" +
-	" \x03(\x05R\rreservedPorts\"\xef\x01\n" +
+	" \x03(\x05R\rreservedPorts\"\xb0\x02\n" +
 	"\rAgentSnapshot\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12A\n" +
 	"\tsandboxes\x18\x02 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12\x16\n" +
 	"\x06images\x18\x03 \x03(\tR\x06images\x12\x1c\n" +
 	"\taccepting\x18\x04 \x01(\bR\taccepting\x120\n" +
-	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReason\"\xfc\x01\n" +
+	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReason\x12?\n" +
+	"\n" +
+	"tombstones\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\n" +
+	"tombstones\"\x94\x03\n" +
 	"\n" +
 	"AgentDelta\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12!\n" +
 	"\fimages_added\x18\x02 \x03(\tR\vimagesAdded\x12%\n" +
 	"\x0eimages_removed\x18\x03 \x03(\tR\rimagesRemoved\x12!\n" +
 	"\taccepting\x18\x04 \x01(\bH\x00R\taccepting\x88\x01\x01\x120\n" +
-	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReasonB\f\n" +
+	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReason\x12J\n" +
+	"\x10tombstones_added\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\x0ftombstonesAdded\x12J\n" +
+	"\x12tombstones_removed\x18\a \x03(\v2\x1b.fastsandbox.agent.v1.FenceR\x11tombstonesRemovedB\f\n" +
 	"\n" +
 	"_accepting\"\xa5\x01\n" +
 	"\fPullProgress\x12)\n" +
@@ -1017,45 +1140,51 @@ func file_fastsandbox_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_fastsandbox_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: fastsandbox.agent.v1.SandboxState
 	(CreateStage)(0),              // 1: fastsandbox.agent.v1.CreateStage
 	(DeleteStage)(0),              // 2: fastsandbox.agent.v1.DeleteStage
 	(*Fence)(nil),                 // 3: fastsandbox.agent.v1.Fence
 	(*SandboxRecord)(nil),         // 4: fastsandbox.agent.v1.SandboxRecord
-	(*SandboxReport)(nil),         // 5: fastsandbox.agent.v1.SandboxReport
-	(*AgentInfo)(nil),             // 6: fastsandbox.agent.v1.AgentInfo
-	(*AgentSnapshot)(nil),         // 7: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),            // 8: fastsandbox.agent.v1.AgentDelta
-	(*PullProgress)(nil),          // 9: fastsandbox.agent.v1.PullProgress
-	nil,                           // 10: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	(*v1.SandboxSpec)(nil),        // 11: fastsandbox.sandbox.v1.SandboxSpec
-	(*v1.ResourceLimits)(nil),     // 12: fastsandbox.sandbox.v1.ResourceLimits
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(v1.ConsistencyMode)(0),       // 14: fastsandbox.sandbox.v1.ConsistencyMode
-	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
+	(*Tombstone)(nil),             // 5: fastsandbox.agent.v1.Tombstone
+	(*SandboxReport)(nil),         // 6: fastsandbox.agent.v1.SandboxReport
+	(*AgentInfo)(nil),             // 7: fastsandbox.agent.v1.AgentInfo
+	(*AgentSnapshot)(nil),         // 8: fastsandbox.agent.v1.AgentSnapshot
+	(*AgentDelta)(nil),            // 9: fastsandbox.agent.v1.AgentDelta
+	(*PullProgress)(nil),          // 10: fastsandbox.agent.v1.PullProgress
+	nil,                           // 11: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	(*v1.SandboxSpec)(nil),        // 12: fastsandbox.sandbox.v1.SandboxSpec
+	(*v1.ResourceLimits)(nil),     // 13: fastsandbox.sandbox.v1.ResourceLimits
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(v1.ConsistencyMode)(0),       // 15: fastsandbox.sandbox.v1.ConsistencyMode
+	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
 }
 var file_fastsandbox_agent_v1_agent_proto_depIdxs = []int32{
 	3,  // 0: fastsandbox.agent.v1.SandboxRecord.fence:type_name -> fastsandbox.agent.v1.Fence
-	10, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	11, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	12, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	13, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
-	14, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
-	4,  // 6: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
-	0,  // 7: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
-	13, // 8: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
-	13, // 9: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
-	6,  // 10: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
-	5,  // 11: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	5,  // 12: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	15, // 13: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	12, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	13, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	14, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
+	15, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
+	3,  // 6: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
+	14, // 7: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
+	4,  // 8: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
+	0,  // 9: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
+	14, // 10: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
+	14, // 11: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
+	7,  // 12: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	6,  // 13: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	5,  // 14: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
+	6,  // 15: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	5,  // 16: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
+	3,  // 17: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
+	16, // 18: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_proto_init() }
@@ -1063,15 +1192,15 @@ func file_fastsandbox_agent_v1_agent_proto_init() {
 	if File_fastsandbox_agent_v1_agent_proto != nil {
 		return
 	}
-	file_fastsandbox_agent_v1_agent_proto_msgTypes[2].OneofWrappers = []any{}
-	file_fastsandbox_agent_v1_agent_proto_msgTypes[5].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_proto_msgTypes[3].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -149,7 +149,11 @@ type DeleteSandboxRequest struct {
 	// Which.
 	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Time between SIGTERM and SIGKILL. Unset: the sandbox's own.
-	GracePeriod   *durationpb.Duration `protobuf:"bytes,2,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
+	GracePeriod *durationpb.Duration `protobuf:"bytes,2,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
+	// Set if the sandbox itself is deleted, not only this container of it, and the API server does not know that yet. The
+	// agent keeps the tombstone durably, from before the container is touched until ForgetTombstone, and carries the
+	// deletion on after a restart. Its fence equals the request's.
+	Tombstone     *Tombstone `protobuf:"bytes,3,opt,name=tombstone,proto3" json:"tombstone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -194,6 +198,13 @@ func (x *DeleteSandboxRequest) GetFence() *Fence {
 func (x *DeleteSandboxRequest) GetGracePeriod() *durationpb.Duration {
 	if x != nil {
 		return x.GracePeriod
+	}
+	return nil
+}
+
+func (x *DeleteSandboxRequest) GetTombstone() *Tombstone {
+	if x != nil {
+		return x.Tombstone
 	}
 	return nil
 }
@@ -336,6 +347,264 @@ func (*MarkPersistedResponse) Descriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{5}
 }
 
+// ForgetTombstoneRequest names a tombstone.
+type ForgetTombstoneRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	Fence         *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetTombstoneRequest) Reset() {
+	*x = ForgetTombstoneRequest{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetTombstoneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetTombstoneRequest) ProtoMessage() {}
+
+func (x *ForgetTombstoneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetTombstoneRequest.ProtoReflect.Descriptor instead.
+func (*ForgetTombstoneRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ForgetTombstoneRequest) GetFence() *Fence {
+	if x != nil {
+		return x.Fence
+	}
+	return nil
+}
+
+// ForgetTombstoneResponse is empty.
+type ForgetTombstoneResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetTombstoneResponse) Reset() {
+	*x = ForgetTombstoneResponse{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetTombstoneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetTombstoneResponse) ProtoMessage() {}
+
+func (x *ForgetTombstoneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetTombstoneResponse.ProtoReflect.Descriptor instead.
+func (*ForgetTombstoneResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{7}
+}
+
+// AnnounceLeaderRequest is empty: the term is in the metadata.
+type AnnounceLeaderRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnnounceLeaderRequest) Reset() {
+	*x = AnnounceLeaderRequest{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnnounceLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnnounceLeaderRequest) ProtoMessage() {}
+
+func (x *AnnounceLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnnounceLeaderRequest.ProtoReflect.Descriptor instead.
+func (*AnnounceLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{8}
+}
+
+// AnnounceLeaderResponse is empty.
+type AnnounceLeaderResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnnounceLeaderResponse) Reset() {
+	*x = AnnounceLeaderResponse{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnnounceLeaderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnnounceLeaderResponse) ProtoMessage() {}
+
+func (x *AnnounceLeaderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnnounceLeaderResponse.ProtoReflect.Descriptor instead.
+func (*AnnounceLeaderResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{9}
+}
+
+// DrainRequest names the agent that is meant.
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Uid of the agent's Pod; another agent refuses with FENCE_MISMATCH.
+	AgentUid string `protobuf:"bytes,1,opt,name=agent_uid,json=agentUid,proto3" json:"agent_uid,omitempty"`
+	// Take new sandboxes again.
+	Resume        bool `protobuf:"varint,2,opt,name=resume,proto3" json:"resume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DrainRequest) GetAgentUid() string {
+	if x != nil {
+		return x.AgentUid
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
+}
+
+// DrainResponse tells what is left.
+type DrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of sandboxes that the agent has, in whatever state, creates and deletes that run included.
+	Sandboxes     int32 `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DrainResponse) GetSandboxes() int32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
 // WatchStatusRequest is empty.
 type WatchStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -345,7 +614,7 @@ type WatchStatusRequest struct {
 
 func (x *WatchStatusRequest) Reset() {
 	*x = WatchStatusRequest{}
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -357,7 +626,7 @@ func (x *WatchStatusRequest) String() string {
 func (*WatchStatusRequest) ProtoMessage() {}
 
 func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -370,7 +639,7 @@ func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{6}
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{12}
 }
 
 // WatchStatusResponse is one message of an agent's status.
@@ -395,7 +664,7 @@ type WatchStatusResponse struct {
 
 func (x *WatchStatusResponse) Reset() {
 	*x = WatchStatusResponse{}
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[7]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +676,7 @@ func (x *WatchStatusResponse) String() string {
 func (*WatchStatusResponse) ProtoMessage() {}
 
 func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[7]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +689,7 @@ func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
 func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{7}
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchStatusResponse) GetEpoch() string {
@@ -504,7 +773,7 @@ type StreamLogsRequest struct {
 
 func (x *StreamLogsRequest) Reset() {
 	*x = StreamLogsRequest{}
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +785,7 @@ func (x *StreamLogsRequest) String() string {
 func (*StreamLogsRequest) ProtoMessage() {}
 
 func (x *StreamLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +798,7 @@ func (x *StreamLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamLogsRequest.ProtoReflect.Descriptor instead.
 func (*StreamLogsRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{8}
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StreamLogsRequest) GetFence() *Fence {
@@ -571,7 +840,7 @@ type StreamLogsResponse struct {
 
 func (x *StreamLogsResponse) Reset() {
 	*x = StreamLogsResponse{}
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[9]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +852,7 @@ func (x *StreamLogsResponse) String() string {
 func (*StreamLogsResponse) ProtoMessage() {}
 
 func (x *StreamLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[9]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +865,7 @@ func (x *StreamLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamLogsResponse.ProtoReflect.Descriptor instead.
 func (*StreamLogsResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{9}
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StreamLogsResponse) GetData() []byte {
@@ -617,7 +886,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[10]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +898,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[10]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +911,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{10}
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PullImageRequest) GetImage() string {
@@ -665,7 +934,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[11]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +946,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[11]
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +959,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{11}
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PullImageResponse) GetProgress() *PullProgress {
@@ -718,11 +987,12 @@ const file_fastsandbox_agent_v1_agent_service_proto_rawDesc = "" +
 	"\x15CreateSandboxResponse\x127\n" +
 	"\x05stage\x18\x01 \x01(\x0e2!.fastsandbox.agent.v1.CreateStageR\x05stage\x125\n" +
 	"\bduration\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12;\n" +
-	"\x06report\x18\x03 \x01(\v2#.fastsandbox.agent.v1.SandboxReportR\x06report\"\x9e\x01\n" +
+	"\x06report\x18\x03 \x01(\v2#.fastsandbox.agent.v1.SandboxReportR\x06report\"\xdd\x01\n" +
 	"\x14DeleteSandboxRequest\x129\n" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\x12K\n" +
 	"\fgrace_period\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
-	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\vgracePeriod\"\x80\x01\n" +
+	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\vgracePeriod\x12=\n" +
+	"\ttombstone\x18\x03 \x01(\v2\x1f.fastsandbox.agent.v1.TombstoneR\ttombstone\"\x80\x01\n" +
 	"\x15DeleteSandboxResponse\x127\n" +
 	"\x05stage\x18\x01 \x01(\x0e2!.fastsandbox.agent.v1.DeleteStageR\x05stage\x12 \n" +
 	"\texit_code\x18\x02 \x01(\x05H\x00R\bexitCode\x88\x01\x01B\f\n" +
@@ -730,7 +1000,17 @@ const file_fastsandbox_agent_v1_agent_service_proto_rawDesc = "" +
 	"_exit_code\"Q\n" +
 	"\x14MarkPersistedRequest\x129\n" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\"\x17\n" +
-	"\x15MarkPersistedResponse\"\x14\n" +
+	"\x15MarkPersistedResponse\"S\n" +
+	"\x16ForgetTombstoneRequest\x129\n" +
+	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\"\x19\n" +
+	"\x17ForgetTombstoneResponse\"\x17\n" +
+	"\x15AnnounceLeaderRequest\"\x18\n" +
+	"\x16AnnounceLeaderResponse\"N\n" +
+	"\fDrainRequest\x12&\n" +
+	"\tagent_uid\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\bagentUid\x12\x16\n" +
+	"\x06resume\x18\x02 \x01(\bR\x06resume\"-\n" +
+	"\rDrainResponse\x12\x1c\n" +
+	"\tsandboxes\x18\x01 \x01(\x05R\tsandboxes\"\x14\n" +
 	"\x12WatchStatusRequest\"\xff\x01\n" +
 	"\x13WatchStatusResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1a\n" +
@@ -753,11 +1033,14 @@ const file_fastsandbox_agent_v1_agent_service_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\"i\n" +
 	"\x11PullImageResponse\x12>\n" +
 	"\bprogress\x18\x01 \x01(\v2\".fastsandbox.agent.v1.PullProgressR\bprogress\x12\x14\n" +
-	"\x05image\x18\x02 \x01(\tR\x05image2\xf9\x04\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image2\xa8\a\n" +
 	"\fAgentService\x12j\n" +
 	"\rCreateSandbox\x12*.fastsandbox.agent.v1.CreateSandboxRequest\x1a+.fastsandbox.agent.v1.CreateSandboxResponse0\x01\x12j\n" +
 	"\rDeleteSandbox\x12*.fastsandbox.agent.v1.DeleteSandboxRequest\x1a+.fastsandbox.agent.v1.DeleteSandboxResponse0\x01\x12h\n" +
-	"\rMarkPersisted\x12*.fastsandbox.agent.v1.MarkPersistedRequest\x1a+.fastsandbox.agent.v1.MarkPersistedResponse\x12d\n" +
+	"\rMarkPersisted\x12*.fastsandbox.agent.v1.MarkPersistedRequest\x1a+.fastsandbox.agent.v1.MarkPersistedResponse\x12n\n" +
+	"\x0fForgetTombstone\x12,.fastsandbox.agent.v1.ForgetTombstoneRequest\x1a-.fastsandbox.agent.v1.ForgetTombstoneResponse\x12k\n" +
+	"\x0eAnnounceLeader\x12+.fastsandbox.agent.v1.AnnounceLeaderRequest\x1a,.fastsandbox.agent.v1.AnnounceLeaderResponse\x12P\n" +
+	"\x05Drain\x12\".fastsandbox.agent.v1.DrainRequest\x1a#.fastsandbox.agent.v1.DrainResponse\x12d\n" +
 	"\vWatchStatus\x12(.fastsandbox.agent.v1.WatchStatusRequest\x1a).fastsandbox.agent.v1.WatchStatusResponse0\x01\x12a\n" +
 	"\n" +
 	"StreamLogs\x12'.fastsandbox.agent.v1.StreamLogsRequest\x1a(.fastsandbox.agent.v1.StreamLogsResponse0\x01\x12^\n" +
@@ -776,63 +1059,78 @@ func file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP() []byte {
 	return file_fastsandbox_agent_v1_agent_service_proto_rawDescData
 }
 
-var file_fastsandbox_agent_v1_agent_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_fastsandbox_agent_v1_agent_service_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_fastsandbox_agent_v1_agent_service_proto_goTypes = []any{
-	(*CreateSandboxRequest)(nil),  // 0: fastsandbox.agent.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil), // 1: fastsandbox.agent.v1.CreateSandboxResponse
-	(*DeleteSandboxRequest)(nil),  // 2: fastsandbox.agent.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil), // 3: fastsandbox.agent.v1.DeleteSandboxResponse
-	(*MarkPersistedRequest)(nil),  // 4: fastsandbox.agent.v1.MarkPersistedRequest
-	(*MarkPersistedResponse)(nil), // 5: fastsandbox.agent.v1.MarkPersistedResponse
-	(*WatchStatusRequest)(nil),    // 6: fastsandbox.agent.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),   // 7: fastsandbox.agent.v1.WatchStatusResponse
-	(*StreamLogsRequest)(nil),     // 8: fastsandbox.agent.v1.StreamLogsRequest
-	(*StreamLogsResponse)(nil),    // 9: fastsandbox.agent.v1.StreamLogsResponse
-	(*PullImageRequest)(nil),      // 10: fastsandbox.agent.v1.PullImageRequest
-	(*PullImageResponse)(nil),     // 11: fastsandbox.agent.v1.PullImageResponse
-	(*SandboxRecord)(nil),         // 12: fastsandbox.agent.v1.SandboxRecord
-	(CreateStage)(0),              // 13: fastsandbox.agent.v1.CreateStage
-	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
-	(*SandboxReport)(nil),         // 15: fastsandbox.agent.v1.SandboxReport
-	(*Fence)(nil),                 // 16: fastsandbox.agent.v1.Fence
-	(DeleteStage)(0),              // 17: fastsandbox.agent.v1.DeleteStage
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*AgentSnapshot)(nil),         // 19: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),            // 20: fastsandbox.agent.v1.AgentDelta
-	(*PullProgress)(nil),          // 21: fastsandbox.agent.v1.PullProgress
+	(*CreateSandboxRequest)(nil),    // 0: fastsandbox.agent.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil),   // 1: fastsandbox.agent.v1.CreateSandboxResponse
+	(*DeleteSandboxRequest)(nil),    // 2: fastsandbox.agent.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),   // 3: fastsandbox.agent.v1.DeleteSandboxResponse
+	(*MarkPersistedRequest)(nil),    // 4: fastsandbox.agent.v1.MarkPersistedRequest
+	(*MarkPersistedResponse)(nil),   // 5: fastsandbox.agent.v1.MarkPersistedResponse
+	(*ForgetTombstoneRequest)(nil),  // 6: fastsandbox.agent.v1.ForgetTombstoneRequest
+	(*ForgetTombstoneResponse)(nil), // 7: fastsandbox.agent.v1.ForgetTombstoneResponse
+	(*AnnounceLeaderRequest)(nil),   // 8: fastsandbox.agent.v1.AnnounceLeaderRequest
+	(*AnnounceLeaderResponse)(nil),  // 9: fastsandbox.agent.v1.AnnounceLeaderResponse
+	(*DrainRequest)(nil),            // 10: fastsandbox.agent.v1.DrainRequest
+	(*DrainResponse)(nil),           // 11: fastsandbox.agent.v1.DrainResponse
+	(*WatchStatusRequest)(nil),      // 12: fastsandbox.agent.v1.WatchStatusRequest
+	(*WatchStatusResponse)(nil),     // 13: fastsandbox.agent.v1.WatchStatusResponse
+	(*StreamLogsRequest)(nil),       // 14: fastsandbox.agent.v1.StreamLogsRequest
+	(*StreamLogsResponse)(nil),      // 15: fastsandbox.agent.v1.StreamLogsResponse
+	(*PullImageRequest)(nil),        // 16: fastsandbox.agent.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 17: fastsandbox.agent.v1.PullImageResponse
+	(*SandboxRecord)(nil),           // 18: fastsandbox.agent.v1.SandboxRecord
+	(CreateStage)(0),                // 19: fastsandbox.agent.v1.CreateStage
+	(*durationpb.Duration)(nil),     // 20: google.protobuf.Duration
+	(*SandboxReport)(nil),           // 21: fastsandbox.agent.v1.SandboxReport
+	(*Fence)(nil),                   // 22: fastsandbox.agent.v1.Fence
+	(*Tombstone)(nil),               // 23: fastsandbox.agent.v1.Tombstone
+	(DeleteStage)(0),                // 24: fastsandbox.agent.v1.DeleteStage
+	(*timestamppb.Timestamp)(nil),   // 25: google.protobuf.Timestamp
+	(*AgentSnapshot)(nil),           // 26: fastsandbox.agent.v1.AgentSnapshot
+	(*AgentDelta)(nil),              // 27: fastsandbox.agent.v1.AgentDelta
+	(*PullProgress)(nil),            // 28: fastsandbox.agent.v1.PullProgress
 }
 var file_fastsandbox_agent_v1_agent_service_proto_depIdxs = []int32{
-	12, // 0: fastsandbox.agent.v1.CreateSandboxRequest.record:type_name -> fastsandbox.agent.v1.SandboxRecord
-	13, // 1: fastsandbox.agent.v1.CreateSandboxResponse.stage:type_name -> fastsandbox.agent.v1.CreateStage
-	14, // 2: fastsandbox.agent.v1.CreateSandboxResponse.duration:type_name -> google.protobuf.Duration
-	15, // 3: fastsandbox.agent.v1.CreateSandboxResponse.report:type_name -> fastsandbox.agent.v1.SandboxReport
-	16, // 4: fastsandbox.agent.v1.DeleteSandboxRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	14, // 5: fastsandbox.agent.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
-	17, // 6: fastsandbox.agent.v1.DeleteSandboxResponse.stage:type_name -> fastsandbox.agent.v1.DeleteStage
-	16, // 7: fastsandbox.agent.v1.MarkPersistedRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	18, // 8: fastsandbox.agent.v1.WatchStatusResponse.time:type_name -> google.protobuf.Timestamp
-	19, // 9: fastsandbox.agent.v1.WatchStatusResponse.snapshot:type_name -> fastsandbox.agent.v1.AgentSnapshot
-	20, // 10: fastsandbox.agent.v1.WatchStatusResponse.delta:type_name -> fastsandbox.agent.v1.AgentDelta
-	16, // 11: fastsandbox.agent.v1.StreamLogsRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	18, // 12: fastsandbox.agent.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
-	21, // 13: fastsandbox.agent.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
-	0,  // 14: fastsandbox.agent.v1.AgentService.CreateSandbox:input_type -> fastsandbox.agent.v1.CreateSandboxRequest
-	2,  // 15: fastsandbox.agent.v1.AgentService.DeleteSandbox:input_type -> fastsandbox.agent.v1.DeleteSandboxRequest
-	4,  // 16: fastsandbox.agent.v1.AgentService.MarkPersisted:input_type -> fastsandbox.agent.v1.MarkPersistedRequest
-	6,  // 17: fastsandbox.agent.v1.AgentService.WatchStatus:input_type -> fastsandbox.agent.v1.WatchStatusRequest
-	8,  // 18: fastsandbox.agent.v1.AgentService.StreamLogs:input_type -> fastsandbox.agent.v1.StreamLogsRequest
-	10, // 19: fastsandbox.agent.v1.AgentService.PullImage:input_type -> fastsandbox.agent.v1.PullImageRequest
-	1,  // 20: fastsandbox.agent.v1.AgentService.CreateSandbox:output_type -> fastsandbox.agent.v1.CreateSandboxResponse
-	3,  // 21: fastsandbox.agent.v1.AgentService.DeleteSandbox:output_type -> fastsandbox.agent.v1.DeleteSandboxResponse
-	5,  // 22: fastsandbox.agent.v1.AgentService.MarkPersisted:output_type -> fastsandbox.agent.v1.MarkPersistedResponse
-	7,  // 23: fastsandbox.agent.v1.AgentService.WatchStatus:output_type -> fastsandbox.agent.v1.WatchStatusResponse
-	9,  // 24: fastsandbox.agent.v1.AgentService.StreamLogs:output_type -> fastsandbox.agent.v1.StreamLogsResponse
-	11, // 25: fastsandbox.agent.v1.AgentService.PullImage:output_type -> fastsandbox.agent.v1.PullImageResponse
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	18, // 0: fastsandbox.agent.v1.CreateSandboxRequest.record:type_name -> fastsandbox.agent.v1.SandboxRecord
+	19, // 1: fastsandbox.agent.v1.CreateSandboxResponse.stage:type_name -> fastsandbox.agent.v1.CreateStage
+	20, // 2: fastsandbox.agent.v1.CreateSandboxResponse.duration:type_name -> google.protobuf.Duration
+	21, // 3: fastsandbox.agent.v1.CreateSandboxResponse.report:type_name -> fastsandbox.agent.v1.SandboxReport
+	22, // 4: fastsandbox.agent.v1.DeleteSandboxRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	20, // 5: fastsandbox.agent.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
+	23, // 6: fastsandbox.agent.v1.DeleteSandboxRequest.tombstone:type_name -> fastsandbox.agent.v1.Tombstone
+	24, // 7: fastsandbox.agent.v1.DeleteSandboxResponse.stage:type_name -> fastsandbox.agent.v1.DeleteStage
+	22, // 8: fastsandbox.agent.v1.MarkPersistedRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	22, // 9: fastsandbox.agent.v1.ForgetTombstoneRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	25, // 10: fastsandbox.agent.v1.WatchStatusResponse.time:type_name -> google.protobuf.Timestamp
+	26, // 11: fastsandbox.agent.v1.WatchStatusResponse.snapshot:type_name -> fastsandbox.agent.v1.AgentSnapshot
+	27, // 12: fastsandbox.agent.v1.WatchStatusResponse.delta:type_name -> fastsandbox.agent.v1.AgentDelta
+	22, // 13: fastsandbox.agent.v1.StreamLogsRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	25, // 14: fastsandbox.agent.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
+	28, // 15: fastsandbox.agent.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	0,  // 16: fastsandbox.agent.v1.AgentService.CreateSandbox:input_type -> fastsandbox.agent.v1.CreateSandboxRequest
+	2,  // 17: fastsandbox.agent.v1.AgentService.DeleteSandbox:input_type -> fastsandbox.agent.v1.DeleteSandboxRequest
+	4,  // 18: fastsandbox.agent.v1.AgentService.MarkPersisted:input_type -> fastsandbox.agent.v1.MarkPersistedRequest
+	6,  // 19: fastsandbox.agent.v1.AgentService.ForgetTombstone:input_type -> fastsandbox.agent.v1.ForgetTombstoneRequest
+	8,  // 20: fastsandbox.agent.v1.AgentService.AnnounceLeader:input_type -> fastsandbox.agent.v1.AnnounceLeaderRequest
+	10, // 21: fastsandbox.agent.v1.AgentService.Drain:input_type -> fastsandbox.agent.v1.DrainRequest
+	12, // 22: fastsandbox.agent.v1.AgentService.WatchStatus:input_type -> fastsandbox.agent.v1.WatchStatusRequest
+	14, // 23: fastsandbox.agent.v1.AgentService.StreamLogs:input_type -> fastsandbox.agent.v1.StreamLogsRequest
+	16, // 24: fastsandbox.agent.v1.AgentService.PullImage:input_type -> fastsandbox.agent.v1.PullImageRequest
+	1,  // 25: fastsandbox.agent.v1.AgentService.CreateSandbox:output_type -> fastsandbox.agent.v1.CreateSandboxResponse
+	3,  // 26: fastsandbox.agent.v1.AgentService.DeleteSandbox:output_type -> fastsandbox.agent.v1.DeleteSandboxResponse
+	5,  // 27: fastsandbox.agent.v1.AgentService.MarkPersisted:output_type -> fastsandbox.agent.v1.MarkPersistedResponse
+	7,  // 28: fastsandbox.agent.v1.AgentService.ForgetTombstone:output_type -> fastsandbox.agent.v1.ForgetTombstoneResponse
+	9,  // 29: fastsandbox.agent.v1.AgentService.AnnounceLeader:output_type -> fastsandbox.agent.v1.AnnounceLeaderResponse
+	11, // 30: fastsandbox.agent.v1.AgentService.Drain:output_type -> fastsandbox.agent.v1.DrainResponse
+	13, // 31: fastsandbox.agent.v1.AgentService.WatchStatus:output_type -> fastsandbox.agent.v1.WatchStatusResponse
+	15, // 32: fastsandbox.agent.v1.AgentService.StreamLogs:output_type -> fastsandbox.agent.v1.StreamLogsResponse
+	17, // 33: fastsandbox.agent.v1.AgentService.PullImage:output_type -> fastsandbox.agent.v1.PullImageResponse
+	25, // [25:34] is the sub-list for method output_type
+	16, // [16:25] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_service_proto_init() }
@@ -842,18 +1140,18 @@ func file_fastsandbox_agent_v1_agent_service_proto_init() {
 	}
 	file_fastsandbox_agent_v1_agent_proto_init()
 	file_fastsandbox_agent_v1_agent_service_proto_msgTypes[3].OneofWrappers = []any{}
-	file_fastsandbox_agent_v1_agent_service_proto_msgTypes[7].OneofWrappers = []any{
+	file_fastsandbox_agent_v1_agent_service_proto_msgTypes[13].OneofWrappers = []any{
 		(*WatchStatusResponse_Snapshot)(nil),
 		(*WatchStatusResponse_Delta)(nil),
 	}
-	file_fastsandbox_agent_v1_agent_service_proto_msgTypes[8].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_service_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_service_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,12 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AgentService_CreateSandbox_FullMethodName = "/fastsandbox.agent.v1.AgentService/CreateSandbox"
-	AgentService_DeleteSandbox_FullMethodName = "/fastsandbox.agent.v1.AgentService/DeleteSandbox"
-	AgentService_MarkPersisted_FullMethodName = "/fastsandbox.agent.v1.AgentService/MarkPersisted"
-	AgentService_WatchStatus_FullMethodName   = "/fastsandbox.agent.v1.AgentService/WatchStatus"
-	AgentService_StreamLogs_FullMethodName    = "/fastsandbox.agent.v1.AgentService/StreamLogs"
-	AgentService_PullImage_FullMethodName     = "/fastsandbox.agent.v1.AgentService/PullImage"
+	AgentService_CreateSandbox_FullMethodName   = "/fastsandbox.agent.v1.AgentService/CreateSandbox"
+	AgentService_DeleteSandbox_FullMethodName   = "/fastsandbox.agent.v1.AgentService/DeleteSandbox"
+	AgentService_MarkPersisted_FullMethodName   = "/fastsandbox.agent.v1.AgentService/MarkPersisted"
+	AgentService_ForgetTombstone_FullMethodName = "/fastsandbox.agent.v1.AgentService/ForgetTombstone"
+	AgentService_AnnounceLeader_FullMethodName  = "/fastsandbox.agent.v1.AgentService/AnnounceLeader"
+	AgentService_Drain_FullMethodName           = "/fastsandbox.agent.v1.AgentService/Drain"
+	AgentService_WatchStatus_FullMethodName     = "/fastsandbox.agent.v1.AgentService/WatchStatus"
+	AgentService_StreamLogs_FullMethodName      = "/fastsandbox.agent.v1.AgentService/StreamLogs"
+	AgentService_PullImage_FullMethodName       = "/fastsandbox.agent.v1.AgentService/PullImage"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -33,7 +36,12 @@ const (
 //
 // AgentService is served by each agent, for the allocator and the controller.
 //
-// Calls on one sandbox are carried out one after the other. Every call but WatchStatus and PullImage carries a fence.
+// Calls on one sandbox are carried out one after the other. Every call on a sandbox carries a fence.
+//
+// Callers are leaders of their kind (allocator, controller: the role in the caller's certificate). The metadata key
+// `fast-sandbox-term` carries the leader's term, a number that grows with each change of leader. An agent remembers,
+// durably, the highest term of each kind that it has seen, and refuses every call but WatchStatus and StreamLogs that
+// carries a lower one, or none, with FAILED_PRECONDITION, reason LEADER_SUPERSEDED, the highest term in the metadata `term`.
 type AgentServiceClient interface {
 	// CreateSandbox creates and starts one container and sends each stage as it is reached; the last message carries
 	// STARTED and the report. A failure is the stream's status, and then nothing of the sandbox is left. Repeating a call
@@ -46,6 +54,14 @@ type AgentServiceClient interface {
 	DeleteSandbox(ctx context.Context, in *DeleteSandboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeleteSandboxResponse], error)
 	// MarkPersisted tells that the sandbox's custom resource is written. Safe to retry.
 	MarkPersisted(ctx context.Context, in *MarkPersistedRequest, opts ...grpc.CallOption) (*MarkPersistedResponse, error)
+	// ForgetTombstone tells that the custom resource of a deleted sandbox is gone, or certainly going. One that is not there
+	// is forgotten already. Safe to retry.
+	ForgetTombstone(ctx context.Context, in *ForgetTombstoneRequest, opts ...grpc.CallOption) (*ForgetTombstoneResponse, error)
+	// AnnounceLeader does nothing but carry the caller's term: from here on calls of a lower term are refused.
+	AnnounceLeader(ctx context.Context, in *AnnounceLeaderRequest, opts ...grpc.CallOption) (*AnnounceLeaderResponse, error)
+	// Drain has the agent take no new sandboxes, durably, also across restarts, and tells how many it still has. Creates
+	// that were admitted before count; none is admitted after. Safe to retry.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// WatchStatus sends a snapshot and then deltas, without end. Messages of one epoch (one life of the agent process)
 	// are numbered without gaps from the snapshot on; a receiver that sees a gap or another epoch watches anew. At least
 	// each second something is sent, an empty heartbeat if nothing happened.
@@ -107,6 +123,36 @@ func (c *agentServiceClient) MarkPersisted(ctx context.Context, in *MarkPersiste
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(MarkPersistedResponse)
 	err := c.cc.Invoke(ctx, AgentService_MarkPersisted_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentServiceClient) ForgetTombstone(ctx context.Context, in *ForgetTombstoneRequest, opts ...grpc.CallOption) (*ForgetTombstoneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetTombstoneResponse)
+	err := c.cc.Invoke(ctx, AgentService_ForgetTombstone_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentServiceClient) AnnounceLeader(ctx context.Context, in *AnnounceLeaderRequest, opts ...grpc.CallOption) (*AnnounceLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AnnounceLeaderResponse)
+	err := c.cc.Invoke(ctx, AgentService_AnnounceLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, AgentService_Drain_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +222,12 @@ type AgentService_PullImageClient = grpc.ServerStreamingClient[PullImageResponse
 //
 // AgentService is served by each agent, for the allocator and the controller.
 //
-// Calls on one sandbox are carried out one after the other. Every call but WatchStatus and PullImage carries a fence.
+// Calls on one sandbox are carried out one after the other. Every call on a sandbox carries a fence.
+//
+// Callers are leaders of their kind (allocator, controller: the role in the caller's certificate). The metadata key
+// `fast-sandbox-term` carries the leader's term, a number that grows with each change of leader. An agent remembers,
+// durably, the highest term of each kind that it has seen, and refuses every call but WatchStatus and StreamLogs that
+// carries a lower one, or none, with FAILED_PRECONDITION, reason LEADER_SUPERSEDED, the highest term in the metadata `term`.
 type AgentServiceServer interface {
 	// CreateSandbox creates and starts one container and sends each stage as it is reached; the last message carries
 	// STARTED and the report. A failure is the stream's status, and then nothing of the sandbox is left. Repeating a call
@@ -189,6 +240,14 @@ type AgentServiceServer interface {
 	DeleteSandbox(*DeleteSandboxRequest, grpc.ServerStreamingServer[DeleteSandboxResponse]) error
 	// MarkPersisted tells that the sandbox's custom resource is written. Safe to retry.
 	MarkPersisted(context.Context, *MarkPersistedRequest) (*MarkPersistedResponse, error)
+	// ForgetTombstone tells that the custom resource of a deleted sandbox is gone, or certainly going. One that is not there
+	// is forgotten already. Safe to retry.
+	ForgetTombstone(context.Context, *ForgetTombstoneRequest) (*ForgetTombstoneResponse, error)
+	// AnnounceLeader does nothing but carry the caller's term: from here on calls of a lower term are refused.
+	AnnounceLeader(context.Context, *AnnounceLeaderRequest) (*AnnounceLeaderResponse, error)
+	// Drain has the agent take no new sandboxes, durably, also across restarts, and tells how many it still has. Creates
+	// that were admitted before count; none is admitted after. Safe to retry.
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// WatchStatus sends a snapshot and then deltas, without end. Messages of one epoch (one life of the agent process)
 	// are numbered without gaps from the snapshot on; a receiver that sees a gap or another epoch watches anew. At least
 	// each second something is sent, an empty heartbeat if nothing happened.
@@ -216,6 +275,15 @@ func (UnimplementedAgentServiceServer) DeleteSandbox(*DeleteSandboxRequest, grpc
 }
 func (UnimplementedAgentServiceServer) MarkPersisted(context.Context, *MarkPersistedRequest) (*MarkPersistedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MarkPersisted not implemented")
+}
+func (UnimplementedAgentServiceServer) ForgetTombstone(context.Context, *ForgetTombstoneRequest) (*ForgetTombstoneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetTombstone not implemented")
+}
+func (UnimplementedAgentServiceServer) AnnounceLeader(context.Context, *AnnounceLeaderRequest) (*AnnounceLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AnnounceLeader not implemented")
+}
+func (UnimplementedAgentServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedAgentServiceServer) WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
@@ -287,6 +355,60 @@ func _AgentService_MarkPersisted_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AgentService_ForgetTombstone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetTombstoneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).ForgetTombstone(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_ForgetTombstone_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).ForgetTombstone(ctx, req.(*ForgetTombstoneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AgentService_AnnounceLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AnnounceLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).AnnounceLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_AnnounceLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).AnnounceLeader(ctx, req.(*AnnounceLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AgentService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AgentService_WatchStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchStatusRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -330,6 +452,18 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MarkPersisted",
 			Handler:    _AgentService_MarkPersisted_Handler,
+		},
+		{
+			MethodName: "ForgetTombstone",
+			Handler:    _AgentService_ForgetTombstone_Handler,
+		},
+		{
+			MethodName: "AnnounceLeader",
+			Handler:    _AgentService_AnnounceLeader_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _AgentService_Drain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -82,6 +82,10 @@ const (
 	ErrorReason_ERROR_REASON_CANCELLED ErrorReason = 26
 	// INVALID_ARGUMENT: the request is larger than the server takes.
 	ErrorReason_ERROR_REASON_REQUEST_TOO_LARGE ErrorReason = 27
+	// FAILED_PRECONDITION: a newer leader has taken over from the caller; metadata `term`.
+	ErrorReason_ERROR_REASON_LEADER_SUPERSEDED ErrorReason = 28
+	// UNAVAILABLE: the agent is being drained and takes no new sandboxes.
+	ErrorReason_ERROR_REASON_AGENT_DRAINING ErrorReason = 29
 )
 
 // Enum value maps for ErrorReason.
@@ -115,6 +119,8 @@ var (
 		25: "ERROR_REASON_AGENT_NOT_FOUND",
 		26: "ERROR_REASON_CANCELLED",
 		27: "ERROR_REASON_REQUEST_TOO_LARGE",
+		28: "ERROR_REASON_LEADER_SUPERSEDED",
+		29: "ERROR_REASON_AGENT_DRAINING",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -145,6 +151,8 @@ var (
 		"ERROR_REASON_AGENT_NOT_FOUND":        25,
 		"ERROR_REASON_CANCELLED":              26,
 		"ERROR_REASON_REQUEST_TOO_LARGE":      27,
+		"ERROR_REASON_LEADER_SUPERSEDED":      28,
+		"ERROR_REASON_AGENT_DRAINING":         29,
 	}
 )
 
@@ -179,7 +187,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xc0\a\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x85\b\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -209,7 +217,9 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x1cERROR_REASON_API_UNAVAILABLE\x10\x18\x12 \n" +
 	"\x1cERROR_REASON_AGENT_NOT_FOUND\x10\x19\x12\x1a\n" +
 	"\x16ERROR_REASON_CANCELLED\x10\x1a\x12\"\n" +
-	"\x1eERROR_REASON_REQUEST_TOO_LARGE\x10\x1bB\xf1\x01\n" +
+	"\x1eERROR_REASON_REQUEST_TOO_LARGE\x10\x1b\x12\"\n" +
+	"\x1eERROR_REASON_LEADER_SUPERSEDED\x10\x1c\x12\x1f\n" +
+	"\x1bERROR_REASON_AGENT_DRAINING\x10\x1dB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
