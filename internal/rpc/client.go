@@ -24,6 +24,8 @@ type ClientConfig struct {
 	TLS TLS
 	// ServerName is the name that the server's certificate must have. Empty: the host of the target.
 	ServerName string
+	// Leader has calls carry a leader's term; nil for calls that carry none.
+	Leader Leader
 	// Options are added after the defaults.
 	Options []grpc.DialOption
 }
@@ -56,6 +58,9 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	if strings.HasPrefix(target, KubernetesScheme+":") {
 		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`))
+	}
+	if cfg.Leader != nil {
+		options = append(options, carryTerm(cfg.Leader)...)
 	}
 	conn, err := grpc.NewClient(target, append(options, cfg.Options...)...)
 	if err != nil {

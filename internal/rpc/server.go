@@ -44,6 +44,11 @@ type ServerConfig struct {
 	// Allow maps a full method (/package.Service/Method) or a service (package.Service) to the roles that may call it; the
 	// method's entry rules. What has no entry is open to every authenticated peer.
 	Allow map[string][]Role
+	// Guard is asked of each call that Allow lets through, but those of the health and reflection services; nil for none.
+	Guard func(ctx context.Context, method string) error
+	// Unary and Stream come between all checks and the handler.
+	Unary  []grpc.UnaryServerInterceptor
+	Stream []grpc.StreamServerInterceptor
 	// Registry takes the server's metrics; nil for none.
 	Registry prometheus.Registerer
 	// DrainTimeout is how long running calls may go on after the end has begun. Zero: 10 s.
@@ -106,7 +111,8 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator) []grpc.ServerOption {
 	access, options := accessLogger(log), []logging.Option{logging.WithLogOnEvents(logging.FinishCall), logging.WithLevels(levelOf)}
 	recoverer := recovery.WithRecoveryHandlerContext(recovered)
-	checks := check{authorize(s.config.Allow, s.config.TLS.Insecure), validate(validator, s.config.MaxRecvBytes)}
+	allowed := authorize(s.config.Allow, s.config.TLS.Insecure)
+	checks := check{guarded(allowed, s.config.Guard), validate(validator, s.config.MaxRecvBytes)}
 	withLog := func(ctx context.Context) context.Context { return logr.NewContext(ctx, log) }
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(
@@ -123,6 +129,9 @@ func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator
 			s.metrics.StreamServerInterceptor(),
 			selector.StreamServerInterceptor(logging.StreamServerInterceptor(access, options...), selector.MatchFunc(notOpen)),
 			statusStream, recovery.StreamServerInterceptor(recoverer), checks.stream),
+		// A second chain goes on where the first ends.
+		grpc.ChainUnaryInterceptor(s.config.Unary...),
+		grpc.ChainStreamInterceptor(s.config.Stream...),
 	}
 }
 

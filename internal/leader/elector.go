@@ -1,0 +1,123 @@
+// Package leader elects one of several processes by a Lease, with client-go's algorithm, and gives each leadership a
+// term: a number that grows with every change of leader, by which those who take orders (agents) refuse a leader that was
+// deposed without knowing it. A controller-runtime manager takes a Lock; who wants to lead on while the API server is away
+// takes an Elector.
+//
+//	           Lease written                   another holds the Lease
+//	standby -------------------> leading -------------------------------> Run returns ErrDeposed
+//	                              |   ^
+//	  a higher term is in use     v   | Lease written, under a higher term
+//	                            suspended ------------------------------> Run returns ErrDeposed
+//
+// While the API server is away nobody can be elected, so that a leader goes on: the Lease's time does not end its lead,
+// another's name in the Lease, or a refusal of its term, does.
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// ErrDeposed tells that another process leads now. What this one has in memory is a former leader's: it ends.
+var ErrDeposed = errors.New("another process leads now")
+
+// Defaults: a dead leader is replaced within about LeaseDuration + RetryPeriod.
+const (
+	DefaultLeaseDuration = 5 * time.Second
+	DefaultRenewDeadline = 4 * time.Second
+	DefaultRetryPeriod   = 500 * time.Millisecond
+)
+
+// Config is what an Elector needs.
+type Config struct {
+	// Leases reaches the API server.
+	Leases coordinationv1.LeasesGetter
+	// Namespace and Name of the Lease.
+	Namespace, Name string
+	// Identity names this process, and no other ever. State tells it to the others.
+	Identity string
+	// LeaseDuration is how long others wait for a leader that says nothing; RenewDeadline, less than that, bounds its
+	// attempts to renew; RetryPeriod is their interval. Zero: the defaults.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+}
+
+// Elector takes part in elections. Run is called once; all other methods may be called concurrently.
+type Elector struct {
+	*Lock
+
+	config Config
+}
+
+// New returns an elector that is not running.
+func New(cfg Config) *Elector {
+	if cfg.LeaseDuration == 0 {
+		cfg.LeaseDuration, cfg.RenewDeadline, cfg.RetryPeriod = DefaultLeaseDuration, DefaultRenewDeadline, DefaultRetryPeriod
+	}
+	return &Elector{config: cfg, Lock: NewLock(&resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: cfg.Name},
+		Client:     cfg.Leases,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: cfg.Identity},
+	}, cfg.RenewDeadline/2)}
+}
+
+// Run takes part until ctx ends, gives the Lease up if it is held, and returns nil; or returns ErrDeposed.
+func (e *Elector) Run(ctx context.Context) error {
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- e.compete(inner) }()
+	for {
+		state, changed := e.State()
+		if state.Deposed {
+			cancel()
+			<-ended
+			return fmt.Errorf("%w: %s", ErrDeposed, state.Holder)
+		}
+		select {
+		case <-changed:
+		case err := <-ended:
+			e.release(context.WithoutCancel(ctx))
+			return err
+		}
+	}
+}
+
+// compete runs one election after the other: client-go's elector ends when it could not renew in time.
+func (e *Elector) compete(ctx context.Context) error {
+	for ctx.Err() == nil {
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Lock: e.Lock, Name: e.config.Name,
+			LeaseDuration: e.config.LeaseDuration, RenewDeadline: e.config.RenewDeadline, RetryPeriod: e.config.RetryPeriod,
+			// The lock tells all there is to know, and in order.
+			Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
+		})
+		if err != nil {
+			return fmt.Errorf("making the elector: %w", err)
+		}
+		elector.Run(ctx)
+	}
+	return nil
+}
+
+// release lets a successor in at once. Without it one waits for the Lease's end.
+func (e *Elector) release(ctx context.Context) {
+	record, _, err := e.Get(ctx)
+	if err != nil || record.HolderIdentity != e.Identity() {
+		return
+	}
+	now := metav1.Now()
+	err = e.Update(ctx, resourcelock.LeaderElectionRecord{
+		LeaderTransitions: record.LeaderTransitions, LeaseDurationSeconds: 1, RenewTime: now, AcquireTime: now,
+	})
+	if err != nil {
+		logr.FromContextOrDiscard(ctx).V(2).Info("releasing the lease", "err", err.Error())
+	}
+}

@@ -1,0 +1,133 @@
+package leader
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// Lock is a Lease lock that knows the term under which this process holds it. The term is one more than the Lease's
+// leaseTransitions, which grows with each change of the holder. A Lease that somebody deleted would count from zero again,
+// below what others remember: Superseded has the next write count from there. It implements resourcelock.Interface, for
+// client-go's elector and a controller-runtime manager, and rpc.Leader. All methods may be called concurrently.
+type Lock struct {
+	resourcelock.Interface
+
+	timeout time.Duration
+
+	mu     sync.Mutex
+	term   int64 // under which this process wrote it last; 0 if never
+	floor  int64 // the least term that the next write may carry
+	holder string
+	// deposed tells that another process was seen to hold it after this one did.
+	deposed bool
+	changed chan struct{} // closed at each change of the above
+}
+
+// NewLock returns a lock over inner, which nothing else may write with. Each of its calls ends after timeout.
+func NewLock(inner resourcelock.Interface, timeout time.Duration) *Lock {
+	return &Lock{Interface: inner, timeout: timeout, changed: make(chan struct{})}
+}
+
+// State is what a Lock knows.
+type State struct {
+	// Term is the term under which this process holds the Lease, as far as it knows; 0 if it never did, or does no more, or
+	// another term is known to be higher.
+	Term int64
+	// Holder is the identity of the process that holds it, as was seen last; empty if none is known.
+	Holder string
+	// Deposed tells that another process holds it after this one did. It stays true.
+	Deposed bool
+}
+
+// State is what is known now, and a channel that is closed when that has changed.
+func (l *Lock) State() (State, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := State{Holder: l.holder, Deposed: l.deposed}
+	if l.term >= l.floor && !l.deposed {
+		s.Term = l.term
+	}
+	return s, l.changed
+}
+
+// Term implements rpc.Leader: State's term.
+func (l *Lock) Term() int64 {
+	s, _ := l.State()
+	return s.Term
+}
+
+// Superseded tells that a term is in use that this process does not have. If the Lease still is this process's, its next
+// write takes a higher term; if not, it learns so by that write.
+func (l *Lock) Superseded(term int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if term >= max(l.term, l.floor) { // else it is a late answer
+		l.floor = term + 1
+		l.wake()
+	}
+}
+
+// Get implements resourcelock.Interface.
+func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
+	record, raw, err := l.Interface.Get(ctx)
+	if err == nil {
+		l.observe(record.HolderIdentity)
+	}
+	return record, raw, err
+}
+
+// Create implements resourcelock.Interface.
+func (l *Lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(ctx, record, l.Interface.Create)
+}
+
+// Update implements resourcelock.Interface.
+func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.write(ctx, record, l.Interface.Update)
+}
+
+func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionRecord, write func(context.Context, resourcelock.LeaderElectionRecord) error) error {
+	ours := record.HolderIdentity == l.Identity()
+	if ours {
+		l.mu.Lock()
+		record.LeaderTransitions = int(max(int64(record.LeaderTransitions), l.floor-1))
+		l.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
+	if err := write(ctx, record); err != nil {
+		return err
+	}
+	if ours {
+		l.mu.Lock()
+		if term := int64(record.LeaderTransitions) + 1; term != l.term {
+			l.term = term
+			l.wake()
+		}
+		l.mu.Unlock()
+	}
+	l.observe(record.HolderIdentity)
+	return nil
+}
+
+func (l *Lock) observe(holder string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if holder == l.holder {
+		return
+	}
+	l.holder = holder
+	l.deposed = l.deposed || l.term > 0 && holder != "" && holder != l.Identity()
+	l.wake()
+}
+
+// wake tells of a change. mu is held.
+func (l *Lock) wake() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
