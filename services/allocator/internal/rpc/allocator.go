@@ -97,8 +97,8 @@ func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc
 	ticker := a.config.Clock.NewTicker(settleInterval)
 	defer ticker.Stop()
 	for synced := false; ; {
-		// What was published before the agents had settled goes out before SYNCED does.
-		if !synced && len(watch.Events()) == 0 && a.config.Pools.Synced() && a.config.Fleet.Settled(settlePatience) {
+		// What was published before the agents had settled goes out before SYNCED does: the events are looked at last.
+		if !synced && a.config.Pools.Synced() && a.config.Fleet.Settled(settlePatience) && len(watch.Events()) == 0 {
 			if err := stream.Send(&allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}); err != nil {
 				return err
 			}
