@@ -76,7 +76,7 @@ func TestUnavailableIsRetriedWithinTheTimeout(t *testing.T) {
 	require.Equal(t, 3, calls)
 
 	calls = -1 << 30
-	r := b.run(t, "get", "web", "--timeout", "300ms")
+	r := b.run(t, "get", "web", "--timeout", "1s")
 	require.Equal(t, 7, r.code)
 	require.Contains(t, r.err, "error: not the leader (NOT_LEADER)", "what kept it from working, not the deadline")
 }
@@ -85,7 +85,7 @@ func TestConnectionTrouble(t *testing.T) {
 	b := start(t, mesh())
 	b.clock = clock.RealClock{}
 	t.Run("refused", func(t *testing.T) {
-		r := b.run(t, "get", "web", "--addr", "127.0.0.1:1", "--timeout", "300ms")
+		r := b.run(t, "get", "web", "--addr", "127.0.0.1:1", "--timeout", "2s")
 		require.Equal(t, 7, r.code)
 		require.Regexp(t, `^error: connecting to 127.0.0.1:1: dial tcp 127.0.0.1:1: .*connection refused \(CONNECTION_FAILED\)\nhint: .*FSB_ADDR.*make -s env`, r.err)
 	})

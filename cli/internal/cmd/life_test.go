@@ -128,9 +128,9 @@ func TestUpdate(t *testing.T) {
 		"--ttl 10m":                     updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: timestamppb.New(now.Add(10 * time.Minute))}}, "spec.expire_time"),
 		"--expire 2031-01-01T00:00:00Z": updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: at}}, "spec.expire_time"),
 		"--no-expire":                   updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{}}, "spec.expire_time"),
-		"--reset --failure-policy manual": updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{
+		"--reset --failure-policy manual": updateOf(&sandboxv1.Sandbox{Uid: "uid-web", Spec: &sandboxv1.SandboxSpec{
 			ResetRevision: timestamppb.New(now), FailurePolicy: sandboxv1.FailurePolicy_FAILURE_POLICY_MANUAL,
-		}}, "spec.reset_revision", "spec.failure_policy"),
+		}}, "spec.failure_policy", "spec.reset_revision"),
 		"--label team=red --label k-": updateOf(&sandboxv1.Sandbox{
 			Uid: "uid-web", Labels: map[string]string{"team": "red"}, Spec: &sandboxv1.SandboxSpec{},
 		}, "labels"),
@@ -144,6 +144,25 @@ func TestUpdate(t *testing.T) {
 			require.Empty(t, cmp.Diff(want, got, protocmp.Transform()))
 		})
 	}
+}
+
+// A reset asked for by a clock that is behind the one that asked for the last is a reset nevertheless.
+func TestResetBehindAnotherClock(t *testing.T) {
+	var got *sandboxv1.UpdateSandboxRequest
+	f := mesh()
+	last := now.Add(30 * time.Second)
+	f.get = func(_ context.Context, in *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+		sb := running(in.GetName())
+		sb.Spec.ResetRevision = timestamppb.New(last)
+		return &sandboxv1.GetSandboxResponse{Sandbox: sb}, nil
+	}
+	f.update = func(_ context.Context, in *sandboxv1.UpdateSandboxRequest) (*sandboxv1.UpdateSandboxResponse, error) {
+		got = in
+		return &sandboxv1.UpdateSandboxResponse{Sandbox: running(in.GetSandbox().GetName())}, nil
+	}
+	r := start(t, f).run(t, "update", "web", "--reset")
+	require.Zero(t, r.code, r.err)
+	require.Equal(t, last.Add(time.Microsecond), got.GetSandbox().GetSpec().GetResetRevision().AsTime())
 }
 
 func updateOf(s *sandboxv1.Sandbox, paths ...string) *sandboxv1.UpdateSandboxRequest {

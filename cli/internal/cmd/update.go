@@ -66,8 +66,8 @@ func (c *cli) update(ctx context.Context, o *updateOptions, fs *pflag.FlagSet, n
 	if err := o.fill(c, fs, in); err != nil {
 		return err
 	}
-	if len(o.labels) > 0 {
-		if err := c.relabel(ctx, o.labels, in); err != nil {
+	if o.reset || len(o.labels) > 0 {
+		if err := c.build(ctx, o, in); err != nil {
 			return err
 		}
 	}
@@ -111,10 +111,6 @@ func (o *updateOptions) fill(c *cli, fs *pflag.FlagSet, in *sandboxv1.UpdateSand
 	case o.noExpire:
 		mask("spec.expire_time")
 	}
-	if o.reset {
-		spec.ResetRevision = timestamppb.New(c.Clock.Now())
-		mask("spec.reset_revision")
-	}
 	if o.policy != "" {
 		policy, err := parsePolicy(o.policy)
 		if err != nil {
@@ -130,9 +126,55 @@ func (o *updateOptions) fill(c *cli, fs *pflag.FlagSet, in *sandboxv1.UpdateSand
 	return nil
 }
 
-// relabel reads the labels and writes them changed; the uid keeps it from another sandbox of the name.
-func (c *cli) relabel(ctx context.Context, changes []string, in *sandboxv1.UpdateSandboxRequest) error {
-	var set, drop []string
+// build fills what builds on the sandbox as it is: labels and the revision. The uid keeps the change from another sandbox
+// of the name.
+func (c *cli) build(ctx context.Context, o *updateOptions, in *sandboxv1.UpdateSandboxRequest) error {
+	if _, _, err := split(o.labels); err != nil {
+		return err
+	}
+	now, err := c.get(ctx, in.GetSandbox().GetName())
+	if err != nil {
+		return err
+	}
+	in.Sandbox.Uid = now.GetUid()
+	if o.reset {
+		in.Sandbox.Spec.ResetRevision = revisionAfter(now.GetSpec().GetResetRevision(), c.Clock.Now())
+		in.UpdateMask.Paths = append(in.UpdateMask.Paths, "spec.reset_revision")
+	}
+	if len(o.labels) > 0 {
+		if in.Sandbox.Labels, err = relabel(now.GetLabels(), o.labels); err != nil {
+			return err
+		}
+		in.UpdateMask.Paths = append(in.UpdateMask.Paths, "labels")
+	}
+	return nil
+}
+
+// revisionAfter is now, or just after the last revision if a clock that is ahead of this one has set that: revisions only
+// move forward, in microseconds.
+func revisionAfter(last *timestamppb.Timestamp, now time.Time) *timestamppb.Timestamp {
+	if last != nil && !now.After(last.AsTime()) {
+		now = last.AsTime().Add(time.Microsecond)
+	}
+	return timestamppb.New(now)
+}
+
+// relabel is what the changes make of labels.
+func relabel(labels map[string]string, changes []string) (map[string]string, error) {
+	set, drop, err := split(changes)
+	if err != nil {
+		return nil, err
+	}
+	if labels, err = overlay(labels, set, "label"); err != nil {
+		return nil, err
+	}
+	labels = maps.Clone(labels)
+	maps.DeleteFunc(labels, func(key, _ string) bool { return slices.Contains(drop, key) })
+	return labels, nil
+}
+
+// split tells the labels that are to be set (KEY=VALUE) from those that are to go (KEY-).
+func split(changes []string) (set, drop []string, err error) {
 	for _, change := range changes {
 		if strings.Contains(change, "=") || !strings.HasSuffix(change, "-") {
 			set = append(set, change)
@@ -140,22 +182,8 @@ func (c *cli) relabel(ctx context.Context, changes []string, in *sandboxv1.Updat
 			drop = append(drop, strings.TrimSuffix(change, "-"))
 		}
 	}
-	if _, err := overlay(nil, set, "label"); err != nil {
-		return err
-	}
-	now, err := c.get(ctx, in.GetSandbox().GetName())
-	if err != nil {
-		return err
-	}
-	labels, err := overlay(now.GetLabels(), set, "label")
-	if err != nil {
-		return err
-	}
-	labels = maps.Clone(labels)
-	maps.DeleteFunc(labels, func(key, _ string) bool { return slices.Contains(drop, key) })
-	in.Sandbox.Labels, in.Sandbox.Uid = labels, now.GetUid()
-	in.UpdateMask.Paths = append(in.UpdateMask.Paths, "labels")
-	return nil
+	_, err = overlay(nil, set, "label")
+	return set, drop, err
 }
 
 func count(given ...bool) int {
