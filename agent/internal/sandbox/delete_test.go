@@ -58,7 +58,7 @@ func TestDeleteStages(t *testing.T) {
 
 func TestDeleteUsesTheSandboxesOwnGrace(t *testing.T) {
 	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 1, grace(10*time.Millisecond)))
+	w.mustCreate(t, record("u", 1, command("trap", "linger"), grace(10*time.Millisecond)))
 	var stages []agentv1.DeleteStage
 	_, err := w.Delete(t.Context(), record("u", 1).GetFence(), nil, func(s agentv1.DeleteStage) { stages = append(stages, s) })
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestDeleteUsesTheSandboxesOwnGrace(t *testing.T) {
 
 func TestDeleteGoesOnWhenTheCallerLeavesAndASecondOneHurriesIt(t *testing.T) {
 	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 1))
+	w.mustCreate(t, record("u", 1, command("trap", "linger")))
 	ctx, cancel := context.WithCancel(t.Context())
 	hour := time.Hour
 	_, err := w.Delete(ctx, record("u", 1).GetFence(), &hour, func(agentv1.DeleteStage) { cancel() })
