@@ -53,6 +53,7 @@ func TestReasonsAreTheAPIs(t *testing.T) {
 		fault.AgentUnavailable, fault.RuntimeUnavailable, fault.NotLeader, fault.DeadlineExceeded,
 		fault.SandboxTerminating, fault.PermissionDenied, fault.Internal, fault.Overloaded, fault.PhaseConflict,
 		fault.APIUnavailable, fault.AgentNotFound, fault.Cancelled, fault.RequestTooLarge,
+		fault.LeaderSuperseded, fault.AgentDraining,
 	} {
 		ours[string(r)] = true
 	}
