@@ -30,6 +30,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool"
@@ -71,15 +72,36 @@ func Run(ctx context.Context, cfg Config) error {
 	return g.Run(ctx)
 }
 
+// Option is a test's hook.
+type Option func(*options)
+
+type options struct{ clock clock.Clock }
+
+// WithClock has the controllers live by another clock, for instance one that is wrong.
+func WithClock(c clock.Clock) Option { return func(o *options) { o.clock = c } }
+
 // Manager returns a manager with everything in it, not started. The connections to agents end with it.
-func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator allocatorv1.AllocatorServiceClient, registry prometheus.Registerer) (manager.Manager, error) {
-	m, err := newManager(ctx, cfg, rest)
+func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator allocatorv1.AllocatorServiceClient, registry prometheus.Registerer, opts ...Option) (manager.Manager, error) {
+	o := options{clock: clock.RealClock{}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	clk := o.clock
+	client := rpc.ClientConfig{TLS: cfg.TLS, ServerName: rpc.RoleAgent.ServerName()}
+	var lock *leader.Lock
+	if cfg.LeaderElect {
+		var err error
+		if lock, err = newLock(cfg, rest); err != nil {
+			return nil, err
+		}
+		client.Leader = lock
+	}
+	m, err := newManager(ctx, cfg, rest, lock)
 	if err != nil {
 		return nil, err
 	}
-	clk := clock.RealClock{}
 	index := agents.NewIndex(clk)
-	conns := agents.NewConns(rpc.ClientConfig{TLS: cfg.TLS, ServerName: rpc.RoleAgent.ServerName()}, clk)
+	conns := agents.NewConns(client, clk)
 	if err := m.Add(&agents.Watcher{Allocator: allocator, Index: index, Conns: conns, Clock: clk}); err != nil {
 		return nil, fmt.Errorf("adding the agent watcher: %w", err)
 	}
@@ -116,7 +138,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 	return m, pools.SetupWithManager(ctx, m)
 }
 
-func newManager(ctx context.Context, cfg Config, rest *rest.Config) (manager.Manager, error) {
+func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader.Lock) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("registering types: %w", err)
@@ -124,7 +146,7 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config) (manager.Man
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("registering types: %w", err)
 	}
-	m, err := manager.New(rest, manager.Options{
+	opts := manager.Options{
 		Scheme: scheme,
 		Logger: logr.FromContextOrDiscard(ctx),
 		// Only what is needed is kept: agent Pods, and one Secret.
@@ -133,15 +155,19 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config) (manager.Man
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{cfg.Namespace: {
 				FieldSelector: fields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
 		}, DefaultTransform: cache.TransformStripManagedFields()},
-		LeaderElection: cfg.LeaderElect, LeaderElectionID: "fast-sandbox-controller", LeaderElectionNamespace: cfg.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-		Metrics:                       metricsserver.Options{BindAddress: "0"},
-		HealthProbeBindAddress:        "0",
-		GracefulShutdownTimeout:       ptr.To(10 * time.Second),
-		Controller:                    crconfig.Controller{SkipNameValidation: ptr.To(true)},
+		LeaderElection: cfg.LeaderElect, LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
+		LeaseDuration: &cfg.LeaseDuration, RenewDeadline: &cfg.LeaseRenewDeadline, RetryPeriod: &cfg.LeaseRetryPeriod,
+		Metrics:                 metricsserver.Options{BindAddress: "0"},
+		HealthProbeBindAddress:  "0",
+		GracefulShutdownTimeout: ptr.To(10 * time.Second),
+		Controller:              crconfig.Controller{SkipNameValidation: ptr.To(true)},
 		// The logger, without the end: the manager ends its parts in order.
 		BaseContext: func() context.Context { return context.WithoutCancel(ctx) },
-	})
+	}
+	if lock != nil { // a nil lock in the interface would be one
+		opts.LeaderElectionResourceLockInterface = lock
+	}
+	m, err := manager.New(rest, opts)
 	if err != nil {
 		return nil, fmt.Errorf("making the manager: %w", err)
 	}

@@ -3,7 +3,9 @@
 package app_test
 
 import (
+	"context"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -27,8 +29,13 @@ type agent struct {
 	address string
 	stop    func()
 	changed func(*agent, *agentv1.SandboxReport) // tells the allocator
+	accepts func(_ *agent, draining bool)        // likewise
 
 	mu         sync.Mutex
+	term       int64 // the highest seen
+	draining   bool
+	drains     []*agentv1.DrainRequest
+	sticky     []*agentv1.Tombstone              // what the agent has not been told to forget
 	reports    map[string]*agentv1.SandboxReport // by container id
 	tombstones map[string]bool
 	creates    []*agentv1.CreateSandboxRequest
@@ -43,12 +50,26 @@ type agent struct {
 
 func idOf(f *agentv1.Fence) string { return f.GetSandboxUid() + "-" + string(rune('0'+f.GetAttempt())) }
 
-func startAgent(t *testing.T, info *agentv1.AgentInfo, changed func(*agent, *agentv1.SandboxReport)) *agent {
+func startAgent(t *testing.T, info *agentv1.AgentInfo, registry *allocator) *agent {
 	t.Helper()
-	a := &agent{info: info, changed: changed, reports: map[string]*agentv1.SandboxReport{}, tombstones: map[string]bool{}}
+	a := &agent{info: info, changed: registry.changed, accepts: registry.accepts, reports: map[string]*agentv1.SandboxReport{}, tombstones: map[string]bool{}}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	server := grpc.NewServer()
+	server := grpc.NewServer(
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			if err := a.guard(ctx); err != nil {
+				return nil, rpc.ToStatus(err)
+			}
+			return handle(ctx, req)
+		}),
+		grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			if info.FullMethod != agentv1.AgentService_WatchStatus_FullMethodName {
+				if err := a.guard(s.Context()); err != nil {
+					return rpc.ToStatus(err)
+				}
+			}
+			return handle(srv, s)
+		}))
 	agentv1.RegisterAgentServiceServer(server, a)
 	a.address = listener.Addr().String()
 	done := make(chan struct{})
@@ -58,11 +79,43 @@ func startAgent(t *testing.T, info *agentv1.AgentInfo, changed func(*agent, *age
 	return a
 }
 
+// guard refuses what a deposed leader asks.
+func (a *agent) guard(ctx context.Context) error {
+	term, err := rpc.TermOf(ctx)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if term < a.term {
+		return fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term %d is in use", a.term).With(rpc.TermMetadata, strconv.FormatInt(a.term, 10))
+	}
+	a.term = term
+	return nil
+}
+
+// Drain takes no new sandboxes, or takes them again.
+func (a *agent) Drain(_ context.Context, req *agentv1.DrainRequest) (*agentv1.DrainResponse, error) {
+	if req.GetAgentUid() != a.info.GetPodUid() {
+		return nil, rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "another agent is meant"))
+	}
+	a.mu.Lock()
+	a.draining = !req.GetResume()
+	a.drains = append(a.drains, req)
+	n := len(a.reports)
+	a.mu.Unlock()
+	a.accepts(a, !req.GetResume())
+	return &agentv1.DrainResponse{Sandboxes: int32(n)}, nil
+}
+
 func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerStreamingServer[agentv1.CreateSandboxResponse]) error {
 	f := req.GetRecord().GetFence()
 	a.mu.Lock()
 	a.creates = append(a.creates, req)
 	gate, refusal := a.gate, a.createErr
+	if a.draining && a.reports[idOf(f)] == nil {
+		refusal = fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent drains")
+	}
 	if f.GetAgentUid() != a.info.GetPodUid() || a.tombstones[idOf(f)] {
 		refusal = fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "this fence is not in force")
 	}
@@ -123,7 +176,13 @@ func (a *agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, s grpc.ServerSt
 }
 
 func (a *agent) WatchStatus(_ *agentv1.WatchStatusRequest, s grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
-	snapshot := &agentv1.AgentSnapshot{Info: a.info, Accepting: true, Sandboxes: a.all()}
+	snapshot := &agentv1.AgentSnapshot{Info: a.info, Sandboxes: a.all()}
+	a.mu.Lock()
+	snapshot.Accepting, snapshot.Tombstones = !a.draining, a.sticky
+	if a.draining {
+		snapshot.NotAcceptingReason = "Draining"
+	}
+	a.mu.Unlock()
 	if err := s.Send(&agentv1.WatchStatusResponse{Epoch: "1", Sequence: 1, Time: timestamppb.Now(),
 		Content: &agentv1.WatchStatusResponse_Snapshot{Snapshot: snapshot}}); err != nil {
 		return err
@@ -179,6 +238,18 @@ func (a *agent) createCalls() []*agentv1.CreateSandboxRequest {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return append([]*agentv1.CreateSandboxRequest(nil), a.creates...)
+}
+
+func (a *agent) isDraining() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.draining
+}
+
+func (a *agent) seenTerm() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.term
 }
 
 func (a *agent) deleteCalls() int {

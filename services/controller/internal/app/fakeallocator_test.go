@@ -81,7 +81,27 @@ func (a *allocator) silent(x *agent, since time.Time, ready bool) {
 	defer a.mu.Unlock()
 	uid := x.info.GetPodUid()
 	m := proto.CloneOf(a.meta[uid])
-	m.Ready, m.LastHeartbeatTime = ready, timestamppb.New(since)
+	m.Ready, m.LastHeartbeatTime, m.Reason = ready, timestamppb.New(since), ""
+	if !ready {
+		m.Reason = "HeartbeatTimeout"
+	}
+	a.meta[uid] = m
+	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
+}
+
+// accepts tells whether an agent takes sandboxes; unlike the others it may be called for one that is not in the Registry.
+func (a *allocator) accepts(x *agent, draining bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid := x.info.GetPodUid()
+	if a.agents[uid] != x {
+		return
+	}
+	m := proto.CloneOf(a.meta[uid])
+	m.Ready, m.Reason, m.LastHeartbeatTime = !draining, "", timestamppb.Now()
+	if draining {
+		m.Reason = "Draining"
+	}
 	a.meta[uid] = m
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }

@@ -67,7 +67,7 @@ func (w *world) up(p corev1.Pod) *agent {
 	p.Status.Phase = corev1.PodRunning
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	require.NoError(w.t, kube.Status().Patch(w.ctx, &p, client.MergeFrom(old)))
-	a := startAgent(w.t, &agentv1.AgentInfo{PodName: p.Name, PodUid: string(p.UID), Namespace: w.namespace, Pool: "pool", NodeName: "node-1", Capacity: 2}, w.allocator.changed)
+	a := startAgent(w.t, &agentv1.AgentInfo{PodName: p.Name, PodUid: string(p.UID), Namespace: w.namespace, Pool: "pool", NodeName: "node-1", Capacity: 2}, w.allocator)
 	w.allocator.add(a)
 	return a
 }

@@ -33,6 +33,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/app"
 )
@@ -146,7 +147,8 @@ func newWorld(t *testing.T) *world {
 		AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
 		LogRoot: "/var/log/fast-sandbox", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
 		RequeueInterval: 200 * time.Millisecond, DeletionPoll: 100 * time.Millisecond, ExpirationCheck: 500 * time.Millisecond,
-		LeaderElect: true, HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
+		LeaderElect: true, LeaseDuration: leader.DefaultLeaseDuration, LeaseRenewDeadline: leader.DefaultRenewDeadline,
+		LeaseRetryPeriod: leader.DefaultRetryPeriod, HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
 	}
 	w.config.TLS = rpc.TLS{Insecure: true}
 	t.Cleanup(w.clean)
@@ -206,7 +208,7 @@ func (w *world) agentFor(name string) *agent {
 		Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
 	}
 	require.NoError(w.t, kube.Create(w.ctx, pod))
-	a := startAgent(w.t, &agentv1.AgentInfo{PodName: name, PodUid: string(pod.UID), Namespace: w.namespace, Pool: "pool", NodeName: "node-1", Capacity: 16}, w.allocator.changed)
+	a := startAgent(w.t, &agentv1.AgentInfo{PodName: name, PodUid: string(pod.UID), Namespace: w.namespace, Pool: "pool", NodeName: "node-1", Capacity: 16}, w.allocator)
 	w.allocator.add(a)
 	return a
 }

@@ -22,7 +22,10 @@ const (
 	agentContainer = "agent"
 	tlsPath        = "/etc/fast-sandbox/tls"
 	// cgroupPath is where an agent sees the host's cgroups; /sys/fs/cgroup shows it its own alone.
-	cgroupPath  = "/host/cgroup"
+	cgroupPath = "/host/cgroup"
+	// statePath is what an agent keeps beyond the life of its process, and with it of its container, but not of its Pod:
+	// terms, tombstones, that it drains.
+	statePath   = "/var/lib/fast-sandbox"
 	healthPort  = 8081
 	metricsPort = 9091
 	// volumePrefix begins the names of injected volumes; a template's must not.
@@ -166,12 +169,15 @@ func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 	host("fsb-containerd-root", i.ContainerdRoot, corev1.HostPathDirectory)
 	host("fsb-logs", i.LogRoot, corev1.HostPathDirectoryOrCreate)
 	host("fsb-cgroup", "/sys/fs/cgroup", corev1.HostPathDirectory)
-	s.Volumes = append(s.Volumes, corev1.Volume{Name: "fsb-tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	for _, name := range []string{"fsb-state", "fsb-tmp"} {
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	}
 	mounts := []corev1.VolumeMount{
 		{Name: "fsb-containerd-run", MountPath: socketDir},
 		{Name: "fsb-containerd-root", MountPath: i.ContainerdRoot},
 		{Name: "fsb-logs", MountPath: i.LogRoot},
 		{Name: "fsb-cgroup", MountPath: cgroupPath},
+		{Name: "fsb-state", MountPath: statePath},
 		{Name: "fsb-tmp", MountPath: "/tmp"},
 	}
 	if !i.Insecure {
@@ -198,6 +204,7 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 		value("FSB_BIND_ADDRESS", ":"+strconv.Itoa(int(i.AgentPort))),
 		value("FSB_LOG_ROOT", i.LogRoot),
 		value("FSB_CGROUP_ROOT", cgroupPath),
+		value("FSB_STATE_DIR", statePath),
 	}
 	if i.Insecure {
 		ours = append(ours, value("FSB_INSECURE", "true"))

@@ -59,6 +59,7 @@ spec:
     - {name: fsb-containerd-root, hostPath: {path: /var/lib/containerd, type: Directory}}
     - {name: fsb-logs, hostPath: {path: /var/log/fast-sandbox, type: DirectoryOrCreate}}
     - {name: fsb-cgroup, hostPath: {path: /sys/fs/cgroup, type: Directory}}
+    - {name: fsb-state, emptyDir: {}}
     - {name: fsb-tmp, emptyDir: {}}
     - {name: fsb-tls, secret: {secretName: agent-tls, defaultMode: 256}}
   containers:
@@ -71,6 +72,7 @@ spec:
         - {name: fsb-containerd-root, mountPath: /var/lib/containerd}
         - {name: fsb-logs, mountPath: /var/log/fast-sandbox}
         - {name: fsb-cgroup, mountPath: /host/cgroup}
+        - {name: fsb-state, mountPath: /var/lib/fast-sandbox}
         - {name: fsb-tmp, mountPath: /tmp}
         - {name: fsb-tls, mountPath: /etc/fast-sandbox/tls, readOnly: true}
       env:
@@ -86,6 +88,7 @@ spec:
         - {name: FSB_BIND_ADDRESS, value: ":5758"}
         - {name: FSB_LOG_ROOT, value: /var/log/fast-sandbox}
         - {name: FSB_CGROUP_ROOT, value: /host/cgroup}
+        - {name: FSB_STATE_DIR, value: /var/lib/fast-sandbox}
         - {name: FSB_TLS_CERT_FILE, value: /etc/fast-sandbox/tls/tls.crt}
         - {name: FSB_TLS_KEY_FILE, value: /etc/fast-sandbox/tls/tls.key}
         - {name: FSB_TLS_CA_FILE, value: /etc/fast-sandbox/tls/ca.crt}

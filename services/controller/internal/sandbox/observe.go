@@ -184,6 +184,8 @@ func (p *pass) observeCreate(o outcome) (lifecycle.Event, bool, error) {
 	switch {
 	case errdefs.IsAlreadyExists(o.err): // by this very fence; it will be reported
 		return 0, false, nil
+	case reason == fault.LeaderSuperseded:
+		return p.observeSuperseded(o)
 	case requestAtFault(reason):
 		return lifecycle.AgentFailed, true, nil
 	case agentRefuses(reason):
@@ -202,6 +204,19 @@ func (p *pass) observeCreate(o outcome) (lifecycle.Event, bool, error) {
 		return p.refusedBy(o.err)
 	}
 	p.warn(camel(reason), "Create", fmt.Sprintf("agent %s could not create it and is asked again: %s", p.assignment.AgentPod, p.message))
+	p.ops.drop(p.name, p.key(opCreate))
+	return lifecycle.Scheduled, true, nil
+}
+
+// observeSuperseded: the agent knows a later leader, or this process has led before under a Lease that counts anew. That
+// says nothing of the sandbox or of the agent: whoever leads asks again, under a term that holds.
+func (p *pass) observeSuperseded(o outcome) (lifecycle.Event, bool, error) {
+	p.explain("Creating", "")
+	wait := min(p.Timing.Requeue, time.Second)
+	if left := wait - p.now.Sub(o.ended); left > 0 {
+		p.after(left)
+		return 0, false, nil
+	}
 	p.ops.drop(p.name, p.key(opCreate))
 	return lifecycle.Scheduled, true, nil
 }
@@ -262,7 +277,8 @@ func requestAtFault(r fault.Reason) bool {
 // agentRefuses tells that another agent may do what this one does not.
 func agentRefuses(r fault.Reason) bool {
 	switch r { //nolint:exhaustive // a list of some
-	case fault.NoCapacity, fault.PortConflict, fault.FenceMismatch, fault.Overloaded, fault.SandboxTerminating, fault.RuntimeUnavailable:
+	case fault.NoCapacity, fault.PortConflict, fault.FenceMismatch, fault.Overloaded, fault.SandboxTerminating, fault.RuntimeUnavailable,
+		fault.AgentDraining:
 		return true
 	}
 	return false
