@@ -10,8 +10,9 @@ import (
 
 // Lock is a Lease lock that knows the term under which this process holds it. The term is one more than the Lease's
 // leaseTransitions, which grows with each change of the holder. A Lease that somebody deleted would count from zero again,
-// below what others remember: Superseded has the next write count from there. It implements resourcelock.Interface, for
-// client-go's elector and a controller-runtime manager, and rpc.Leader. All methods may be called concurrently.
+// below what others remember: whoever writes it next counts on from the highest term that it has seen, and one that has
+// seen none from where Superseded says. It implements resourcelock.Interface, for client-go's elector and a
+// controller-runtime manager, and rpc.Leader. All methods may be called concurrently.
 type Lock struct {
 	resourcelock.Interface
 
@@ -20,6 +21,7 @@ type Lock struct {
 	mu     sync.Mutex
 	term   int64 // under which this process wrote it last; 0 if never
 	floor  int64 // the least term that the next write may carry
+	seen   int64 // the highest term that the Lease was seen with
 	holder string
 	// deposed tells that another process was seen to hold it after this one did.
 	deposed bool
@@ -47,7 +49,7 @@ func (l *Lock) State() (State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := State{Holder: l.holder, Deposed: l.deposed}
-	if l.term >= l.floor && !l.deposed {
+	if l.term >= l.floor && l.holder == l.Identity() && !l.deposed {
 		s.Term = l.term
 	}
 	return s, l.changed
@@ -76,7 +78,9 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	defer cancel()
 	record, raw, err := l.Interface.Get(ctx)
 	if err == nil {
-		l.observe(record.HolderIdentity)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.observe(record)
 	}
 	return record, raw, err
 }
@@ -94,30 +98,37 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionRecord, write func(context.Context, resourcelock.LeaderElectionRecord) error) error {
 	ours := record.HolderIdentity == l.Identity()
 	if ours {
-		l.mu.Lock()
-		record.LeaderTransitions = int(max(int64(record.LeaderTransitions), l.floor-1))
-		l.mu.Unlock()
+		record.LeaderTransitions = int(l.next(int64(record.LeaderTransitions)+1) - 1)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
 	if err := write(ctx, record); err != nil {
 		return err
 	}
-	if ours {
-		l.mu.Lock()
-		if term := int64(record.LeaderTransitions) + 1; term != l.term {
-			l.term = term
-			l.wake()
-		}
-		l.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if term := int64(record.LeaderTransitions) + 1; ours && term != l.term {
+		l.term = term
+		l.wake()
 	}
-	l.observe(record.HolderIdentity)
+	l.observe(&record)
 	return nil
 }
 
-func (l *Lock) observe(holder string) {
+// next is the term of a write that would carry term: no lower than what is known of other terms.
+func (l *Lock) next(term int64) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.holder == l.Identity() { // a renewal
+		return max(term, l.floor, l.term)
+	}
+	return max(term, l.floor, l.seen+1)
+}
+
+// observe takes in what the Lease says. mu is held.
+func (l *Lock) observe(record *resourcelock.LeaderElectionRecord) {
+	l.seen = max(l.seen, int64(record.LeaderTransitions)+1)
+	holder := record.HolderIdentity
 	if holder == l.holder {
 		return
 	}

@@ -1,0 +1,307 @@
+package leader_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	coordv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+)
+
+func TestMain(m *testing.M) {
+	quiet := flag.NewFlagSet("klog", flag.PanicOnError)
+	klog.InitFlags(quiet)
+	_ = quiet.Set("logtostderr", "false")
+	_ = quiet.Set("stderrthreshold", "FATAL")
+	klog.SetOutput(discard{})
+	goleak.VerifyTestMain(m)
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+const (
+	wait = 20 * time.Second
+	tick = 5 * time.Millisecond
+)
+
+var leases = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+
+// server keeps one Lease as an API server does: with resource versions and conflicts.
+type server struct {
+	mu      sync.Mutex
+	lease   *coordv1.Lease
+	version int
+	down    bool
+}
+
+// view is the server as one client reaches it.
+type view struct {
+	coordinationv1.LeaseInterface // what is not used is nil
+	server                        *server
+
+	mu  sync.Mutex
+	cut bool
+	// lost has the next write land and its answer be lost.
+	lost bool
+}
+
+func (v *view) Leases(string) coordinationv1.LeaseInterface { return v }
+
+func (v *view) set(cut bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.cut = cut
+}
+
+func (v *view) reach() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.server.mu.Lock()
+	defer v.server.mu.Unlock()
+	if v.cut || v.server.down {
+		return errors.New("connection refused")
+	}
+	return nil
+}
+
+func (v *view) Get(_ context.Context, name string, _ metav1.GetOptions) (*coordv1.Lease, error) {
+	if err := v.reach(); err != nil {
+		return nil, err
+	}
+	v.server.mu.Lock()
+	defer v.server.mu.Unlock()
+	if v.server.lease == nil {
+		return nil, apierrors.NewNotFound(leases, name)
+	}
+	return v.server.lease.DeepCopy(), nil
+}
+
+func (v *view) Create(_ context.Context, l *coordv1.Lease, _ metav1.CreateOptions) (*coordv1.Lease, error) {
+	return v.write(l, func(there *coordv1.Lease) error {
+		if there != nil {
+			return apierrors.NewAlreadyExists(leases, l.Name)
+		}
+		return nil
+	})
+}
+
+func (v *view) Update(_ context.Context, l *coordv1.Lease, _ metav1.UpdateOptions) (*coordv1.Lease, error) {
+	return v.write(l, func(there *coordv1.Lease) error {
+		switch {
+		case there == nil:
+			return apierrors.NewNotFound(leases, l.Name)
+		case there.ResourceVersion != l.ResourceVersion:
+			return apierrors.NewConflict(leases, l.Name, errors.New("it was changed"))
+		}
+		return nil
+	})
+}
+
+func (v *view) write(l *coordv1.Lease, check func(there *coordv1.Lease) error) (*coordv1.Lease, error) {
+	if err := v.reach(); err != nil {
+		return nil, err
+	}
+	v.server.mu.Lock()
+	defer v.server.mu.Unlock()
+	if err := check(v.server.lease); err != nil {
+		return nil, err
+	}
+	v.server.version++
+	v.server.lease = l.DeepCopy()
+	v.server.lease.ResourceVersion = strconv.Itoa(v.server.version)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.lost {
+		v.lost = false
+		return nil, errors.New("the answer was lost")
+	}
+	return v.server.lease.DeepCopy(), nil
+}
+
+func (s *server) delete() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lease = nil
+}
+
+func (s *server) get() *coordv1.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lease.DeepCopy()
+}
+
+// process is one that takes part.
+type process struct {
+	*leader.Elector
+	view  *view
+	ended chan error
+	stop  context.CancelFunc
+}
+
+func start(t *testing.T, s *server, identity string) *process {
+	t.Helper()
+	v := &view{server: s}
+	p := &process{view: v, ended: make(chan error, 1), Elector: leader.New(leader.Config{
+		Leases: v, Namespace: "ns", Name: "lease", Identity: identity,
+		LeaseDuration: time.Second, RenewDeadline: 600 * time.Millisecond, RetryPeriod: 50 * time.Millisecond,
+	})}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.ended <- p.Run(ctx)
+	}()
+	p.stop = func() { cancel(); <-done }
+	t.Cleanup(p.stop)
+	return p
+}
+
+func (p *process) leads() bool { return p.Term() > 0 }
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	require.Eventually(t, f, wait, tick, what)
+}
+
+func TestTheNextLeaderHasAHigherTerm(t *testing.T) {
+	s := &server{}
+	a := start(t, s, "a")
+	eventually(t, "a leads", a.leads)
+	require.EqualValues(t, 1, a.Term())
+	b := start(t, s, "b")
+	eventually(t, "b knows who leads", func() bool { state, _ := b.State(); return state.Holder == "a" })
+	require.Zero(t, b.Term())
+	a.stop()
+	require.NoError(t, <-a.ended)
+	require.Zero(t, a.Term(), "who gave the Lease up carries its term no more")
+	eventually(t, "b leads", b.leads)
+	require.EqualValues(t, 2, b.Term())
+}
+
+func TestALeaderLeadsOnWhileTheAPIServerIsAway(t *testing.T) {
+	s := &server{}
+	a, b := start(t, s, "a"), (*process)(nil)
+	eventually(t, "a leads", a.leads)
+	b = start(t, s, "b")
+	s.mu.Lock()
+	s.down = true
+	s.mu.Unlock()
+	require.Never(t, func() bool { return !a.leads() || b.leads() }, 2*time.Second, tick, "longer than the Lease lasts")
+	s.mu.Lock()
+	s.down = false
+	s.mu.Unlock()
+	// Either may be first to write it now; there is one leader in the end, and a deposed one has ended.
+	eventually(t, "one leads", func() bool {
+		holder := *s.get().Spec.HolderIdentity
+		return holder == "a" && a.leads() && !b.leads() || holder == "b" && b.leads() && !a.leads() && len(a.ended) == 1
+	})
+}
+
+func TestADeposedLeaderEnds(t *testing.T) {
+	s := &server{}
+	a := start(t, s, "a")
+	eventually(t, "a leads", a.leads)
+	b := start(t, s, "b")
+	a.view.set(true)
+	eventually(t, "b leads", b.leads)
+	require.EqualValues(t, 1, a.Term(), "a cannot know")
+	require.EqualValues(t, 2, b.Term())
+	a.view.set(false)
+	require.ErrorIs(t, <-a.ended, leader.ErrDeposed)
+	require.Zero(t, a.Term())
+	state, _ := a.State()
+	require.True(t, state.Deposed)
+	require.Equal(t, "b", state.Holder)
+	require.True(t, b.leads())
+}
+
+func TestSuperseded(t *testing.T) {
+	t.Run("the Lease is still ours", func(t *testing.T) {
+		a := start(t, &server{}, "a")
+		eventually(t, "a leads", a.leads)
+		_, changed := a.State()
+		a.Superseded(7)
+		require.Zero(t, a.Term(), "it is suspended")
+		<-changed
+		eventually(t, "it leads under a higher term", a.leads)
+		require.EqualValues(t, 8, a.Term())
+		a.Superseded(7)
+		require.EqualValues(t, 8, a.Term(), "a late answer changes nothing")
+	})
+	t.Run("the Lease is another's", func(t *testing.T) {
+		s := &server{}
+		a := start(t, s, "a")
+		eventually(t, "a leads", a.leads)
+		b := start(t, s, "b")
+		a.view.set(true)
+		eventually(t, "b leads", b.leads)
+		a.Superseded(b.Term())
+		require.Never(t, a.leads, 300*time.Millisecond, tick, "it cannot ask, and does not lead")
+		a.view.set(false)
+		require.ErrorIs(t, <-a.ended, leader.ErrDeposed)
+	})
+}
+
+func TestADeletedLease(t *testing.T) {
+	t.Run("the leader writes it anew and keeps its term", func(t *testing.T) {
+		s := &server{}
+		first := start(t, s, "first")
+		eventually(t, "first leads", first.leads)
+		first.stop()
+		a := start(t, s, "a")
+		eventually(t, "a leads", a.leads)
+		require.EqualValues(t, 2, a.Term())
+		s.delete()
+		eventually(t, "it is back", func() bool { l := s.get(); return l != nil && *l.Spec.HolderIdentity == "a" })
+		eventually(t, "a leads", a.leads)
+		require.EqualValues(t, 2, a.Term())
+		require.EqualValues(t, 1, *s.get().Spec.LeaseTransitions)
+	})
+	t.Run("a standby that saw it counts on", func(t *testing.T) {
+		s := &server{}
+		a := start(t, s, "a")
+		eventually(t, "a leads", a.leads)
+		a.Superseded(4)
+		eventually(t, "a leads again", a.leads)
+		b := start(t, s, "b")
+		eventually(t, "b knows who leads", func() bool { state, _ := b.State(); return state.Holder == "a" })
+		a.view.set(true)
+		a.stop()
+		s.delete()
+		eventually(t, "b leads", b.leads)
+		require.EqualValues(t, 6, b.Term())
+	})
+}
+
+func TestAnElectionWhoseAnswerWasLost(t *testing.T) {
+	s := &server{}
+	v := &view{server: s, lost: true}
+	lock := leader.NewLock(&resourcelock.LeaseLock{
+		LeaseMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"}, Client: v, LockConfig: resourcelock.ResourceLockConfig{Identity: "a"},
+	}, time.Second)
+	record := resourcelock.LeaderElectionRecord{HolderIdentity: "a", LeaseDurationSeconds: 1}
+	require.Error(t, lock.Create(t.Context(), record))
+	require.Zero(t, lock.Term(), "it does not know that it leads")
+	got, _, err := lock.Get(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "a", got.HolderIdentity)
+	require.Zero(t, lock.Term(), "only what it wrote itself, and knows to have written, makes it lead")
+	require.NoError(t, lock.Update(t.Context(), *got))
+	require.EqualValues(t, 1, lock.Term())
+}

@@ -1,0 +1,73 @@
+// Package lead tells whether this allocator leads, and where the one that does is reached. It is a view of an elector, or
+// of none: an allocator that runs alone always leads. It does no I/O. All methods may be called concurrently.
+package lead
+
+import (
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+)
+
+// Elector is the part of leader.Elector that is used.
+type Elector interface {
+	State() (leader.State, <-chan struct{})
+	Superseded(term int64)
+}
+
+// State is who leads.
+type State struct {
+	// Leads tells that this process does, as far as it knows. A leader that knows of a higher term than its own does not.
+	Leads bool
+	// Term of this process's lead; 0 if it does not lead or runs alone.
+	Term int64
+	// Address of the process that leads; empty if none is known, or it is this one.
+	Address string
+}
+
+// Lead is the view.
+type Lead struct {
+	elector  Elector
+	identity string
+}
+
+// Alone returns the view of a process that always leads, under no term.
+func Alone() *Lead { return &Lead{} }
+
+// Of returns the view of an elector that takes part under an identity.
+func Of(e Elector, identity Identity) *Lead { return &Lead{elector: e, identity: identity.String()} }
+
+// State is what is known now, and a channel that is closed when that may have changed; nil if it never does.
+func (l *Lead) State() (State, <-chan struct{}) {
+	if l.elector == nil {
+		return State{Leads: true}, nil
+	}
+	s, changed := l.elector.State()
+	if s.Term > 0 {
+		return State{Leads: true, Term: s.Term}, changed
+	}
+	if s.Holder == "" || s.Holder == l.identity {
+		return State{}, changed
+	}
+	holder, err := ParseIdentity(s.Holder)
+	if err != nil { // somebody else's Lease: nobody to turn to
+		return State{}, changed
+	}
+	return State{Address: holder.Address}, changed
+}
+
+// Leads tells whether this process leads.
+func (l *Lead) Leads() bool {
+	s, _ := l.State()
+	return s.Leads
+}
+
+// Term implements rpc.Leader.
+func (l *Lead) Term() int64 {
+	s, _ := l.State()
+	return s.Term
+}
+
+// Superseded implements rpc.Leader.
+func (l *Lead) Superseded(term int64) {
+	if l.elector != nil {
+		l.elector.Superseded(term)
+	}
+}
