@@ -1,0 +1,83 @@
+package plan_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
+)
+
+func options() plan.Options {
+	return plan.Options{Seed: 1, Duration: 2 * time.Minute, Creates: 4, FaultEvery: 5 * time.Second, MinLife: time.Second, MaxLife: 20 * time.Second}
+}
+
+func TestTheSameSeedIsTheSamePlan(t *testing.T) {
+	require.Equal(t, plan.New(options()), plan.New(options()))
+	other := options()
+	other.Seed = 2
+	require.NotEqual(t, plan.New(options()).Lives[0].At, plan.New(other).Lives[0].At)
+}
+
+func TestFaultsAndLoadAreIndependent(t *testing.T) {
+	calm := options()
+	calm.FaultEvery = 0
+	require.Empty(t, plan.New(calm).Faults)
+	require.Equal(t, plan.New(options()).Lives, plan.New(calm).Lives)
+}
+
+// TestAPlanHasEverything holds the plan of CI to what it is for: each kind of fault and each kind of life occurs.
+func TestAPlanHasEverything(t *testing.T) {
+	p := plan.New(options())
+	require.InDelta(t, 480, len(p.Lives), 80)
+	require.InDelta(t, 24, len(p.Faults), 6)
+	kinds := map[plan.Kind]int{}
+	for i, f := range p.Faults {
+		kinds[f.Kind]++
+		require.Less(t, f.At, 2*time.Minute)
+		require.True(t, i == 0 || f.At-p.Faults[i-1].At >= 2500*time.Millisecond, "faults come too close")
+	}
+	for _, k := range plan.Kinds() {
+		require.GreaterOrEqual(t, kinds[k], 2, "%s", k)
+	}
+	seen := map[string]int{}
+	names := map[string]int{}
+	for i, l := range p.All() {
+		require.Equal(t, i, l.Index, "numbers are given out in order")
+		names[l.Name]++
+		for what, is := range map[string]bool{
+			"strong": l.Strong, "ttl": l.TTL > 0, "exits": l.Exit != nil, "twice": l.Twice, "overtake": l.Overtake > 0,
+			"again": l.Again != nil, "kept": l.DeleteAfter == 0, "recreate": l.AutoRecreate,
+		} {
+			if is {
+				seen[what]++
+			}
+		}
+		for j, s := range l.Steps {
+			seen[s.What]++
+			require.True(t, j == 0 || s.After >= l.Steps[j-1].After)
+		}
+	}
+	for _, what := range []string{"strong", "ttl", "exits", "twice", "overtake", "again", "kept", "recreate",
+		plan.SetLabel, plan.MoveExpiry, plan.RemoveExpiry, plan.FlipPolicy, plan.Reset} {
+		require.GreaterOrEqual(t, seen[what], 5, what)
+	}
+	for name, n := range names {
+		require.LessOrEqual(t, n, 2, name)
+	}
+}
+
+// TestTheLoadFitsTheMachine bounds how many sandboxes a plan keeps at once.
+func TestTheLoadFitsTheMachine(t *testing.T) {
+	p := plan.New(options())
+	for at := time.Duration(0); at < 2*time.Minute; at += time.Second {
+		alive := 0
+		for _, l := range p.All() {
+			if l.At <= at && (l.DeleteAfter == 0 || at < l.At+l.DeleteAfter) {
+				alive++
+			}
+		}
+		require.LessOrEqual(t, alive, 70, "at %s", at)
+	}
+}
