@@ -13,6 +13,8 @@ import (
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
@@ -40,12 +42,17 @@ func Run(ctx context.Context, cfg *Config) error {
 	})
 	defer runtime.Close()
 	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
-	manager := sandbox.New(sandbox.Config{Runtime: runtime, Logs: store, Info: cfg.info(), CreateTimeout: cfg.CreateTimeout})
+	manager, guard, err := cfg.sandboxes(runtime, store)
+	if err != nil {
+		return err
+	}
 	registry := obs.NewRegistry()
 	if err := registry.Register(sandbox.NewMetrics(manager)); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
-	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Address: cfg.BindAddress, TLS: cfg.TLS, Allow: allow(), Registry: registry})
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: cfg.BindAddress, TLS: cfg.TLS, Allow: allow(), Guard: guard, Registry: registry,
+	})
 	if err != nil {
 		return err
 	}
@@ -67,6 +74,29 @@ func Run(ctx context.Context, cfg *Config) error {
 	cfg.Serve(g, registry, server.Health())
 	logr.FromContextOrDiscard(ctx).Info("agent listening", "address", server.Addr().String(), "pod", cfg.PodNamespace+"/"+cfg.PodName)
 	return g.Run(ctx)
+}
+
+// sandboxes reads the durable state and returns who keeps the sandboxes, and the guard against deposed leaders.
+func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store) (*sandbox.Manager, func(context.Context, string) error, error) {
+	dir, err := state.Open(c.StateDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	tombstones, err := dir.Sub("tombstones")
+	if err != nil {
+		return nil, nil, err
+	}
+	manager, err := sandbox.New(sandbox.Config{
+		Runtime: runtime, Logs: store, Info: c.info(), State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	fence, err := terms.Open(dir, manager.Supersede)
+	if err != nil {
+		return nil, nil, err
+	}
+	return manager, fence.Guard, nil
 }
 
 // allow says who may call what: the control plane everything, people the logs of `fsb-ctl logs --direct`.

@@ -57,7 +57,7 @@ func startAgent(t testing.TB, s *containerd.Server, change func(*app.Config)) *a
 		BindAddress: address, Capacity: 40, ContainerdSocket: s.Socket, ContainerdNamespace: "k8s.io", Snapshotter: "overlayfs",
 		RuntimeHandler: "runc", LogRoot: s.LogRoot, LogMaxBytes: 1 << 20, Pool: "default", PodName: "agent-1", PodNamespace: "default",
 		PodUID: podUID, PodIP: "127.0.0.1", NodeName: "node", NetNSPath: "/proc/self/ns/net", CgroupParent: s.CgroupParent,
-		CreateTimeout: time.Minute,
+		CreateTimeout: time.Minute, StateDir: filepath.Join(s.Dir, "agent"),
 	}
 	if change != nil {
 		change(cfg)

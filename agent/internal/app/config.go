@@ -27,6 +27,7 @@ type Config struct {
 	RuntimeHandler                                       string
 	LogRoot                                              string
 	LogMaxBytes                                          int64
+	StateDir                                             string
 	Pool, PodName, PodNamespace, PodUID, PodIP, NodeName string
 	NetNSPath, CgroupParent, CgroupRoot                  string
 	DockerConfig                                         string
@@ -47,6 +48,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "OCI runtime: runc, crun, runsc, kata, or a containerd runtime name")
 	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
 	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept of each sandbox")
+	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/fast-sandbox", "`directory` of what the agent itself has to remember, which lives as long as its Pod")
 	fs.StringVar(&c.Pool, "pool", "", "`name` of the SandboxPool that the agent belongs to")
 	fs.StringVar(&c.PodName, "pod-name", "", "name of the agent's Pod")
 	fs.StringVar(&c.PodNamespace, "pod-namespace", "", "namespace of the agent's Pod")
@@ -81,7 +83,7 @@ func (c *Config) Validate() error {
 	if _, err := ctrd.ParseHandler(c.RuntimeHandler); err != nil {
 		add("--runtime-handler: %w", err)
 	}
-	for flag, path := range map[string]string{"containerd-socket": c.ContainerdSocket, "log-root": c.LogRoot} {
+	for flag, path := range map[string]string{"containerd-socket": c.ContainerdSocket, "log-root": c.LogRoot, "state-dir": c.StateDir} {
 		if !strings.HasPrefix(path, "/") {
 			add("--%s is %q, want an absolute path", flag, path)
 		}

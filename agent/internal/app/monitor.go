@@ -79,7 +79,7 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 	log := logr.FromContextOrDiscard(ctx)
 	ticker := m.clock.NewTicker(pingInterval)
 	defer ticker.Stop()
-	for {
+	for was := true; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -89,15 +89,15 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		was := m.manager.Accepting()
 		switch {
 		case err != nil && was:
 			log.Error(err, "containerd is lost; sandboxes go on")
 		case err == nil && !was:
 			log.Info("containerd is back")
 		}
-		m.manager.SetAccepting(err == nil, reason(err))
-		m.ready(err == nil)
+		was = err == nil
+		m.manager.SetAccepting(was, reason(err))
+		m.ready(was)
 	}
 }
 

@@ -1,8 +1,6 @@
 package rpc
 
 import (
-	"time"
-
 	"google.golang.org/grpc"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -10,18 +8,13 @@ import (
 
 // DeleteSandbox deletes a sandbox and tells of each stage. It goes on when the caller leaves.
 func (s *Service) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.ServerStreamingServer[agentv1.DeleteSandboxResponse]) error {
-	var grace *time.Duration
-	if g := req.GetGracePeriod(); g != nil {
-		d := g.AsDuration()
-		grace = &d
-	}
 	var sendErr error
 	send := func(m *agentv1.DeleteSandboxResponse) {
 		if sendErr == nil {
 			sendErr = stream.Send(m)
 		}
 	}
-	code, err := s.config.Sandboxes.Delete(stream.Context(), req.GetFence(), grace, func(stage agentv1.DeleteStage) {
+	code, err := s.config.Sandboxes.Delete(stream.Context(), req, func(stage agentv1.DeleteStage) {
 		if stage != agentv1.DeleteStage_DELETE_STAGE_REMOVED {
 			send(&agentv1.DeleteSandboxResponse{Stage: stage})
 		}

@@ -20,6 +20,8 @@ import (
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -42,12 +44,21 @@ func serve(t *testing.T) *world {
 	t.Helper()
 	rt := fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}, "docker.io/library/remote:1": {}})
 	store := logs.New(logs.Config{Root: t.TempDir(), Owner: "me"})
-	manager := sandbox.New(sandbox.Config{Runtime: rt, Logs: store, Info: &agentv1.AgentInfo{PodUid: "me", Capacity: 2, PodIp: "10.0.0.1"}})
+	dir, err := state.Open(t.TempDir())
+	require.NoError(t, err)
+	tombstones, err := dir.Sub("tombstones")
+	require.NoError(t, err)
+	manager, err := sandbox.New(sandbox.Config{
+		Runtime: rt, Logs: store, Info: &agentv1.AgentInfo{PodUid: "me", Capacity: 2, PodIp: "10.0.0.1"}, State: dir, Tombstones: tombstones,
+	})
+	require.NoError(t, err)
+	fence, err := terms.Open(dir, manager.Supersede)
+	require.NoError(t, err)
 	require.NoError(t, manager.Adopt(t.Context()))
 	manager.SetAccepting(true, "")
 	listener := bufconn.Listen(1 << 20)
 	insecure := rpc.TLS{Insecure: true}
-	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: insecure, DrainTimeout: time.Second})
+	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: insecure, Guard: fence.Guard, DrainTimeout: time.Second})
 	require.NoError(t, err)
 	closing, fakeClock := make(chan struct{}), clocktesting.NewFakeClock(time.Now())
 	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Logs: store, Runtime: rt, Clock: fakeClock}, closing))

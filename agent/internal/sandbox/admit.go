@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -19,7 +20,7 @@ const minMemory = 4 << 20
 
 // admit takes a sandbox in, or finds the one that is there. It returns the entry, which the caller then waits on, or a
 // channel to wait on before it asks again, or why the sandbox is refused. mu is held.
-func (m *Manager) admit(ctx context.Context, record *agentv1.SandboxRecord, persisted bool) (*entry, <-chan struct{}, error) {
+func (m *Manager) admit(ctx context.Context, caller *terms.Caller, record *agentv1.SandboxRecord, persisted bool) (*entry, <-chan struct{}, error) {
 	fence := record.GetFence()
 	if err := m.checkAgent(fence); err != nil {
 		return nil, nil, err
@@ -27,16 +28,20 @@ func (m *Manager) admit(ctx context.Context, record *agentv1.SandboxRecord, pers
 	if err := m.ready(); err != nil {
 		return nil, nil, err
 	}
+	if err := m.inForce(caller); err != nil {
+		return nil, nil, err
+	}
 	if e, ok := m.sandboxes[fence.GetSandboxUid()]; ok {
 		return m.meet(e, record)
 	}
-	if buried, ok := m.tombstones.get(fence.GetSandboxUid(), m.clock.Now()); ok {
-		switch {
-		case fence.GetAttempt() == buried:
-			return nil, nil, errTerminating(fence)
-		case fence.GetAttempt() < buried:
-			return nil, nil, mismatch(fence, buried)
-		}
+	switch buried := m.buried(fence.GetSandboxUid()); {
+	case fence.GetAttempt() == buried:
+		return nil, nil, errTerminating(fence)
+	case fence.GetAttempt() < buried:
+		return nil, nil, mismatch(fence, buried)
+	}
+	if m.draining {
+		return nil, nil, fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent takes no sandboxes: it is drained")
 	}
 	if !m.accepting {
 		return nil, nil, fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the agent takes no sandboxes: %s", m.notReady)

@@ -26,6 +26,8 @@ const adoptParallel = 8
 //	none      no      no                     removed: nobody was told of it
 //	created   -       -                      removed: it never ran
 //
+// One whose attempt has a tombstone is deleted on, with its whole grace period again.
+//
 // A container whose labels or record cannot be read, or that is a slot of an earlier life, or an older attempt beside a
 // newer one, is removed if nobody was told of it; an unreadable one that was acknowledged is reported with what its
 // labels tell.
@@ -74,6 +76,9 @@ func (m *Manager) Adopt(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.closed {
+		return errClosing()
+	}
 	for uid, e := range entries {
 		m.sandboxes[uid] = e
 		close(e.created)
@@ -81,6 +86,10 @@ func (m *Manager) Adopt(ctx context.Context) error {
 			close(e.ended)
 		} else {
 			m.follow(ctx, e)
+		}
+		if g := m.graves[uid]; g != nil && g.attempt() >= e.record.GetFence().GetAttempt() {
+			log.Info("deleting on what has a tombstone", "container", e.id)
+			m.startDelete(ctx, e, g.request.GetGracePeriod())
 		}
 	}
 	m.adopted = true

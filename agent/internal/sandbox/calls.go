@@ -17,10 +17,16 @@ func (m *Manager) MarkPersisted(ctx context.Context, fence *agentv1.Fence) error
 	if err != nil {
 		return err
 	}
+	caller, err := callerOf(ctx)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
-	done, deleting := e.report.GetPersisted(), e.deletion != nil
+	done, deleting, deposed := e.report.GetPersisted(), e.deletion != nil, m.inForce(caller)
 	m.mu.Unlock()
 	switch {
+	case deposed != nil:
+		return deposed
 	case deleting:
 		return errTerminating(fence)
 	case done:

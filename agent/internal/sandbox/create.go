@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -23,28 +24,33 @@ import (
 
 // Create runs a sandbox and returns its report once the process has started. reached is called from this goroutine for
 // each stage. Repeating it with the same record joins the create that runs, or returns at once. The create is cancelled
-// when all its callers have left before it started the process. After an error nothing of the sandbox is left, unless
+// when all its callers have left, or were superseded, before it started the process. After an error nothing of the sandbox is left, unless
 // the runtime could not be reached, and then it is removed when it can.
 func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, persisted bool, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
 	if err := validate(record); err != nil {
 		return nil, err
 	}
+	caller, err := callerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for {
 		m.mu.Lock()
-		e, wait, err := m.admit(ctx, record, persisted)
+		e, wait, err := m.admit(ctx, caller, record, persisted)
 		if e != nil {
-			e.callers++
+			e.callers[caller] = struct{}{}
 		}
 		m.mu.Unlock()
 		switch {
 		case err != nil:
 			return nil, err
 		case e != nil:
-			report, err := m.await(ctx, e, reached)
+			report, err := m.await(ctx, e, caller, reached)
 			if !errors.Is(err, errAbandoned) || ctx.Err() != nil {
 				return report, err
 			}
-			// It was given up by its last caller in the moment in which this one joined: begin anew.
+			// It was given up by its last caller in the moment in which this one joined, or by all of them because of a new
+			// leader: begin anew, if that leader is this caller's.
 			wait = e.gone
 		}
 		select {
@@ -59,7 +65,7 @@ func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, per
 var errAbandoned = fmt.Errorf("all callers of the create have left: %w", context.Canceled)
 
 // await waits for a create that somebody runs.
-func (m *Manager) await(ctx context.Context, e *entry, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
+func (m *Manager) await(ctx context.Context, e *entry, caller *terms.Caller, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
 	for told := 0; ; {
 		m.mu.Lock()
 		stages, changed, report := e.stages, e.changed, e.report
@@ -69,12 +75,12 @@ func (m *Manager) await(ctx context.Context, e *entry, reached func(StageTiming)
 			reached(stages[told])
 		}
 		if over {
-			m.leave(e)
+			m.leave(e, caller)
 			return report, err
 		}
 		select {
 		case <-ctx.Done():
-			if m.leave(e) {
+			if m.leave(e, caller) {
 				// The work is undone before its last caller is told that it is.
 				select {
 				case <-e.created:
@@ -88,10 +94,11 @@ func (m *Manager) await(ctx context.Context, e *entry, reached func(StageTiming)
 }
 
 // leave forgets a caller, and cancels a create that nobody waits for any more; it tells whether it did.
-func (m *Manager) leave(e *entry) bool {
+func (m *Manager) leave(e *entry, caller *terms.Caller) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e.callers--; e.callers > 0 || isClosed(e.created) {
+	delete(e.callers, caller)
+	if len(e.callers) > 0 || isClosed(e.created) {
 		return false
 	}
 	e.cancel()
@@ -126,7 +133,7 @@ func newEntry(record *agentv1.SandboxRecord, report *agentv1.SandboxReport) *ent
 	report.ContainerId = id
 	return &entry{
 		record: record, id: id, report: report, cancel: func() {}, changed: make(chan struct{}),
-		created: make(chan struct{}), ended: make(chan struct{}), gone: make(chan struct{}),
+		callers: map[*terms.Caller]struct{}{}, created: make(chan struct{}), ended: make(chan struct{}), gone: make(chan struct{}),
 	}
 }
 
@@ -215,9 +222,7 @@ func (m *Manager) undo(ctx context.Context, e *entry, cause error, log logr.Logg
 		settle()
 	})
 	if err == nil {
-		m.mu.Lock()
-		m.remove(e)
-		m.mu.Unlock()
+		m.forget(e, log)
 	}
 	settle()
 }

@@ -8,8 +8,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 // killWait is how long a killed process has to be gone before the removal, which kills harder, begins.
@@ -26,12 +29,16 @@ type deletion struct {
 }
 
 // Delete ends a sandbox and removes all that belonged to it. reached is called from this goroutine for each stage;
-// REMOVED comes last. grace nil means the sandbox's own. A sandbox that is not there is REMOVED at once, and a create of
-// its attempt that comes later is refused. The delete goes on when ctx ends; repeating it joins it, and a shorter grace
-// then counts. An error says that the removal has not succeeded yet; it is tried on.
-func (m *Manager) Delete(ctx context.Context, fence *agentv1.Fence, grace *time.Duration, reached func(agentv1.DeleteStage)) (*int32, error) {
+// REMOVED comes last. No grace period means the sandbox's own. A sandbox that is not there is REMOVED at once, and a create
+// of its attempt that comes later is refused. A tombstone is durable before anything is done, and then the delete outlives
+// the process. The delete goes on when ctx ends; repeating it joins it, and a shorter grace then counts. An error says
+// that the removal has not succeeded yet; it is tried on.
+func (m *Manager) Delete(ctx context.Context, req *agentv1.DeleteSandboxRequest, reached func(agentv1.DeleteStage)) (*int32, error) {
+	if t := req.GetTombstone(); t != nil && !proto.Equal(t.GetFence(), req.GetFence()) {
+		return nil, fault.Field("tombstone.fence", "it is not the request's")
+	}
 	m.mu.Lock()
-	e, err := m.beginDelete(ctx, fence, grace)
+	e, err := m.beginDelete(ctx, req)
 	m.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -63,29 +70,39 @@ func (m *Manager) Delete(ctx context.Context, fence *agentv1.Fence, grace *time.
 	}
 }
 
-// beginDelete finds the sandbox and begins, or joins, its deletion. A nil entry means that it is not there. mu is held.
-func (m *Manager) beginDelete(ctx context.Context, fence *agentv1.Fence, grace *time.Duration) (*entry, error) {
-	if err := m.checkAgent(fence); err != nil {
+// beginDelete finds the sandbox and begins, or joins, its deletion. A nil entry means that it is not there. mu is held, and
+// released while a tombstone is written.
+func (m *Manager) beginDelete(ctx context.Context, req *agentv1.DeleteSandboxRequest) (*entry, error) {
+	fence := req.GetFence()
+	if err := m.checkCall(ctx, fence); err != nil {
 		return nil, err
 	}
-	if err := m.ready(); err != nil {
-		return nil, err
-	}
-	e, ok := m.sandboxes[fence.GetSandboxUid()]
-	if ok && fence.GetAttempt() > e.record.GetFence().GetAttempt() {
+	if e, ok := m.sandboxes[fence.GetSandboxUid()]; ok && fence.GetAttempt() > e.record.GetFence().GetAttempt() {
 		return nil, mismatch(fence, e.record.GetFence().GetAttempt())
 	}
-	// An older attempt than the one in force is gone: the newer one was not let in before.
+	// From here on no create of this attempt is let in, nor while the tombstone is written.
 	m.tombstones.put(fence.GetSandboxUid(), fence.GetAttempt(), m.clock.Now())
+	if req.GetTombstone() != nil {
+		if err := m.bury(ctx, req); err != nil {
+			return nil, err
+		}
+	}
+	// An older attempt than the one in force is gone: the newer one was not let in before.
+	e, ok := m.sandboxes[fence.GetSandboxUid()]
 	if !ok || fence.GetAttempt() < e.record.GetFence().GetAttempt() {
 		return nil, nil //nolint:nilnil // not there is a valid answer
 	}
+	return m.startDelete(ctx, e, req.GetGracePeriod()), nil
+}
+
+// startDelete begins, or joins, the deletion of an entry. mu is held.
+func (m *Manager) startDelete(ctx context.Context, e *entry, grace *durationpb.Duration) *entry {
 	period := defaultGrace
 	if own := e.record.GetSpec().GetTerminationGracePeriod(); own != nil {
 		period = own.AsDuration()
 	}
 	if grace != nil {
-		period = *grace
+		period = grace.AsDuration()
 	}
 	deadline := m.clock.Now().Add(period)
 	if d := e.deletion; d != nil {
@@ -97,7 +114,7 @@ func (m *Manager) beginDelete(ctx context.Context, fence *agentv1.Fence, grace *
 			default:
 			}
 		}
-		return e, nil
+		return e
 	}
 	e.deletion = &deletion{deadline: deadline, hurry: make(chan struct{}, 1)}
 	e.cancel()
@@ -107,7 +124,7 @@ func (m *Manager) beginDelete(ctx context.Context, fence *agentv1.Fence, grace *
 		defer release()
 		m.runDelete(detached, e)
 	})
-	return e, nil
+	return e
 }
 
 func (m *Manager) runDelete(ctx context.Context, e *entry) {
@@ -150,9 +167,7 @@ func (m *Manager) runDelete(ctx context.Context, e *entry) {
 	if err != nil {
 		return // the agent is stopping
 	}
-	m.mu.Lock()
-	m.remove(e)
-	m.mu.Unlock()
+	m.forget(e, log)
 	m.reachDelete(e, agentv1.DeleteStage_DELETE_STAGE_REMOVED)
 	log.Info("sandbox deleted")
 }

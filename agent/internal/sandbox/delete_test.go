@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -60,7 +61,7 @@ func TestDeleteUsesTheSandboxesOwnGrace(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mustCreate(t, record("u", 1, command("trap", "linger"), grace(10*time.Millisecond)))
 	var stages []agentv1.DeleteStage
-	_, err := w.Delete(t.Context(), record("u", 1).GetFence(), nil, func(s agentv1.DeleteStage) { stages = append(stages, s) })
+	_, err := w.Delete(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("u", 1).GetFence()}, func(s agentv1.DeleteStage) { stages = append(stages, s) })
 	require.NoError(t, err)
 	require.Equal(t, []agentv1.DeleteStage{termSent, killSent, removed}, stages)
 }
@@ -69,8 +70,8 @@ func TestDeleteGoesOnWhenTheCallerLeavesAndASecondOneHurriesIt(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mustCreate(t, record("u", 1, command("trap", "linger")))
 	ctx, cancel := context.WithCancel(t.Context())
-	hour := time.Hour
-	_, err := w.Delete(ctx, record("u", 1).GetFence(), &hour, func(agentv1.DeleteStage) { cancel() })
+	hour := &agentv1.DeleteSandboxRequest{Fence: record("u", 1).GetFence(), GracePeriod: durationpb.New(time.Hour)}
+	_, err := w.Delete(ctx, hour, func(agentv1.DeleteStage) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, w.state("u"))
 	stages, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)

@@ -14,12 +14,26 @@
 //
 // TERMINATED is a last word, not a state that is kept: after it the sandbox is not known, and its place is free.
 //
-// Everything is rebuilt from the runtime by Adopt; memory is a copy. One lock guards it all; it is never held over I/O.
+// What is durable, and what is not:
+//
+//	containers with record, report, persisted   the runtime; Adopt rebuilds all sandboxes from it
+//	tombstones of callers, with their request   a file each, from before the container is touched until ForgetTombstone
+//	draining                                    a file
+//	the highest term of each kind of leader     agent/internal/terms
+//	deletes without a tombstone                 memory: the API server knows of the deletion (the custom resource has its
+//	                                            deletionTimestamp, or is of a later attempt), so its caller asks again
+//	which attempts were deleted                 memory, for an hour: a create that is late is a leader's that still runs,
+//	                                            or one of a lower term; neither outlives the agent's restart unnoticed,
+//	                                            for the call's connection does not
+//	creates that run                            memory: nobody was told of their sandbox, so that Adopt removes the rest
+//
+// One lock guards it all; it is never held over I/O. The other, settingDrain, comes before it.
 package sandbox
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +44,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -50,6 +65,8 @@ type Config struct {
 	Logs *logs.Store
 	// Info tells who the agent is; it is not changed.
 	Info *agentv1.AgentInfo
+	// State keeps what the runtime cannot: whether the agent is drained. Tombstones keeps a file for each tombstone.
+	State, Tombstones Store
 	// CreateTimeout bounds a create, the pull of its image included. Zero: 2 min.
 	CreateTimeout time.Duration
 	// Clock; nil is the real one.
@@ -65,14 +82,19 @@ type Manager struct {
 	end  context.CancelFunc
 	wg   sync.WaitGroup
 
+	settingDrain sync.Mutex // orders the writes of the drain file
+
 	mu         sync.Mutex
 	adopted    bool
 	closed     bool
 	accepting  bool
-	notReady   string            // why not accepting
+	notReady   string // why not accepting
+	draining   bool
+	terms      map[string]int64  // the highest of each role
 	sandboxes  map[string]*entry // by sandbox uid: one attempt is in force
 	tombstones *tombstones
-	images     []string // sorted
+	graves     map[string]*grave // by sandbox uid
+	images     []string          // sorted
 	watchers   map[*Watcher]struct{}
 }
 
@@ -90,7 +112,7 @@ type entry struct {
 
 	// The create: its stages, the callers that wait for it, how to cancel it, and, once created is closed, its outcome.
 	stages    []StageTiming
-	callers   int
+	callers   map[*terms.Caller]struct{}
 	cancel    context.CancelFunc
 	created   chan struct{}
 	createErr error
@@ -108,8 +130,8 @@ type StageTiming struct {
 	Duration time.Duration
 }
 
-// New returns a Manager that takes no calls until Adopt has succeeded.
-func New(cfg Config) *Manager {
+// New reads the durable state and returns a Manager that takes no calls until Adopt has succeeded.
+func New(cfg Config) (*Manager, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
@@ -117,11 +139,38 @@ func New(cfg Config) *Manager {
 		cfg.CreateTimeout = defaultCreateTimeout
 	}
 	life, end := context.WithCancel(context.Background())
-	return &Manager{
-		config: cfg, clock: cfg.Clock, life: life, end: end, notReady: "the agent is starting",
-		sandboxes: map[string]*entry{}, watchers: map[*Watcher]struct{}{},
+	m := &Manager{
+		config: cfg, clock: cfg.Clock, life: life, end: end, notReady: "the agent is starting", terms: map[string]int64{},
+		sandboxes: map[string]*entry{}, watchers: map[*Watcher]struct{}{}, graves: map[string]*grave{},
 		tombstones: newTombstones(maxTombstones, tombstoneAge),
 	}
+	if err := m.load(); err != nil {
+		end()
+		return nil, err
+	}
+	return m, nil
+}
+
+// Store keeps small files durably; state.Dir is one. Its calls block for the disk.
+type Store interface {
+	// Names are the files.
+	Names() ([]string, error)
+	// Read returns a file; nil without an error if there is none.
+	Read(name string) ([]byte, error)
+	// Write makes or replaces a file; once it has returned, the file is durable.
+	Write(name string, data []byte) error
+	// Remove removes a file, durably; one that is not there is removed already.
+	Remove(name string) error
+}
+
+// load reads what an earlier life of the agent wrote down.
+func (m *Manager) load() error {
+	drained, err := m.config.State.Read(drainFile)
+	if err != nil {
+		return fmt.Errorf("reading whether the agent is drained: %w", err)
+	}
+	m.draining = drained != nil
+	return m.loadGraves()
 }
 
 // Close ends everything that runs: creates are cancelled and cleaned up, deletes are left to whoever repeats them,

@@ -42,7 +42,7 @@ func (c *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, e := range c.manager.sandboxes {
 		counts[e.report.GetState()]++
 	}
-	images, accepting := len(c.manager.images), c.manager.adopted && c.manager.accepting
+	images, accepting := len(c.manager.images), c.manager.adopted && c.manager.taking()
 	c.manager.mu.Unlock()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)

@@ -19,6 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -62,7 +63,12 @@ func boot(t *testing.T, rt *fake.Runtime, root string, change func(*sandbox.Conf
 	if change != nil {
 		change(&cfg)
 	}
-	w := &world{Manager: sandbox.New(cfg), runtime: rt, logs: cfg.Logs, root: root}
+	if cfg.State == nil {
+		cfg.State, cfg.Tombstones = openState(t, root+".state")
+	}
+	m, err := sandbox.New(cfg)
+	require.NoError(t, err)
+	w := &world{Manager: m, runtime: rt, logs: cfg.Logs, root: root}
 	t.Cleanup(func() {
 		rt.Hook(nil)
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -70,6 +76,15 @@ func boot(t *testing.T, rt *fake.Runtime, root string, change func(*sandbox.Conf
 		require.NoError(t, w.Close(ctx))
 	})
 	return w
+}
+
+func openState(t *testing.T, path string) (dir, tombstones *state.Dir) {
+	t.Helper()
+	dir, err := state.Open(path)
+	require.NoError(t, err)
+	tombstones, err = dir.Sub("tombstones")
+	require.NoError(t, err)
+	return dir, tombstones
 }
 
 func record(uid string, attempt int64, change ...func(*agentv1.SandboxRecord)) *agentv1.SandboxRecord {
@@ -105,7 +120,7 @@ func (w *world) mustCreate(t *testing.T, r *agentv1.SandboxRecord) *agentv1.Sand
 
 func (w *world) delete(ctx context.Context, f *agentv1.Fence, grace time.Duration) ([]agentv1.DeleteStage, *int32, error) {
 	var stages []agentv1.DeleteStage
-	code, err := w.Delete(ctx, f, &grace, func(s agentv1.DeleteStage) { stages = append(stages, s) })
+	code, err := w.Delete(ctx, &agentv1.DeleteSandboxRequest{Fence: f, GracePeriod: durationpb.New(grace)}, func(s agentv1.DeleteStage) { stages = append(stages, s) })
 	return stages, code, err
 }
 

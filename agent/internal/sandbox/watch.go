@@ -37,7 +37,7 @@ func (m *Manager) Watch() (*Watcher, error) {
 	}
 	w := &Watcher{deltas: make(chan *agentv1.AgentDelta, watcherBuffer), Snapshot: &agentv1.AgentSnapshot{
 		Info: m.config.Info, Sandboxes: m.reports(), Images: slices.Clone(m.images),
-		Accepting: m.accepting, NotAcceptingReason: m.notAcceptingReason(),
+		Accepting: m.taking(), NotAcceptingReason: m.notTakingReason(), Tombstones: m.reportedTombstones(),
 	}}
 	m.watchers[w] = struct{}{}
 	return w, nil
@@ -80,22 +80,34 @@ func (m *Manager) SetAccepting(accepting bool, reason string) {
 	if accepting {
 		reason = ""
 	}
-	if m.accepting == accepting && m.notReady == reason {
-		return
-	}
-	m.accepting, m.notReady = accepting, reason
-	m.publish(&agentv1.AgentDelta{Accepting: &accepting, NotAcceptingReason: reason})
+	m.setTaking(func() { m.accepting, m.notReady = accepting, reason })
 }
+
+// setTaking changes whether, or why not, sandboxes are taken, and tells watchers if what they see changes. mu is held.
+func (m *Manager) setTaking(change func()) {
+	was, why := m.taking(), m.notTakingReason()
+	change()
+	if now := m.taking(); now != was || m.notTakingReason() != why {
+		m.publish(&agentv1.AgentDelta{Accepting: &now, NotAcceptingReason: m.notTakingReason()})
+	}
+}
+
+// taking tells whether new sandboxes are taken: the runtime can run them, and the agent is not drained. mu is held.
+func (m *Manager) taking() bool { return m.accepting && !m.draining }
 
 // Accepting tells whether new sandboxes are taken.
 func (m *Manager) Accepting() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.adopted && m.accepting && !m.closed
+	return m.adopted && m.taking() && !m.closed
 }
 
-func (m *Manager) notAcceptingReason() string {
-	if m.accepting {
+// notTakingReason is one reason, even where two apply: whoever drains the agent waits for that one. mu is held.
+func (m *Manager) notTakingReason() string {
+	switch {
+	case m.draining:
+		return reasonDraining
+	case m.accepting:
 		return ""
 	}
 	return m.notReady
