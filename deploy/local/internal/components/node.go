@@ -63,6 +63,9 @@ func (c Config) kubeletFiles() ([]File, error) {
 		},
 		ImageGCHighThresholdPercent: ptr.To[int32](100),
 		OOMScoreAdj:                 c.oomScore(-999),
+		// What tests kill, again and again, is to be back at once: the usual delay grows to five minutes.
+		FeatureGates:     map[string]bool{"KubeletCrashLoopBackOffMax": true},
+		CrashLoopBackOff: kubeletconfig.CrashLoopBackOffConfig{MaxContainerRestartPeriod: &metav1.Duration{Duration: 2 * time.Second}},
 	}
 	raw, err := yaml.Marshal(config)
 	if err != nil {
