@@ -111,8 +111,8 @@ func (a *auditor) excused(l *life) bool {
 	if slices.ContainsFunc(l.uids, func(uid string) bool { return a.obs.Seen[uid] }) {
 		return false
 	}
-	for _, pod := range a.killed {
-		if pod == l.agent {
+	for uid, pod := range a.killed {
+		if pod == l.agent && !a.obs.Agents[uid] {
 			return true
 		}
 	}

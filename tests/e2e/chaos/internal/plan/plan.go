@@ -86,8 +86,9 @@ type Life struct {
 	Steps []Step
 	// DeleteAfter is how long after its create was acknowledged it is deleted. Zero: it is kept until the end.
 	DeleteAfter time.Duration
-	// Again is created under the same name at once when the delete is answered.
-	Again *Life
+	// Again is created under the same name at once when the delete is answered; Follows tells that this is such a one.
+	Again   *Life
+	Follows bool
 }
 
 // Plan is all of a run.
@@ -145,7 +146,7 @@ func life(r *rand.Rand, o Options, at time.Duration, index *int, again bool) Lif
 	}
 	if again && l.DeleteAfter > 0 && chance(r, 8) {
 		second := life(r, o, at+span, index, false)
-		second.Name, second.Overtake = l.Name, 0
+		second.Name, second.Overtake, second.Follows = l.Name, 0, true
 		l.Again = &second
 	}
 	return l

@@ -1,0 +1,127 @@
+package truth
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
+)
+
+// seen remembers the uids of sandboxes that ever had a custom resource.
+type seen struct {
+	mu   sync.Mutex
+	uids map[string]bool
+}
+
+func (s *seen) add(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uids == nil {
+		s.uids = map[string]bool{}
+	}
+	s.uids[uid] = true
+}
+
+func (s *seen) all() map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.uids)
+}
+
+// Watch notes every custom resource that there is until ctx ends, across the API server's absences.
+func (o *Observer) Watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := o.watch(ctx); err != nil {
+			timer := o.Clock.NewTimer(200 * time.Millisecond)
+			select {
+			case <-ctx.Done():
+			case <-timer.C():
+			}
+			timer.Stop()
+		}
+	}
+}
+
+func (o *Observer) watch(ctx context.Context) error {
+	var list v1alpha1.SandboxList
+	if err := o.Kube.List(ctx, &list, client.InNamespace(o.Namespace)); err != nil {
+		return err
+	}
+	for i := range list.Items {
+		o.note(&list.Items[i])
+	}
+	w, err := o.Kube.Watch(ctx, &v1alpha1.SandboxList{}, client.InNamespace(o.Namespace),
+		&client.ListOptions{Raw: listOptions(list.ResourceVersion)})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		if s, ok := e.Object.(*v1alpha1.Sandbox); ok && e.Type != watch.Deleted {
+			o.note(s)
+		}
+	}
+	return nil
+}
+
+func (o *Observer) note(s *v1alpha1.Sandbox) {
+	if o.ours(s.Name) {
+		o.seen.add(s.EffectiveUID())
+	}
+}
+
+func (o *Observer) resources(ctx context.Context) ([]audit.Resource, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var list v1alpha1.SandboxList
+	if err := o.Kube.List(ctx, &list, client.InNamespace(o.Namespace)); err != nil {
+		return nil, fmt.Errorf("listing custom resources: %w", err)
+	}
+	var out []audit.Resource
+	for i := range list.Items {
+		s := &list.Items[i]
+		if !o.ours(s.Name) {
+			continue
+		}
+		o.note(s)
+		out = append(out, o.resource(s))
+	}
+	return out, nil
+}
+
+func (o *Observer) resource(s *v1alpha1.Sandbox) audit.Resource {
+	r := audit.Resource{
+		Name: s.Name, UID: s.EffectiveUID(), RequestID: s.Annotations[v1alpha1.AnnotationRequestID],
+		Phase: string(s.Status.Phase), Attempt: s.Status.Attempt, Deleting: s.DeletionTimestamp != nil,
+		AgentLost:    apimeta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.ConditionAgentLost),
+		Finished:     apimeta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.ConditionFinished),
+		ExitCode:     s.Status.ExitCode,
+		AutoRecreate: s.Spec.FailurePolicy == v1alpha1.FailurePolicyAutoRecreate, Label: s.Labels[o.Label],
+	}
+	if s.Spec.ExpireTime != nil {
+		r.ExpireTime = s.Spec.ExpireTime.Time
+	}
+	if s.Status.AcceptedResetRevision != nil {
+		r.AcceptedReset = s.Status.AcceptedResetRevision.Time
+	}
+	s.ManagedFields = nil
+	raw, _ := yaml.Marshal(s)
+	r.Dump = string(raw)
+	a, err := s.Assignment()
+	switch {
+	case err != nil:
+		r.Dump += "\nassignment: " + err.Error()
+	case a != nil:
+		r.AgentUID, r.Attempt = a.AgentUID, a.Attempt
+	}
+	return r
+}

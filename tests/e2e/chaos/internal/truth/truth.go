@@ -1,0 +1,108 @@
+// Package truth reads what is there: the custom resources from the API server, each agent's own report, and containerd
+// with what it has left on the node. It reads alone, and everything anew each time; it keeps only which custom resources
+// were ever seen.
+package truth
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
+)
+
+// secretName is the Secret whose certificate agents take reports' readers by.
+const secretName = "allocator-tls"
+
+// Observer reads the three truths.
+type Observer struct {
+	// Kube reads uncached.
+	Kube client.WithWatch
+	// Node is the node's containerd, in the namespace of Kubernetes.
+	Node  *containerd.Client
+	Clock clock.Clock
+	// Namespace and Pool of the sandboxes; Prefix begins their names. System is the mesh's own namespace.
+	Namespace, Pool, Prefix, System string
+	// Snapshotter of the sandboxes. Dirs are directories with one entry for each container, named by its id.
+	Snapshotter string
+	Dirs        map[string]string
+	// Label is the label that updates set.
+	Label string
+
+	tls      rpc.TLS
+	baseline map[string]bool
+	seen     seen
+}
+
+// Begin makes the observer ready: it keeps the certificate for agents in dir, and what was left by others before.
+func (o *Observer) Begin(ctx context.Context, dir string) error {
+	var secret corev1.Secret
+	if err := o.Kube.Get(ctx, client.ObjectKey{Namespace: o.System, Name: secretName}, &secret); err != nil {
+		return fmt.Errorf("reading the certificate for agents: %w", err)
+	}
+	o.tls = rpc.TLS{CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), CAFile: filepath.Join(dir, "ca.crt")}
+	for _, path := range []string{o.tls.CertFile, o.tls.KeyFile, o.tls.CAFile} {
+		if err := os.WriteFile(path, secret.Data[filepath.Base(path)], 0o600); err != nil {
+			return fmt.Errorf("keeping the certificate for agents: %w", err)
+		}
+	}
+	o.baseline = map[string]bool{}
+	left, err := o.remnants(ctx, nil)
+	for _, r := range left {
+		o.baseline[r.Kind+" "+r.ID] = true
+	}
+	return err
+}
+
+// Observe reads everything. An error means that one of the truths cannot be read now.
+func (o *Observer) Observe(ctx context.Context) (audit.Observations, error) {
+	obs := audit.Observations{At: o.Clock.Now()}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		obs.Resources, err = o.resources(ctx)
+		return err
+	})
+	group.Go(func() error { return o.agents(ctx, &obs) })
+	group.Go(func() (err error) {
+		all, ids, err := o.containers(ctx)
+		if err != nil {
+			return err
+		}
+		obs.Containers = all
+		obs.Remnants, err = o.remnants(ctx, ids)
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		return obs, err
+	}
+	obs.Seen = o.seen.all()
+	return obs, nil
+}
+
+// Agents lists the pool's agent Pods.
+func (o *Observer) Agents(ctx context.Context) ([]corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var pods corev1.PodList
+	err := o.Kube.List(ctx, &pods, client.InNamespace(o.Namespace), client.MatchingLabels{
+		v1alpha1.LabelPool: o.Pool, v1alpha1.LabelComponent: v1alpha1.ComponentAgent,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing agent pods: %w", err)
+	}
+	return pods.Items, nil
+}
+
+// ours tells that a sandbox is one of this run's.
+func (o *Observer) ours(name string) bool { return strings.HasPrefix(name, o.Prefix) }
