@@ -19,15 +19,20 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/announce"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/forward"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 	allocatorrpc "github.com/fast-sandbox/fast-sandbox/services/allocator/internal/rpc"
@@ -44,7 +49,7 @@ type App struct {
 	config   Config
 	rest     *rest.Config
 	listener net.Listener
-	clock    clock.RealClock
+	clock    clock.WithTickerAndDelayedExecution
 }
 
 // Option changes an App for tests.
@@ -56,9 +61,12 @@ func WithREST(c *rest.Config) Option { return func(a *App) { a.rest = c } }
 // WithListener takes the place of --bind-address.
 func WithListener(l net.Listener) Option { return func(a *App) { a.listener = l } }
 
+// WithClock takes the place of the machine's clock.
+func WithClock(c clock.WithTickerAndDelayedExecution) Option { return func(a *App) { a.clock = c } }
+
 // New returns an allocator of valid settings. It reads the kubeconfig and does no other I/O.
 func New(cfg Config, options ...Option) (*App, error) {
-	a := &App{config: cfg}
+	a := &App{config: cfg, clock: clock.RealClock{}}
 	for _, o := range options {
 		o(a)
 	}
@@ -87,10 +95,18 @@ type parts struct {
 	fastpath *fastpath.Server
 	server   *rpc.Server
 	source   *source
+	synced   chan struct{} // closed once all that the API server holds was seen
+	// elector is nil for an allocator that runs alone.
+	elector  *leader.Elector
+	lead     *lead.Lead
+	announce *announce.Announcer
+	forward  *forward.Forwarder
 }
 
-// Run serves until ctx ends. It serves also while the API server cannot be reached; probes are told SERVING once what the
-// API server holds has been seen.
+// Run serves until ctx ends, or until another replica has taken the lead from this one. It serves also while the API server
+// cannot be reached; probes are told SERVING once what the API server holds has been seen, whoever leads: a replica that
+// does not forwards what it is asked. The Lease is given up when the last call has been answered and what could be written
+// is: the next leader finds nothing half done.
 func (a *App) Run(ctx context.Context) error {
 	p, err := a.build(ctx)
 	if err != nil {
@@ -98,15 +114,23 @@ func (a *App) Run(ctx context.Context) error {
 	}
 	background := p.tasks.Run
 	g := daemon.NewGroup()
-	g.Go("grpc", p.server.Run)
+	g.Go("grpc", func(ctx context.Context) error {
+		defer context.AfterFunc(ctx, p.forward.End)()
+		return p.server.Run(ctx)
+	})
 	g.Go("adoption", p.fastpath.Adopt)
+	g.Go("announcements", p.announce.Run)
 	g.Go("readiness", func(ctx context.Context) error { return a.sweep(ctx, p) })
 	g.After("informers", func(ctx context.Context) error {
-		return p.source.run(ctx, func() { p.server.SetReady(true) })
+		return p.source.run(ctx, func() { p.server.SetReady(true); close(p.synced) })
 	})
 	g.After("agents", func(ctx context.Context) error { return after(ctx, p.drain, p.feed.Run) })
 	g.After("background", func(ctx context.Context) error { return after(ctx, p.drain, background) })
+	if p.elector != nil {
+		g.After("election", func(ctx context.Context) error { return a.campaign(ctx, p) })
+	}
 	a.config.Serve(g, p.metrics, p.server.Health())
+	defer p.forward.Close()
 	return g.Run(ctx)
 }
 
@@ -163,11 +187,20 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the client of the API server: %w", err)
 	}
-	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(0, 0), store: store.New(a.clock), pools: pools.New()}
+	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(0, 0), store: store.New(a.clock), pools: pools.New(),
+		synced: make(chan struct{})}
+	if err := a.elect(p, httpClient); err != nil {
+		return nil, err
+	}
 	p.fleet = fleet.New(p.registry, a.clock, p.store)
-	p.feed = feed.New(feed.Config{Sink: p.fleet, Dial: a.dialAgent, Clock: a.clock})
+	p.announce = announce.New(announce.Config{
+		Lead: p.lead, Client: func(uid string) (agentv1.AgentServiceClient, bool) { return p.feed.Client(uid) }, Tasks: p.tasks, Clock: a.clock,
+	})
+	p.feed = feed.New(feed.Config{Sink: sink{p.fleet, p.announce}, Dial: func(address string) (*grpc.ClientConn, error) {
+		return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAgent.ServerName(), Leader: p.lead})
+	}, Clock: a.clock})
 	p.fastpath = fastpath.New(fastpath.Config{
-		Store: p.store, Fleet: p.fleet, Agents: p.feed, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
+		Store: p.store, Fleet: p.fleet, Agents: p.feed, Lead: p.lead, Announced: p.announce.Announced, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
 		Metrics: fastpath.NewMetrics(p.metrics), Mode: a.config.mode(), OrphanTimeout: a.config.OrphanTimeout,
 		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit,
 	})
@@ -179,17 +212,25 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 }
 
 func (a *App) serve(ctx context.Context, p *parts) error {
-	const allocator = "fastsandbox.allocator.v1.AllocatorService"
-	callers := []rpc.Role{rpc.RoleClient, rpc.RoleGateway, rpc.RoleController}
+	const sandbox, allocator = "fastsandbox.sandbox.v1.SandboxService", "fastsandbox.allocator.v1.AllocatorService"
+	// Another replica has authorized whom it forwards for.
+	callers := []rpc.Role{rpc.RoleClient, rpc.RoleGateway, rpc.RoleController, rpc.RoleAllocator}
+	placers := []rpc.Role{rpc.RoleController, rpc.RoleAllocator}
+	p.forward = forward.New(forward.Config{
+		Lead: p.lead, Clock: a.clock, Services: []string{sandbox, allocator}, Dial: func(address string) (*grpc.ClientConn, error) {
+			return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAllocator.ServerName()})
+		},
+	})
 	var err error
 	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
 		Address: a.config.BindAddress, Listener: a.listener, TLS: a.config.TLS, Registry: p.metrics,
 		Allow: map[string][]rpc.Role{
-			"fastsandbox.sandbox.v1.SandboxService": callers,
-			allocator:                               callers,
-			"/" + allocator + "/Allocate":           {rpc.RoleController},
-			"/" + allocator + "/Release":            {rpc.RoleController},
+			sandbox:                       callers,
+			allocator:                     callers,
+			"/" + allocator + "/Allocate": placers,
+			"/" + allocator + "/Release":  placers,
 		},
+		Unary: []grpc.UnaryServerInterceptor{p.forward.Unary}, Stream: []grpc.StreamServerInterceptor{p.forward.Stream},
 	})
 	if err != nil {
 		return err
@@ -197,10 +238,6 @@ func (a *App) serve(ctx context.Context, p *parts) error {
 	sandboxv1.RegisterSandboxServiceServer(p.server, p.fastpath)
 	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{Fleet: p.fleet, Pools: p.pools, Clock: a.clock}))
 	return nil
-}
-
-func (a *App) dialAgent(address string) (*grpc.ClientConn, error) {
-	return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAgent.ServerName()})
 }
 
 func (a *App) agentAddress(ip string) string {
@@ -216,30 +253,4 @@ func kinds() meta.RESTMapper {
 		v1alpha1.GroupVersion.WithResource("sandbox"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("SandboxPool"), meta.RESTScopeNamespace)
 	return m
-}
-
-func registerGauges(p *parts, c clock.PassiveClock) {
-	gauge := func(name, help string, f func() float64) {
-		p.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
-	}
-	gauge("fastsandbox_pending_writes", "Sandboxes that wait to be written to the API server.", func() float64 { return float64(p.fastpath.Pending()) })
-	gauge("fastsandbox_sandboxes", "Sandboxes that are known.", func() float64 { return float64(p.store.Len()) })
-	gauge("fastsandbox_agents_ready", "Agents that take new sandboxes.", func() float64 {
-		ready, _ := count(p.registry.Agents(c.Now()))
-		return float64(ready)
-	})
-	gauge("fastsandbox_free_places", "Free places of ready agents.", func() float64 {
-		_, free := count(p.registry.Agents(c.Now()))
-		return float64(free)
-	})
-}
-
-func count(views []registry.View) (ready, free int) {
-	for _, v := range views {
-		if v.Ready {
-			ready++
-			free += max(v.Capacity-v.Allocated, 0)
-		}
-	}
-	return ready, free
 }

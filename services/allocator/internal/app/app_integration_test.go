@@ -4,6 +4,7 @@ package app_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -35,6 +36,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/app"
@@ -64,6 +66,8 @@ type cluster struct {
 	agent  *fakeagent.Agent
 	port   int
 	issuer *pki.Authority
+	// allocators is how many were started.
+	allocators int
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -158,33 +162,45 @@ type allocator struct {
 	conn      *grpc.ClientConn
 	sandboxes sandboxv1.SandboxServiceClient
 	agents    allocatorv1.AllocatorServiceClient
+	proxy     *proxy // to the API server, its own
+	name      string
 	stop      func()
 }
 
 // start runs the real allocator and connects to it as a client.
-func (c *cluster) start() *allocator {
+func (c *cluster) start(options ...app.Option) *allocator {
 	t := c.t
 	t.Helper()
-	cfg := app.NewConfig()
-	cfg.TLS = c.issuer.TLS(t, rpc.RoleAllocator)
-	cfg.MetricsAddress, cfg.HealthAddress, cfg.BindAddress = "0", "0", "unused"
-	cfg.AgentPort, cfg.ConsistencyMode, cfg.OrphanTimeout, cfg.CreateTimeout, cfg.WriteQueueLimit = c.port, "fast", time.Second, 10*time.Second, 1000
-	require.NoError(t, cfg.Validate())
+	c.allocators++
+	out := &allocator{proxy: newProxy(t, c.rest.Host), name: fmt.Sprint("allocator-", c.allocators)}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	a, err := app.New(*cfg, app.WithREST(c.rest), app.WithListener(listener))
+	reach := rest.CopyConfig(c.rest)
+	reach.Host = "https://" + out.proxy.address
+	a, err := app.New(*c.config(out.name, listener.Addr().String()), append([]app.Option{app.WithREST(reach), app.WithListener(listener)}, options...)...)
 	require.NoError(t, err)
 	stop := background(t, func(ctx context.Context) {
-		if err := a.Run(logr.NewContext(ctx, testr.NewWithOptions(t, testr.Options{Verbosity: verbosity}))); err != nil {
+		err := a.Run(logr.NewContext(ctx, testr.NewWithOptions(t, testr.Options{Verbosity: verbosity})))
+		if err != nil && !errors.Is(err, leader.ErrDeposed) {
 			t.Error(err)
 		}
 	})
 	conn, err := rpc.Dial(listener.Addr().String(), rpc.ClientConfig{TLS: c.issuer.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
 	require.NoError(t, err)
-	out := &allocator{conn: conn, sandboxes: sandboxv1.NewSandboxServiceClient(conn), agents: allocatorv1.NewAllocatorServiceClient(conn)}
+	out.conn, out.sandboxes, out.agents = conn, sandboxv1.NewSandboxServiceClient(conn), allocatorv1.NewAllocatorServiceClient(conn)
 	out.stop = sync.OnceFunc(func() { _ = conn.Close(); stop() })
 	t.Cleanup(out.stop)
 	return out
+}
+
+func (c *cluster) config(name, address string) *app.Config {
+	cfg := app.NewConfig()
+	cfg.TLS = c.issuer.TLS(c.t, rpc.RoleAllocator)
+	cfg.MetricsAddress, cfg.HealthAddress, cfg.BindAddress = "0", "0", "unused"
+	cfg.AgentPort, cfg.ConsistencyMode, cfg.OrphanTimeout, cfg.CreateTimeout, cfg.WriteQueueLimit = c.port, "fast", time.Second, 10*time.Second, 1000
+	cfg.LeaderElect, cfg.Namespace, cfg.PodName, cfg.AdvertiseAddress = true, ns, name, address
+	cfg.LeaseDuration, cfg.LeaseRenewDeadline, cfg.LeaseRetryPeriod = 2*time.Second, 1500*time.Millisecond, 200*time.Millisecond
+	return cfg
 }
 
 func (a *allocator) awaitAgent(t *testing.T) {

@@ -3,12 +3,15 @@ package app
 import (
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 )
 
 // Modes of creates, as flag values.
@@ -34,6 +37,20 @@ type Config struct {
 	WriteQueueLimit int
 	// Kubeconfig is a file; empty for the Pod's own service account.
 	Kubeconfig string
+	// Election says how the leader among several replicas is found.
+	Election
+}
+
+// Election are the settings of the leader election.
+type Election struct {
+	// LeaderElect is false for an allocator that runs alone and always leads.
+	LeaderElect bool
+	// Namespace of the Lease; PodName is this process's name in it.
+	Namespace, PodName string
+	// AdvertiseAddress (host:port) is where other replicas reach the gRPC server. Empty: PodIP and the port of the server.
+	AdvertiseAddress, PodIP string
+	// LeaseDuration, LeaseRenewDeadline and LeaseRetryPeriod are those of leader.Config.
+	LeaseDuration, LeaseRenewDeadline, LeaseRetryPeriod time.Duration
 }
 
 // NewConfig returns the defaults.
@@ -49,6 +66,62 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.CreateTimeout, "create-timeout", time.Minute, "`time` that a create may take whose caller set no deadline")
 	fs.IntVar(&c.WriteQueueLimit, "write-queue-limit", 10000, "`number` of sandboxes that may wait to be written to the API server")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty: the Pod's service account")
+	c.Election.addFlags(fs)
+}
+
+func (e *Election) addFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&e.LeaderElect, "leader-elect", true, "find one leader among several replicas by a Lease; false for an allocator that runs alone")
+	fs.StringVar(&e.Namespace, "namespace", "", "`namespace` of the Lease")
+	fs.StringVar(&e.PodName, "pod-name", "", "`name` of this process's Pod")
+	fs.StringVar(&e.PodIP, "pod-ip", "", "`address` of this process's Pod")
+	fs.StringVar(&e.AdvertiseAddress, "advertise-address", "", "`address` (host:port) where other replicas reach this one; empty: the Pod's IP and the port of --bind-address")
+	fs.DurationVar(&e.LeaseDuration, "lease-duration", leader.DefaultLeaseDuration, "`time` that a leader may say nothing before it is replaced")
+	fs.DurationVar(&e.LeaseRenewDeadline, "lease-renew-deadline", leader.DefaultRenewDeadline, "`time` in which one renewal of the Lease must succeed")
+	fs.DurationVar(&e.LeaseRetryPeriod, "lease-retry-period", leader.DefaultRetryPeriod, "`interval` of attempts to get or renew the Lease")
+	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
+	config.BindEnv(fs, "pod-name", "POD_NAME")
+	config.BindEnv(fs, "pod-ip", "POD_IP")
+}
+
+func (e *Election) validate(bindAddress string) []error {
+	if !e.LeaderElect {
+		return nil
+	}
+	var problems []error
+	if e.Namespace == "" {
+		problems = append(problems, errors.New("--namespace is required (or POD_NAMESPACE, or --leader-elect=false)"))
+	}
+	if address, err := e.advertise(bindAddress); err != nil {
+		problems = append(problems, fmt.Errorf("--advertise-address is %q, want host:port (or POD_IP, or --leader-elect=false)", address))
+	}
+	if e.LeaseDuration < time.Second {
+		problems = append(problems, fmt.Errorf("--lease-duration is %s, want at least 1s", e.LeaseDuration))
+	}
+	if e.LeaseRenewDeadline >= e.LeaseDuration {
+		problems = append(problems, fmt.Errorf("--lease-renew-deadline is %s, want less than --lease-duration", e.LeaseRenewDeadline))
+	}
+	// client-go lets intervals grow by a fifth, and refuses what would leave no second attempt.
+	if e.LeaseRetryPeriod <= 0 || e.LeaseRetryPeriod*6/5 >= e.LeaseRenewDeadline {
+		problems = append(problems, fmt.Errorf("--lease-retry-period is %s, want more than 0 and less than 5/6 of --lease-renew-deadline", e.LeaseRetryPeriod))
+	}
+	return problems
+}
+
+// advertise is where other replicas reach the server that listens on bindAddress.
+func (e *Election) advertise(bindAddress string) (string, error) {
+	address := e.AdvertiseAddress
+	if address == "" && e.PodIP != "" {
+		_, port, err := net.SplitHostPort(bindAddress)
+		if err != nil {
+			return "", err
+		}
+		address = net.JoinHostPort(e.PodIP, port)
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err == nil && (host == "" || port == "") {
+		err = errors.New("it names no host, or no port")
+	}
+	return address, err
 }
 
 // Validate implements daemon.Config.
@@ -72,7 +145,7 @@ func (c *Config) Validate() error {
 	if c.WriteQueueLimit < 1 {
 		problems = append(problems, fmt.Errorf("--write-queue-limit is %d, want at least 1", c.WriteQueueLimit))
 	}
-	return errors.Join(problems...)
+	return errors.Join(append(problems, c.Election.validate(c.BindAddress)...)...)
 }
 
 func (c *Config) mode() sandboxv1.ConsistencyMode {

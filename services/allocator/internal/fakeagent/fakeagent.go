@@ -36,6 +36,8 @@ type Agent struct {
 	OnStarted func(ctx context.Context, r *agentv1.SandboxRecord) error
 	// OnDelete runs before a deletion and may fail it.
 	OnDelete func(ctx context.Context, f *agentv1.Fence) error
+	// OnRemove runs in a deletion, after its tombstone is kept and SIGTERM sent, and before the container is gone.
+	OnRemove func(f *agentv1.Fence)
 	// OnMark runs before a sandbox is marked persisted and may fail that.
 	OnMark func(ctx context.Context, f *agentv1.Fence) error
 	// Heartbeat is the interval of the status stream.
@@ -55,6 +57,11 @@ type Agent struct {
 	creates   int
 	deletes   []*agentv1.Fence
 	watches   int
+
+	terms      map[rpc.Role]int64
+	superseded int
+	tombstones map[key]*agentv1.Tombstone
+	forgotten  int
 }
 
 // New returns an agent that has the info's capacity and the images.
@@ -62,12 +69,13 @@ func New(info *agentv1.AgentInfo, images ...string) *Agent {
 	return &Agent{
 		info: info, images: images, accepting: true, Heartbeat: 50 * time.Millisecond, epoch: 1,
 		sandboxes: map[key]*agentv1.SandboxReport{}, tombs: map[key]bool{}, watchers: map[chan *agentv1.AgentDelta]struct{}{},
+		terms: map[rpc.Role]int64{}, tombstones: map[key]*agentv1.Tombstone{},
 	}
 }
 
 // Serve serves on a listener until ctx ends.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, tls rpc.TLS) error {
-	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: l, TLS: tls, DrainTimeout: 10 * time.Millisecond})
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: l, TLS: tls, DrainTimeout: 10 * time.Millisecond, Guard: a.guard})
 	if err != nil {
 		return err
 	}
@@ -95,6 +103,16 @@ func (a *Agent) set(r *agentv1.SandboxReport) {
 	a.tell(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{r}})
 }
 
+// buried tells whether a container was deleted, or its sandbox has a tombstone. The lock is held.
+func (a *Agent) buried(k key) bool {
+	for t := range a.tombstones {
+		if t.uid == k.uid && k.attempt <= t.attempt {
+			return true
+		}
+	}
+	return a.tombs[k]
+}
+
 func (a *Agent) tell(d *agentv1.AgentDelta) {
 	for w := range a.watchers {
 		w <- d
@@ -111,9 +129,12 @@ func (a *Agent) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.Ser
 	a.mu.Lock()
 	a.creates++
 	switch {
-	case a.tombs[k]:
+	case a.buried(k):
 		a.mu.Unlock()
 		return fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "deleted")
+	case !a.accepting:
+		a.mu.Unlock()
+		return fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "draining")
 	case len(a.sandboxes) >= int(a.info.GetCapacity()):
 		a.mu.Unlock()
 		return fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full")
@@ -178,25 +199,6 @@ func (a *Agent) drop(k key) {
 	}
 }
 
-// DeleteSandbox implements agentv1.AgentServiceServer.
-func (a *Agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.ServerStreamingServer[agentv1.DeleteSandboxResponse]) error {
-	if err := a.fence(req.GetFence()); err != nil {
-		return err
-	}
-	if a.OnDelete != nil {
-		if err := a.OnDelete(stream.Context(), req.GetFence()); err != nil {
-			return err
-		}
-	}
-	k := keyOf(req.GetFence())
-	a.mu.Lock()
-	a.deletes = append(a.deletes, req.GetFence())
-	a.tombs[k] = true
-	a.mu.Unlock()
-	a.drop(k)
-	return stream.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_REMOVED})
-}
-
 // MarkPersisted implements agentv1.AgentServiceServer.
 func (a *Agent) MarkPersisted(ctx context.Context, req *agentv1.MarkPersistedRequest) (*agentv1.MarkPersistedResponse, error) {
 	if a.OnMark != nil {
@@ -225,6 +227,9 @@ func (a *Agent) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStr
 	a.Skip = false
 	epoch := strconv.Itoa(a.epoch)
 	snapshot := &agentv1.AgentSnapshot{Info: a.info, Images: a.images, Accepting: a.accepting}
+	for _, t := range a.tombstones {
+		snapshot.Tombstones = append(snapshot.Tombstones, t)
+	}
 	for _, r := range a.sandboxes {
 		snapshot.Sandboxes = append(snapshot.Sandboxes, r)
 	}

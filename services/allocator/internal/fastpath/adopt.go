@@ -26,7 +26,8 @@ type looseSighting struct {
 	absent int64
 }
 
-// Adopt looks each second after loose containers until ctx ends. Each is, by what is known of it,
+// Adopt looks each second, while this process leads, after loose containers until ctx ends. One whose agent does not know
+// of the lead yet is left alone: a former leader may be about to delete it. Each other is, by what is known of it,
 //
 //	deleted already, or the name is another's      -> deleted by its fence
 //	written, and this container is the assigned    -> its agent is told so
@@ -50,7 +51,10 @@ func (s *Server) Adopt(ctx context.Context) error {
 }
 
 func (s *Server) sweep(ctx context.Context) {
-	if !s.config.Pools.Synced() {
+	if !s.config.Pools.Synced() || !s.config.Lead.Leads() {
+		s.mu.Lock()
+		clear(s.loose) // what was seen under another lead is no evidence under the next
+		s.mu.Unlock()
 		return
 	}
 	loose := s.config.Fleet.Loose()
@@ -58,7 +62,7 @@ func (s *Server) sweep(ctx context.Context) {
 	sightings := make(map[fleet.Key]looseSighting, len(loose))
 	for _, l := range loose {
 		key := fleet.KeyOf(l.Report.GetRecord().GetFence())
-		if s.owned(key) {
+		if s.owned(key) || !s.config.Announced(key.AgentUID) {
 			continue
 		}
 		s.mu.Lock()

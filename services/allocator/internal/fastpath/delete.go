@@ -194,7 +194,7 @@ func (s *Server) scrub(ctx context.Context, item store.Item) {
 // time is a write that landed late: it is deleted.
 func (s *Server) ResourceSeen(sb *v1alpha1.Sandbox) {
 	s.store.SetResource(sb)
-	if sb.DeletionTimestamp != nil || !s.store.Gone(sb.EffectiveUID()) {
+	if sb.DeletionTimestamp != nil || !s.store.Gone(sb.EffectiveUID()) || !s.config.Lead.Leads() {
 		return
 	}
 	s.config.Tasks.Go(func(ctx context.Context) {

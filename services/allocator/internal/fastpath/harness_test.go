@@ -33,6 +33,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
@@ -143,6 +144,7 @@ func (m *mesh) start(options ...option) {
 	cfg := fastpath.Config{
 		Store: m.store, Fleet: m.fleet, Agents: m.feed, Pools: p, Resources: m.api, Tasks: set, Clock: c,
 		Metrics: fastpath.NewMetrics(prometheus.NewRegistry()), Mode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST,
+		Lead: lead.Alone(), Announced: func(string) bool { return true },
 		OrphanTimeout: 100 * time.Millisecond, CreateTimeout: 5 * time.Second, WriteLimit: 100,
 	}
 	for _, o := range options {

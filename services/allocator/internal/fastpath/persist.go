@@ -118,7 +118,7 @@ func (s *Server) markPersisted(ctx context.Context, fence *agentv1.Fence) {
 	}()
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
-	for !s.store.Deleting(uid) && !s.config.Agents.Gone(fence.GetAgentUid()) {
+	for s.config.Lead.Leads() && !s.store.Deleting(uid) && !s.config.Agents.Gone(fence.GetAgentUid()) {
 		err := s.markOnce(ctx, fence)
 		if err == nil || errdefs.IsNotFound(err) || fault.ReasonOf(err) == fault.FenceMismatch {
 			return

@@ -65,6 +65,11 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 				AgentAddress: assignment.GetAgentAddress(),
 			}, timings, nil
 		}
+		if fault.ReasonOf(err) == fault.LeaderSuperseded {
+			// Another process decides now. What became of this attempt is its to find out, too.
+			s.reaper.Drive(fence, nil)
+			return nil, nil, errDeposed(err)
+		}
 		if known {
 			s.config.Fleet.Release(fence)
 		} else {
@@ -102,12 +107,17 @@ func (s *Server) reserve(ctx context.Context, p *plan, record *agentv1.SandboxRe
 	return a, nil
 }
 
+// errDeposed is the error of a call that met an agent who knows of a later leader: the call is that one's to carry out.
+func errDeposed(cause error) error {
+	return fault.Wrap(cause, errdefs.ErrUnavailable, fault.NotLeader, "another allocator has taken over").RetryIn(200 * time.Millisecond)
+}
+
 // retryable tells whether another agent may do what this one could not: what the agent lacks, as against what the request
 // does.
 func retryable(err error) bool {
 	switch fault.ReasonOf(err) {
 	case fault.NoCapacity, fault.PortConflict, fault.AgentUnavailable, fault.RuntimeUnavailable, fault.ImagePullFailed,
-		fault.FenceMismatch, fault.Overloaded, fault.Internal, fault.DeadlineExceeded, fault.Cancelled:
+		fault.FenceMismatch, fault.Overloaded, fault.Internal, fault.AgentDraining, fault.DeadlineExceeded, fault.Cancelled:
 		return true
 	}
 	return false
@@ -161,6 +171,9 @@ func refusal(err error) bool {
 	switch st.Code() {
 	case grpccodes.Canceled, grpccodes.DeadlineExceeded, grpccodes.Internal, grpccodes.Unknown:
 		return false
+	}
+	if fault.ReasonOf(rpc.FromStatus(err)) == fault.LeaderSuperseded {
+		return false // who leads now may have other plans
 	}
 	for _, d := range st.Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetDomain() == rpc.Domain {

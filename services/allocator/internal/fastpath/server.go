@@ -58,6 +58,11 @@ type Pools interface {
 	Synced() bool
 }
 
+// Lead tells whether this process leads.
+type Lead interface {
+	Leads() bool
+}
+
 // Config is what a Server needs.
 type Config struct {
 	Store     *store.Store
@@ -68,6 +73,10 @@ type Config struct {
 	Tasks     *tasks.Set
 	Clock     clock.WithTickerAndDelayedExecution
 	Metrics   *Metrics
+	// Lead tells whether this process leads. What is served is the server's to know; here it rules what is done unasked.
+	Lead Lead
+	// Announced tells whether an agent knows of this process's lead: only then can nobody else act on it any more.
+	Announced func(agentUID string) bool
 	// Mode of creates that name none: FAST or STRONG.
 	Mode sandboxv1.ConsistencyMode
 	// OrphanTimeout is how long a container that belongs to nobody may stand before it is deleted.
@@ -103,8 +112,10 @@ func New(cfg Config) *Server {
 		flights: map[requestKey]*flight{}, answers: newAnswers(), creating: map[string]struct{}{},
 		jobs: map[string]*writer.Job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
 	}
-	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: cfg.Fleet.Release})
-	s.writer = writer.New(writer.Config{Resources: cfg.Resources, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit})
+	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Leads: cfg.Lead.Leads, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: cfg.Fleet.Release})
+	s.writer = writer.New(writer.Config{
+		Resources: cfg.Resources, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Leads: cfg.Lead.Leads,
+	})
 	return s
 }
 

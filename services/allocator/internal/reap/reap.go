@@ -33,8 +33,10 @@ type Agents interface {
 // Config is what a Reaper needs.
 type Config struct {
 	Agents Agents
-	Tasks  *tasks.Set
-	Clock  clock.Clock
+	// Leads tells whether this process leads: another's decision is not forestalled.
+	Leads func() bool
+	Tasks *tasks.Set
+	Clock clock.Clock
 	// Removed is called, once for each drive, when the container is certainly gone.
 	Removed func(fence *agentv1.Fence)
 }
@@ -98,12 +100,18 @@ func (r *Reaper) run(ctx context.Context, key fleet.Key, grace *durationpb.Durat
 	close(done)
 }
 
-var errUnreachable = errors.New("no connection to the agent")
+var (
+	errUnreachable = errors.New("no connection to the agent")
+	errNotLeading  = errors.New("another process may lead")
+)
 
 // attempt returns nil once the container is certainly gone from the agent.
 func (r *Reaper) attempt(ctx context.Context, key fleet.Key, grace *durationpb.Duration) error {
 	if r.config.Agents.Gone(key.AgentUID) {
 		return nil
+	}
+	if !r.config.Leads() {
+		return errNotLeading
 	}
 	client, ok := r.config.Agents.Client(key.AgentUID)
 	if !ok {

@@ -57,6 +57,8 @@ type Config struct {
 	Resources Resources
 	Tasks     *tasks.Set
 	Clock     clock.Clock
+	// Leads tells whether this process leads: one that does not waits with its writes, for its successor writes them.
+	Leads func() bool
 	// Limit is how many writes may be pending.
 	Limit int
 	// Parallel is how many calls may be under way at once. Zero: 32.
@@ -156,12 +158,15 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 			return stopped, nil
 		case w.slots <- struct{}{}:
 		}
-		outcome, there, err := w.call(ctx, sb)
+		outcome, there, err := Pending, (*v1alpha1.Sandbox)(nil), errNotLeading
+		if w.config.Leads() {
+			outcome, there, err = w.call(ctx, sb)
+		}
 		<-w.slots
 		switch {
 		case err == nil:
 			return outcome, there
-		case !definite(err):
+		case !errors.Is(err, errNotLeading) && !definite(err):
 			stopped = Unknown
 		}
 		log.V(2).Info("writing custom resource again", "err", err.Error())
@@ -174,6 +179,8 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 		timer.Stop()
 	}
 }
+
+var errNotLeading = errors.New("another process may lead")
 
 // call makes one attempt. A nil error comes with Landed or Conflict.
 func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1alpha1.Sandbox, error) {

@@ -1,0 +1,112 @@
+package forward
+
+import (
+	"context"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+)
+
+// Unary is the interceptor of unary calls.
+func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if !f.forwards(info.FullMethod) {
+		return handler(ctx, req)
+	}
+	var resp any
+	err := f.route(ctx, call{
+		local: func() (done bool, err error) {
+			resp, err = handler(ctx, req)
+			return fault.ReasonOf(err) != fault.NotLeader, err // an agent knew better
+		},
+		remote: func(ctx context.Context, conn *grpc.ClientConn, leader epoch) (bool, error) {
+			_, reply, err := messages(info.FullMethod)
+			if err != nil {
+				return true, err
+			}
+			ctx, stop := f.during(ctx, leader, repeatable(req))
+			defer stop()
+			var header, trailer metadata.MD
+			err = conn.Invoke(outgoing(ctx), info.FullMethod, req, reply, grpc.Header(&header), grpc.Trailer(&trailer))
+			if again(context.Cause(ctx), err, repeatable(req)) {
+				return false, err
+			}
+			resp = reply
+			_ = grpc.SetHeader(ctx, passed(header)) // fails only once the call is over
+			_ = grpc.SetTrailer(ctx, passed(trailer))
+			return true, err
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// during returns a context that ends, with the cause errChanged, when another replica leads: one that has vanished without
+// a word would be waited for until the deadline. A call that must not be repeated waits all the same.
+func (f *Forwarder) during(ctx context.Context, leader epoch, repeatable bool) (context.Context, context.CancelFunc) {
+	if !repeatable {
+		return context.WithCancel(ctx)
+	}
+	inner, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for changed := leader.changed; ; {
+			select {
+			case <-inner.Done():
+				return
+			case <-changed:
+			}
+			var now lead.State
+			if now, changed = f.config.Lead.State(); now.Leads || now.Address != "" && now.Address != leader.Address {
+				cancel(errChanged)
+				return
+			}
+		}
+	}()
+	return inner, func() { cancel(nil); <-ended }
+}
+
+// repeatable tells whether a call may be carried out twice. Names and uids make every method so but a create, and a create
+// has its request_id.
+func repeatable(req any) bool {
+	create, ok := req.(*sandboxv1.CreateSandboxRequest)
+	return !ok || create.GetRequestId() != ""
+}
+
+// again tells whether a call that failed is to be made again: it was not carried out, or what became of it is not known
+// and a repetition does no harm.
+func again(cause, err error, repeatable bool) bool {
+	switch {
+	case err == nil:
+		return false
+	case reasonOf(err) == fault.NotLeader:
+		return true
+	case !repeatable:
+		return false
+	case cause == errChanged: //nolint:errorlint // a context's cause, as it was set
+		return true
+	}
+	// The transport's own word, as against the leader's.
+	return status.Code(err) == codes.Unavailable && reasonOf(err) == ""
+}
+
+// reasonOf is the reason that a server of ours gave, or "".
+func reasonOf(err error) fault.Reason {
+	st, _ := status.FromError(err)
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetDomain() == rpc.Domain {
+			return fault.Reason(info.GetReason())
+		}
+	}
+	return ""
+}
