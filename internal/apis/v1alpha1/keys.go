@@ -53,6 +53,20 @@ const (
 	AnnotationRequestDigest = Group + "/request-digest"
 )
 
+// AnnotationDraining, on an agent Pod, tells that the agent takes no new sandboxes and goes when it has none left, and why:
+// one of the DrainReasons, or a person's own word, whose agent drains until that person takes the annotation away.
+const AnnotationDraining = Group + "/draining"
+
+// Reasons for which the controller drains agents.
+const (
+	// DrainScaleDown: the pool has more agents than it wants.
+	DrainScaleDown = "scale-down"
+	// DrainOutdated: the pool's agent template has changed.
+	DrainOutdated = "template-changed"
+	// DrainPoolDeleted: the pool is being deleted.
+	DrainPoolDeleted = "pool-deleted"
+)
+
 // Finalizer keeps a Sandbox until its container is gone, and a SandboxPool until its agents are drained.
 const Finalizer = Group + "/cleanup"
 

@@ -30,14 +30,15 @@ type SandboxPoolSpec struct {
 }
 
 // PoolCapacity bounds a pool.
-// +kubebuilder:validation:XValidation:rule="self.poolMin <= self.poolMax",message="poolMin must not exceed poolMax"
+// +kubebuilder:validation:XValidation:rule="self.poolMin <= self.poolMax",message="poolMin must not exceed poolMax: to scale further, raise poolMax first"
 // +kubebuilder:validation:XValidation:rule="self.bufferMin <= self.bufferMax",message="bufferMin must not exceed bufferMax"
 type PoolCapacity struct {
 	// poolMin is the least number of agents.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	PoolMin int32 `json:"poolMin"`
-	// poolMax is the greatest number of agents.
+	// poolMax is the greatest number of agents that take sandboxes. Draining ones may come on top: a rollout drains a
+	// quarter of poolMax, rounded up, at a time.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	PoolMax int32 `json:"poolMax"`
@@ -84,12 +85,16 @@ type SandboxPoolStatus struct {
 	// desiredAgents is the number of agents that the pool should have now.
 	// +optional
 	DesiredAgents int32 `json:"desiredAgents"`
-	// currentAgents is the number of agent Pods.
+	// currentAgents is the number of agent Pods, draining ones included.
 	// +optional
 	CurrentAgents int32 `json:"currentAgents"`
-	// readyAgents is the number of agent Pods that are ready.
+	// readyAgents is the number of agent Pods that are ready for sandboxes; draining ones are not.
 	// +optional
 	ReadyAgents int32 `json:"readyAgents"`
+	// drainingAgents is the number of agent Pods that take no new sandboxes and go when they have none left. They do not
+	// count against poolMax.
+	// +optional
+	DrainingAgents int32 `json:"drainingAgents"`
 	// totalSlots is the number of places on ready agents.
 	// +optional
 	TotalSlots int32 `json:"totalSlots"`
@@ -112,12 +117,15 @@ type SandboxPoolStatus struct {
 // SandboxPool keeps a number of agents ready for sandboxes.
 //
 // The scale subresource sets capacity.poolMin: the number of agents that are kept whatever the load.
+//
+// A pool that is deleted stays until its agents are drained: their sandboxes go on, no new ones are taken.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.capacity.poolMin,statuspath=.status.currentAgents,selectorpath=.status.selector
 // +kubebuilder:resource:shortName=sbp,categories=fsb
 // +kubebuilder:printcolumn:name="Agents",type=integer,JSONPath=`.status.currentAgents`
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyAgents`
+// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.drainingAgents`,priority=1
 // +kubebuilder:printcolumn:name="Min",type=integer,JSONPath=`.spec.capacity.poolMin`
 // +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.capacity.poolMax`
 // +kubebuilder:printcolumn:name="Sandboxes",type=integer,JSONPath=`.status.activeSandboxes`

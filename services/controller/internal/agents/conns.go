@@ -112,10 +112,23 @@ func (c *Conns) Snapshot(ctx context.Context, address, agentUID string) (*agentv
 	if last.err != nil {
 		return nil, last.err
 	}
-	if got := last.snapshot.GetInfo().GetPodUid(); got != agentUID {
+	return sent(last.snapshot, address, agentUID)
+}
+
+// Ask is Snapshot with an answer that is always new.
+func (c *Conns) Ask(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
+	snapshot, err := c.ask(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	return sent(snapshot, address, agentUID)
+}
+
+func sent(s *agentv1.AgentSnapshot, address, agentUID string) (*agentv1.AgentSnapshot, error) {
+	if got := s.GetInfo().GetPodUid(); got != agentUID {
 		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent %s answers at %s in place of %s", got, address, agentUID)
 	}
-	return last.snapshot, nil
+	return s, nil
 }
 
 func (c *Conns) ask(ctx context.Context, address string) (*agentv1.AgentSnapshot, error) {

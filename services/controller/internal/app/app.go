@@ -125,7 +125,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 		return nil, err
 	}
 	pools, err := pool.New(pool.Config{
-		Client: m.GetClient(), Live: m.GetAPIReader(), Index: index, Recorder: recorder, Clock: clk, Namespace: cfg.Namespace,
+		Client: m.GetClient(), Live: m.GetAPIReader(), Index: index, Agents: conns, Recorder: recorder, Clock: clk, Namespace: cfg.Namespace,
 		Requeue: cfg.RequeueInterval, ShrinkDelay: cfg.ShrinkDelay, Metrics: registry,
 		Injection: pool.Injection{
 			AgentPort: cfg.AgentPort, ContainerdSocket: cfg.ContainerdSocket, ContainerdRoot: cfg.ContainerdRoot, LogRoot: cfg.LogRoot,

@@ -65,6 +65,16 @@ func (a *allocator) add(x *agent) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }
 
+func (a *allocator) all() []*agent {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []*agent
+	for _, uid := range a.order {
+		out = append(out, a.agents[uid])
+	}
+	return out
+}
+
 // gone takes an agent out of the Registry, as its Pod's end does.
 func (a *allocator) gone(x *agent) {
 	a.mu.Lock()

@@ -4,14 +4,21 @@ package app_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/scale"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -104,20 +111,41 @@ func TestPoolKeepsItsAgents(t *testing.T) {
 	failed.Status.Phase = corev1.PodFailed
 	require.NoError(t, kube.Status().Patch(w.ctx, &failed, client.MergeFrom(old)))
 	w.eventually(func() bool { p := w.pods(); return len(p) == 1 && p[0].UID != failed.UID }, func() string { return "a failed agent is not replaced" })
+}
 
-	// The scale subresource sets poolMin.
-	p := w.getPool()
-	scale := &autoscalingv1.Scale{}
-	require.NoError(t, kube.SubResource("scale").Get(w.ctx, p, scale))
-	require.Equal(t, int32(1), scale.Spec.Replicas)
-	require.Contains(t, scale.Status.Selector, v1alpha1.LabelPool+"=pool")
-	scale.Spec.Replicas = 3
-	require.NoError(t, kube.SubResource("scale").Update(w.ctx, p, client.WithSubResourceBody(scale)))
+// TestScale goes the way of `kubectl scale` and of the horizontal autoscaler.
+func TestScale(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.pool()
+	w.settles(1)
+	d, err := discovery.NewDiscoveryClientForConfig(adminConf)
+	require.NoError(t, err)
+	scales, err := scale.NewForConfig(adminConf, kube.RESTMapper(), dynamic.LegacyAPIPathResolverFunc, scale.NewDiscoveryScaleKindResolver(d))
+	require.NoError(t, err)
+	pools := schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxpools"}
+	current, err := scales.Scales(w.namespace).Get(w.ctx, pools, "pool", metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Equal(t, int32(1), current.Spec.Replicas)
+	require.Equal(t, int32(1), current.Status.Replicas)
+	selected, err := labels.Parse(current.Status.Selector)
+	require.NoError(t, err)
+	require.True(t, selected.Matches(labels.Set(w.pods()[0].Labels)))
+
+	to := func(n int32) error {
+		patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, n)
+		_, err := scales.Scales(w.namespace).Patch(w.ctx, pools.WithVersion("v1alpha1"), "pool", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	require.NoError(t, to(3))
 	w.settles(3)
 	require.Equal(t, int32(3), w.getPool().Spec.Capacity.PoolMin)
-	scale.ResourceVersion = ""
-	scale.Spec.Replicas = 9
-	require.Error(t, kube.SubResource("scale").Update(w.ctx, p, client.WithSubResourceBody(scale)), "poolMin above poolMax")
+	err = to(9)
+	require.True(t, apierrors.IsInvalid(err), "%v", err)
+	require.ErrorContains(t, err, "poolMin must not exceed poolMax: to scale further, raise poolMax first")
+	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.BufferMax = 1 })
+	require.NoError(t, to(1))
+	w.settles(1)
 }
 
 func TestPoolGrowsAndShrinksWithItsLoad(t *testing.T) {

@@ -46,6 +46,7 @@ const (
 
 var (
 	restConfig *rest.Config  //nolint:gochecknoglobals // one API server for all tests of the package
+	adminConf  *rest.Config  //nolint:gochecknoglobals // likewise
 	kube       client.Client //nolint:gochecknoglobals // likewise
 )
 
@@ -76,6 +77,7 @@ func TestMain(m *testing.M) {
 		_ = clientgoscheme.AddToScheme(scheme)
 		_ = v1alpha1.AddToScheme(scheme)
 		cfg.QPS, cfg.Burst = 1000, 1000
+		adminConf = cfg
 		if kube, err = client.New(cfg, client.Options{Scheme: scheme}); err == nil {
 			restConfig, err = asController(env)
 		}
@@ -194,6 +196,13 @@ func (w *world) clean() {
 			require.NoError(w.t, client.IgnoreNotFound(kube.Patch(ctx, s, client.MergeFrom(old))))
 		}
 		require.NoError(w.t, client.IgnoreNotFound(kube.Delete(ctx, s)))
+	}
+	var pools v1alpha1.SandboxPoolList
+	require.NoError(w.t, kube.List(ctx, &pools, client.InNamespace(w.namespace)))
+	for i := range pools.Items {
+		old := pools.Items[i].DeepCopy()
+		pools.Items[i].Finalizers = nil
+		require.NoError(w.t, client.IgnoreNotFound(kube.Patch(ctx, &pools.Items[i], client.MergeFrom(old))))
 	}
 	require.NoError(w.t, kube.DeleteAllOf(ctx, &v1alpha1.SandboxPool{}, client.InNamespace(w.namespace)))
 	require.NoError(w.t, kube.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(w.namespace), client.GracePeriodSeconds(0)))

@@ -1,12 +1,15 @@
 // Package pool keeps the agent Pods of SandboxPools: as many as desired.Count says, made from the pool's template with
-// what an agent needs injected, and replaced when they have failed. It never ends an agent that has, or may have, a
-// sandbox. It never writes a spec, and writes a pool's status at most once in a reconcile.
+// what an agent needs injected, replaced when they have failed, and drained before they go, for whatever reason they go.
+// It never ends an agent that has, or may have, a sandbox. It never writes a spec, and writes a pool's status at most once
+// in a reconcile.
 package pool
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -20,11 +23,13 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
@@ -33,13 +38,22 @@ import (
 // PoolField is the name of the cache's index of Sandboxes by spec.poolRef.
 const PoolField = "spec.poolRef"
 
+// Agents is how agents are reached. *agents.Conns is one.
+type Agents interface {
+	// Client is a client of the agent at the address. No I/O.
+	Client(address string) (agentv1.AgentServiceClient, error)
+	// Ask is the agent's own word on what it has now; an error if it does not answer within about 2 s, or is another one.
+	Ask(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
+}
+
 // Config is what the controller needs; all of it is required.
 type Config struct {
 	// Client reads from the cache; Live reads from the API server itself.
 	Client client.Client
 	Live   client.Reader
-	// Index is what is known of agents.
-	Index *agents.Index
+	// Index is what is known of agents; Agents are asked to drain.
+	Index  *agents.Index
+	Agents Agents
 	// Recorder writes Events.
 	Recorder events.EventRecorder
 	// Clock is the time.
@@ -50,7 +64,7 @@ type Config struct {
 	Namespace string
 	// Requeue is the interval of retries.
 	Requeue time.Duration
-	// ShrinkDelay is how long a pool must have had too many agents, and an agent no sandbox, before it goes.
+	// ShrinkDelay is how long a pool must have had too many agents, and an agent no sandbox, before it is drained.
 	ShrinkDelay time.Duration
 	// Metrics takes the controller's metrics.
 	Metrics prometheus.Registerer
@@ -63,6 +77,7 @@ type Reconciler struct {
 	feed    *feed
 	expect  *expectations
 	idle    *idleness
+	drains  *drains
 	secrets *secrets
 	pods    *prometheus.CounterVec
 }
@@ -70,7 +85,7 @@ type Reconciler struct {
 // New returns a reconciler that is not started.
 func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{
-		Config: cfg, feed: &feed{}, expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock),
+		Config: cfg, feed: &feed{}, expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock), drains: newDrains(cfg.Clock),
 		secrets: newSecrets(cfg),
 		pods: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastsandbox_controller_agent_pods_total", Help: "Agent Pods that were created and deleted, by the reason."},
@@ -144,9 +159,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		r.expect.forget(req.NamespacedName)
 		r.idle.forget(req.NamespacedName)
-		return reconcile.Result{}, nil
-	}
-	if p.DeletionTimestamp != nil { // its agents go with it, through their owner reference
+		r.drains.keep(req.NamespacedName, nil)
 		return reconcile.Result{}, nil
 	}
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("pool", req.String()))
@@ -154,44 +167,110 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	after, problem := r.converge(ctx, s)
-	if err := r.writeStatus(ctx, s, problem); err != nil {
-		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: 20 * time.Millisecond}, nil
+	var after time.Duration
+	var problem error
+	if p.DeletionTimestamp != nil {
+		if after, err = r.dissolve(ctx, s); err != nil || s.dissolved {
+			return conflictAsDelay(reconcile.Result{}, err)
 		}
-		return reconcile.Result{}, err
+	} else {
+		after, problem = r.converge(ctx, s)
+	}
+	if err := r.writeStatus(ctx, s, problem); err != nil {
+		return conflictAsDelay(reconcile.Result{}, err)
 	}
 	var bad *templateError
-	if errors.As(problem, &bad) { // nothing but a change of the pool helps
-		return reconcile.Result{}, nil
+	if problem != nil && !errors.As(problem, &bad) {
+		return conflictAsDelay(reconcile.Result{}, problem)
 	}
-	if problem != nil {
-		return reconcile.Result{}, problem
-	}
-	return reconcile.Result{RequeueAfter: after}, nil
+	return reconcile.Result{RequeueAfter: after}, nil // what is wrong with a template, only a change of the pool helps
 }
 
-// converge creates and deletes agent Pods, and returns when to look again.
+// conflictAsDelay looks again in a moment where the cache was behind.
+func conflictAsDelay(result reconcile.Result, err error) (reconcile.Result, error) {
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: 20 * time.Millisecond}, nil
+	}
+	return result, client.IgnoreNotFound(err)
+}
+
+// converge creates, drains and deletes agents, and returns when to look again. Draining goes on whatever is wrong with
+// the template.
 func (r *Reconciler) converge(ctx context.Context, s *survey) (time.Duration, error) {
+	after, err := r.follow(ctx, s)
+	later, failed := r.progress(ctx, s)
+	if later > 0 && (after == 0 || later < after) {
+		after = later
+	}
+	if err != nil { // a template that is no good comes first: it has a reason of its own
+		return after, err
+	}
+	return after, failed
+}
+
+// follow carries the plan out, up to what draining agents are told.
+func (r *Reconciler) follow(ctx context.Context, s *survey) (time.Duration, error) {
 	if err := r.Injection.Check(s.pool); err != nil {
+		return 0, err
+	}
+	if err := r.adopt(ctx, s); err != nil {
 		return 0, err
 	}
 	if err := r.secrets.mirror(ctx, s.pool); err != nil {
 		return 0, err
 	}
-	for _, p := range s.finished {
-		if err := r.deletePod(ctx, s, p, "finished"); err != nil {
+	if err := r.clear(ctx, s); err != nil {
+		return 0, err
+	}
+	plan := desired.Next(s.want, s.load, s.agents(r.drains))
+	for _, name := range plan.Resume {
+		if err := r.resume(ctx, s, s.members[name]); err != nil {
 			return 0, err
 		}
 	}
-	if n := desired.Missing(s.want, s.load, s.current()); n > 0 {
-		return 0, r.createPods(ctx, s, n, "missing")
+	if plan.Create > 0 {
+		return 0, r.createPods(ctx, s, plan.Create)
 	}
-	return r.shrink(ctx, s)
+	if !r.Index.Synced() { // what the Registry knows of an agent is needed to choose it
+		return 0, nil
+	}
+	for _, name := range plan.Drain {
+		if err := r.drain(ctx, s, s.members[name], v1alpha1.DrainOutdated); err != nil {
+			return 0, err
+		}
+	}
+	return r.shrink(ctx, s, plan.Idle)
 }
 
-func (r *Reconciler) createPods(ctx context.Context, s *survey, n int, reason string) error {
-	logr.FromContextOrDiscard(ctx).Info("creating agents", "count", n, "reason", reason, "active", s.load.Active, "pending", s.load.Pending)
+// adopt has the pool wait for its agents when it is deleted.
+func (r *Reconciler) adopt(ctx context.Context, s *survey) error {
+	next := s.pool.DeepCopy()
+	if !controllerutil.AddFinalizer(next, v1alpha1.Finalizer) {
+		return nil
+	}
+	return r.patchPool(ctx, s, next)
+}
+
+func (r *Reconciler) patchPool(ctx context.Context, s *survey, next *v1alpha1.SandboxPool) error {
+	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(s.pool, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("writing finalizers: %w", err)
+	}
+	s.pool = next
+	return nil
+}
+
+// clear deletes Pods that ran out.
+func (r *Reconciler) clear(ctx context.Context, s *survey) error {
+	for _, p := range s.finished {
+		if _, err := r.deletePod(ctx, s, p, "finished", client.Preconditions{UID: &p.UID}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) createPods(ctx context.Context, s *survey, n int) error {
+	logr.FromContextOrDiscard(ctx).Info("creating agents", "count", n, "active", s.load.Active, "pending", s.load.Pending)
 	for range n {
 		pod, err := r.Injection.Pod(s.pool)
 		if err != nil {
@@ -203,41 +282,40 @@ func (r *Reconciler) createPods(ctx context.Context, s *survey, n int, reason st
 		}
 		r.expect.created(s.name, pod.UID)
 		s.expected++
-		r.pods.WithLabelValues("create", reason).Inc()
+		r.pods.WithLabelValues("create", "missing").Inc()
 		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, "AgentCreated", "CreateAgent", "created agent Pod %s", pod.Name)
 	}
 	return nil
 }
 
-func (r *Reconciler) deletePod(ctx context.Context, s *survey, p *corev1.Pod, reason string) error {
-	precondition := client.Preconditions{UID: &p.UID}
-	if err := r.Client.Delete(ctx, p, precondition); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("deleting agent pod %s: %w", p.Name, err)
+// deletePod deletes a Pod of which the preconditions hold; false if they do not.
+func (r *Reconciler) deletePod(ctx context.Context, s *survey, p *corev1.Pod, reason string, precondition client.Preconditions) (bool, error) {
+	err := r.Client.Delete(ctx, p, precondition)
+	if apierrors.IsConflict(err) {
+		return false, nil
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("deleting agent pod %s: %w", p.Name, err)
 	}
 	r.expect.deleted(s.name, p.UID)
-	r.pods.WithLabelValues("delete", reason).Inc()
+	r.drains.forget(p.UID)
+	delete(s.members, p.Name)
+	r.pods.WithLabelValues("delete", metricReason(reason)).Inc()
 	r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, "AgentDeleted", "DeleteAgent", "deleted agent Pod %s: %s", p.Name, reason)
 	logr.FromContextOrDiscard(ctx).Info("deleted agent", "pod", p.Name, "reason", reason)
-	return nil
+	return true, nil
 }
 
-// shrink deletes agents that are too many, or outdated, and have been idle all the while, for the delay. What the Registry knows of an
-// agent is needed for that: without it none goes.
-func (r *Reconciler) shrink(ctx context.Context, s *survey) (time.Duration, error) {
-	names := desired.Surplus(s.want, s.load, s.agents)
-	reason := "idle"
-	if len(names) == 0 && s.expected == 0 {
-		create, outdated := desired.Rollout(s.want, s.load, s.agents)
-		if create > 0 {
-			return 0, r.createPods(ctx, s, create, "rollout")
-		}
-		if outdated != "" {
-			names, reason = []string{outdated}, "outdated"
-		}
+// metricReason keeps a person's own words out of labels.
+func metricReason(reason string) string {
+	if ours(reason) || reason == "finished" || reason == "never ready" {
+		return reason
 	}
-	if !r.Index.Synced() {
-		names = nil
-	}
+	return "requested"
+}
+
+// shrink drains agents that have been too many, and idle, all the while, for the delay.
+func (r *Reconciler) shrink(ctx context.Context, s *survey, names []string) (time.Duration, error) {
 	wait := r.idle.settle(s.name, names)
 	after := time.Duration(0)
 	for _, name := range names {
@@ -247,12 +325,37 @@ func (r *Reconciler) shrink(ctx context.Context, s *survey) (time.Duration, erro
 			}
 			continue
 		}
-		if err := r.deletePod(ctx, s, s.byName[name], reason); err != nil {
+		if err := r.drain(ctx, s, s.members[name], v1alpha1.DrainScaleDown); err != nil {
 			return 0, err
 		}
-		s.deleted++
 	}
 	return after, nil
+}
+
+// dissolve drains all agents of a pool that is being deleted, and lets the pool go when none is left.
+func (r *Reconciler) dissolve(ctx context.Context, s *survey) (time.Duration, error) {
+	if !controllerutil.ContainsFinalizer(s.pool, v1alpha1.Finalizer) {
+		s.dissolved = true // others hold it
+		return 0, nil
+	}
+	if err := r.clear(ctx, s); err != nil {
+		return 0, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		if m := s.members[name]; m.drain == "" {
+			if err := r.drain(ctx, s, m, v1alpha1.DrainPoolDeleted); err != nil {
+				return 0, err
+			}
+		}
+	}
+	after, err := r.progress(ctx, s)
+	if err != nil || s.current() > 0 {
+		return max(after, min(r.Requeue, time.Second)), err
+	}
+	next := s.pool.DeepCopy()
+	controllerutil.RemoveFinalizer(next, v1alpha1.Finalizer)
+	s.dissolved = true
+	return 0, r.patchPool(ctx, s, next)
 }
 
 func truncate(s string) string {

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -27,6 +28,13 @@ type expectations struct {
 type expected struct {
 	created map[types.UID]time.Time
 	deleted sets.Set[types.UID]
+	// drains is what was written last of why a Pod drains, until the cache shows it.
+	drains map[types.UID]written
+}
+
+type written struct {
+	reason string
+	at     time.Time
 }
 
 func newExpectations(c clock.PassiveClock) *expectations {
@@ -36,7 +44,7 @@ func newExpectations(c clock.PassiveClock) *expectations {
 func (e *expectations) of(pool types.NamespacedName) *expected {
 	x := e.by[pool]
 	if x == nil {
-		x = &expected{created: map[types.UID]time.Time{}, deleted: sets.New[types.UID]()}
+		x = &expected{created: map[types.UID]time.Time{}, deleted: sets.New[types.UID](), drains: map[types.UID]written{}}
 		e.by[pool] = x
 	}
 	return x
@@ -52,6 +60,24 @@ func (e *expectations) deleted(pool types.NamespacedName, pod types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.of(pool).deleted.Insert(pod)
+}
+
+func (e *expectations) drained(pool types.NamespacedName, pod types.UID, reason string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.of(pool).drains[pod] = written{reason, e.clock.Now()}
+}
+
+// draining is why a Pod drains, of which the cache says what is given.
+func (e *expectations) draining(pool types.NamespacedName, pod types.UID, cached string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x := e.of(pool)
+	if w, ok := x.drains[pod]; ok && w.reason != cached && e.clock.Since(w.at) < expectationTime {
+		return w.reason
+	}
+	delete(x.drains, pod)
+	return cached
 }
 
 func (e *expectations) isDeleted(pool types.NamespacedName, pod types.UID) bool {
@@ -71,6 +97,7 @@ func (e *expectations) observe(pool types.NamespacedName, seen sets.Set[types.UI
 		}
 	}
 	x.deleted = x.deleted.Intersection(seen)
+	maps.DeleteFunc(x.drains, func(uid types.UID, _ written) bool { return !seen.Has(uid) })
 	return len(x.created)
 }
 

@@ -20,35 +20,15 @@ import (
 func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) error {
 	next := s.pool.DeepCopy()
 	st := &next.Status
-	want, current := desired.Count(s.want, s.load), s.current()
+	t := s.tally()
+	want := desired.Count(s.want, s.load)
 	st.ObservedGeneration = next.Generation
-	st.DesiredAgents, st.CurrentAgents, st.ReadyAgents = count(want), count(current), count(s.ready)
-	st.TotalSlots = count(s.ready * s.want.PerAgent)
-	st.ActiveSandboxes = count(s.load.Active)
-	st.FreeSlots = max(st.TotalSlots-count(s.onReady), 0)
+	st.DesiredAgents, st.CurrentAgents, st.ReadyAgents, st.DrainingAgents = count(want), count(s.current()), count(t.ready), count(t.draining)
+	st.TotalSlots = count(t.ready * s.want.PerAgent)
+	st.ActiveSandboxes = count(s.load.Active + t.left)
+	st.FreeSlots = max(st.TotalSlots-count(t.onReady), 0)
 	st.Selector = labels.SelectorFromSet(selector(next)).String()
-	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(&st.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message,
-			ObservedGeneration: next.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}})
-	}
-	switch {
-	case s.ready > 0:
-		set(v1alpha1.ConditionReady, metav1.ConditionTrue, "AgentsReady", "")
-	case problem != nil:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error()))
-	case want == 0:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAgentsWanted", "the pool keeps no agents")
-	default:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "AgentsNotReady", "no agent is ready yet")
-	}
-	switch {
-	case problem != nil:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error()))
-	case current < want || s.ready < min(current, want):
-		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "AgentsComing", fmt.Sprintf("%d of %d agents are ready", s.ready, want))
-	default:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionFalse, "Settled", "")
-	}
+	r.conclude(s, next, t, want, problem)
 	if equality.Semantic.DeepEqual(s.pool.Status, *st) {
 		return nil
 	}
@@ -60,7 +40,97 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) 
 	if errors.As(problem, &bad) && (before == nil || before.Reason != bad.reason || before.Message != bad.Error()) {
 		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeWarning, bad.reason, "Reconcile", "%s", truncate(bad.Error()))
 	}
+	if next.DeletionTimestamp != nil && (before == nil || before.Reason != reasonDeleting) {
+		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, reasonDeleting, "Reconcile", "the pool is being deleted: %s", t.waiting())
+	}
 	return nil
+}
+
+// conclude sets the conditions.
+func (r *Reconciler) conclude(s *survey, next *v1alpha1.SandboxPool, t tally, want int, problem error) {
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message,
+			ObservedGeneration: next.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}})
+	}
+	switch {
+	case next.DeletionTimestamp != nil:
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonDeleting, "the pool is being deleted and takes no new sandboxes")
+	case t.ready > 0:
+		set(v1alpha1.ConditionReady, metav1.ConditionTrue, "AgentsReady", "")
+	case problem != nil:
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error()))
+	case want == 0:
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAgentsWanted", "the pool keeps no agents")
+	default:
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "AgentsNotReady", "no agent is ready yet")
+	}
+	serving := s.current() - t.draining
+	switch {
+	case next.DeletionTimestamp != nil:
+		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, reasonDeleting, t.waiting())
+	case problem != nil:
+		set(v1alpha1.ConditionProgressing, metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error()))
+	case t.outdated > 0:
+		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "RollingOut",
+			fmt.Sprintf("%d of %s of the present template and ready; %s", t.fresh, counted(serving, "agent is", "agents are"), t.waiting()))
+	case serving < want || t.ready < min(serving, want):
+		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "AgentsComing", fmt.Sprintf("%d of %d agents are ready", t.ready, want))
+	case t.draining > 0:
+		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "Draining", t.waiting())
+	default:
+		set(v1alpha1.ConditionProgressing, metav1.ConditionFalse, "Settled", "")
+	}
+}
+
+// reasonDeleting is the reason of a pool's conditions while it drains for good.
+const reasonDeleting = "Deleting"
+
+// tally is a pool in numbers. Agents are counted apart as they serve or drain.
+type tally struct {
+	// ready agents serve, fresh of them by the present template; outdated ones serve by another, ready or not.
+	ready, fresh, outdated int
+	// onReady is the number of places taken on ready agents.
+	onReady int
+	// draining agents have left sandboxes, of which the processes of ended have ended.
+	draining, left, ended int
+}
+
+func (s *survey) tally() tally {
+	var t tally
+	for _, m := range s.members {
+		switch {
+		case m.drain != "":
+			t.draining++
+			t.left += m.used
+			t.ended += min(m.ended, m.used)
+			continue
+		case m.outdated:
+			t.outdated++
+		case isReady(m.pod):
+			t.fresh++
+		}
+		if isReady(m.pod) {
+			t.ready++
+			t.onReady += m.used
+		}
+	}
+	return t
+}
+
+// waiting says what draining agents wait for.
+func (t tally) waiting() string {
+	if t.draining == 0 {
+		return "none drains"
+	}
+	s := counted(t.draining, "agent drains", "agents drain")
+	if t.left == 0 {
+		return s
+	}
+	s += " and " + map[bool]string{true: "waits", false: "wait"}[t.draining == 1] + " for " + counted(t.left, "sandbox", "sandboxes")
+	if t.ended > 0 {
+		s += fmt.Sprintf(", of which %d ended and only have to be deleted", t.ended)
+	}
+	return s
 }
 
 func reasonOf(err error) string {

@@ -1,4 +1,5 @@
-// Package desired decides how many agents a pool should have and which may go. It is pure: numbers in, numbers out.
+// Package desired decides how many agents a pool should have, and which of them come, drain and go. It is pure: numbers
+// in, numbers out.
 package desired
 
 import (
@@ -9,7 +10,7 @@ import (
 
 // Pool is what a pool asks for. All numbers are at least 0, PerAgent at least 1.
 type Pool struct {
-	// PoolMin and PoolMax bound the number of agents.
+	// PoolMin and PoolMax bound the number of agents that serve: that do not drain.
 	PoolMin, PoolMax int
 	// BufferMin and BufferMax bound the number of free places.
 	BufferMin, BufferMax int
@@ -17,9 +18,9 @@ type Pool struct {
 	PerAgent int
 }
 
-// Load is what is asked of a pool.
+// Load is what is asked of the agents that serve. What runs on a draining agent ends there and needs no other place.
 type Load struct {
-	// Active sandboxes are assigned to the pool's agents; Pending ones wait for a place.
+	// Active sandboxes are assigned to agents that serve; Pending ones wait for a place.
 	Active, Pending int
 	// PortDemand is the greatest number of sandboxes, active or pending, that need one same port. An agent has each port
 	// once, so that it takes as many agents, however many places are free. Zero if no sandbox waits.
@@ -30,33 +31,44 @@ type Load struct {
 type Agent struct {
 	// Name identifies it.
 	Name string
-	// Busy tells that it has, or may have, a sandbox or a reservation. A busy agent never goes.
+	// Busy tells that it has, or may have, a sandbox or a reservation.
 	Busy bool
-	// Ready tells that it takes sandboxes.
+	// Ready tells that it is well.
 	Ready bool
 	// Outdated tells that it was made from another template than the pool's present one.
 	Outdated bool
+	// Draining tells that it takes no new sandboxes and goes when the last one has left it. It is no capacity.
+	Draining bool
+	// Fixed tells that it drains whatever this package thinks of it: a person has it drained, or it does not answer.
+	Fixed bool
 	// Created is when it was created.
 	Created time.Time
 }
 
-// Count is the number of agents that the pool should have: enough for all active and pending sandboxes and bufferMin
-// free places, within poolMin and poolMax.
+// Count is the number of serving agents that the pool should have: enough for all active and pending sandboxes and
+// bufferMin free places, within poolMin and poolMax.
 func Count(p Pool, l Load) int {
 	per := max(p.PerAgent, 1)
 	need := (l.Active + l.Pending + p.BufferMin + per - 1) / per
 	return min(max(need, l.PortDemand, p.PoolMin), max(p.PoolMax, 0))
 }
 
-// Missing is how many agents have to be created.
-func Missing(p Pool, l Load, current int) int { return max(Count(p, l)-current, 0) }
+// Surge is how many agents a rollout drains at a time, and so how many Pods a pool may have beyond poolMax: a quarter of
+// poolMax, rounded up, at least one. Draining agents do not count against poolMax, or sandboxes that run for long would
+// keep a pool from its size; a bound of their own keeps a rollout from doubling the pool.
+func Surge(p Pool) int { return max((p.PoolMax+3)/4, 1) }
 
-// Surplus names the agents that may go now. Agents above poolMax go as soon as they are idle; apart from those, idle
-// agents go while more than bufferMax places are free and what is left still is what Count wants. Those go first that are
-// not ready, then outdated ones, then the youngest. Busy agents are never named.
+// Surplus names the serving agents that are too many. Agents above poolMax are once they are idle; apart from those, idle
+// agents are while more than bufferMax places are free and what is left still is what Count wants. Those come first that
+// are not ready, then outdated ones, then the youngest. Busy agents are never named.
 func Surplus(p Pool, l Load, agents []Agent) []string {
 	var idle []Agent
+	left := 0
 	for _, a := range agents {
+		if a.Draining {
+			continue
+		}
+		left++
 		if !a.Busy {
 			idle = append(idle, a)
 		}
@@ -64,7 +76,7 @@ func Surplus(p Pool, l Load, agents []Agent) []string {
 	slices.SortFunc(idle, func(a, b Agent) int {
 		return cmp.Or(first(!a.Ready, !b.Ready), first(a.Outdated, b.Outdated), b.Created.Compare(a.Created), cmp.Compare(a.Name, b.Name))
 	})
-	want, left := Count(p, l), len(agents)
+	want := Count(p, l)
 	var out []string
 	for _, a := range idle {
 		free := left*max(p.PerAgent, 1) - l.Active - l.Pending
@@ -75,24 +87,6 @@ func Surplus(p Pool, l Load, agents []Agent) []string {
 		left--
 	}
 	return out
-}
-
-// Rollout takes the next step from outdated agents to ones of the present template: create one more first, where poolMax
-// has room for it, and when all agents are ready again, let an idle outdated one go. It waits while any agent is not
-// ready, and never names a busy agent: outdated ones go as their sandboxes do.
-func Rollout(p Pool, l Load, agents []Agent) (create int, remove string) {
-	for _, a := range agents {
-		if !a.Ready {
-			return 0, ""
-		}
-		if a.Outdated && !a.Busy && (remove == "" || a.Name < remove) {
-			remove = a.Name
-		}
-	}
-	if remove != "" && len(agents) <= Count(p, l) && len(agents) < p.PoolMax {
-		return 1, ""
-	}
-	return 0, remove
 }
 
 func first(a, b bool) int {

@@ -2,7 +2,6 @@ package desired_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -56,6 +55,7 @@ func TestSurplus(t *testing.T) {
 		"poolMin stays":                           {desired.Pool{PoolMin: 3, PoolMax: 4, BufferMax: 0, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, nil},
 		"above poolMax goes though in the buffer": {desired.Pool{PoolMax: 1, BufferMin: 1, BufferMax: 100, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, []string{"b"}},
 		"poolMax zero empties an idle pool":       {desired.Pool{PerAgent: 5, BufferMin: 3, BufferMax: 9}, desired.Load{}, []desired.Agent{idle("a", 1), busy}, []string{"a"}},
+		"draining agents are no capacity":         {p, desired.Load{}, []desired.Agent{idle("a", 1), {Name: "b", Ready: true, Draining: true}, idle("c", 3)}, nil},
 		"no agents":                               {p, desired.Load{}, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, desired.Surplus(tc.pool, tc.load, tc.agents)) })
@@ -106,76 +106,5 @@ func TestProperties(t *testing.T) {
 			}
 		}
 		require.Empty(t, desired.Surplus(p, l, rest), "not content after shrinking")
-		missing := desired.Missing(p, l, len(rest))
-		for i := range missing {
-			rest = append(rest, desired.Agent{Name: fmt.Sprint("new", i)})
-		}
-		require.Zero(t, desired.Missing(p, l, len(rest)))
-		if missing > 0 {
-			require.Empty(t, desired.Surplus(p, l, rest), "grows and shrinks at once")
-		}
-	})
-}
-
-func TestRollout(t *testing.T) {
-	p := desired.Pool{PoolMin: 2, PoolMax: 3, PerAgent: 5}
-	fresh := func(name string) desired.Agent { return desired.Agent{Name: name, Ready: true} }
-	old := func(name string) desired.Agent { return desired.Agent{Name: name, Ready: true, Outdated: true} }
-	busy := func(name string) desired.Agent {
-		return desired.Agent{Name: name, Ready: true, Outdated: true, Busy: true}
-	}
-	full := desired.Pool{PoolMin: 2, PoolMax: 2, PerAgent: 5}
-	for name, tc := range map[string]struct {
-		pool   desired.Pool
-		agents []desired.Agent
-		create int
-		remove string
-	}{
-		"all fresh":                      {p, []desired.Agent{fresh("a"), fresh("b")}, 0, ""},
-		"a new one comes first":          {p, []desired.Agent{old("a"), old("b")}, 1, ""},
-		"it is waited for":               {p, []desired.Agent{old("a"), old("b"), {Name: "c"}}, 0, ""},
-		"then one goes":                  {p, []desired.Agent{old("b"), old("a"), fresh("c")}, 0, "a"},
-		"no room: one goes at once":      {full, []desired.Agent{old("a"), fresh("b")}, 0, "a"},
-		"busy ones stay":                 {p, []desired.Agent{busy("a"), fresh("b")}, 0, ""},
-		"an idle one goes beside a busy": {full, []desired.Agent{busy("a"), old("b")}, 0, "b"},
-		"none":                           {p, nil, 0, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			create, remove := desired.Rollout(tc.pool, desired.Load{}, tc.agents)
-			require.Equal(t, tc.create, create)
-			require.Equal(t, tc.remove, remove)
-		})
-	}
-}
-
-// TestRolloutEnds carries the steps out and needs at most two for each outdated agent.
-func TestRolloutEnds(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(1, 8).Draw(t, "agents")
-		p := desired.Pool{PoolMin: n, PoolMax: n + rapid.IntRange(0, 3).Draw(t, "room"), PerAgent: 5}
-		var agents []desired.Agent
-		for i := range n {
-			agents = append(agents, desired.Agent{Name: fmt.Sprint("old", i), Ready: true, Outdated: rapid.Bool().Draw(t, "outdated")})
-		}
-		for step := range 2*n + 1 {
-			create, remove := desired.Rollout(p, desired.Load{}, agents)
-			create += desired.Missing(p, desired.Load{}, len(agents)+create)
-			if create == 0 && remove == "" {
-				for _, a := range agents {
-					require.False(t, a.Outdated)
-				}
-				require.Len(t, agents, n)
-				return
-			}
-			for i := range create {
-				agents = append(agents, desired.Agent{Name: fmt.Sprint("new", step, "-", i), Ready: true})
-			}
-			agents = slices.DeleteFunc(agents, func(a desired.Agent) bool { return a.Name == remove })
-			for missing := desired.Missing(p, desired.Load{}, len(agents)); missing > 0; missing-- {
-				agents = append(agents, desired.Agent{Name: fmt.Sprint("next", step, "-", missing), Ready: true})
-			}
-			require.LessOrEqual(t, len(agents), p.PoolMax)
-		}
-		t.Fatal("the rollout does not end")
 	})
 }
