@@ -72,9 +72,11 @@ type Call struct {
 	// UID of the sandbox, and the Pod of its agent, as a create's answer tells.
 	UID   string `json:"uid,omitempty"`
 	Agent string `json:"agent,omitempty"`
-	// Reason and Message of the last error, also one that a repetition got over.
-	Reason  string `json:"reason,omitempty"`
-	Message string `json:"message,omitempty"`
+	// Reason and Message of the last error, also one that a repetition got over; Earlier are the reasons before it, each
+	// once.
+	Reason  string   `json:"reason,omitempty"`
+	Message string   `json:"message,omitempty"`
+	Earlier []string `json:"earlier,omitempty"`
 	// Spec of a create; Change of an update.
 	Spec   Spec   `json:"spec,omitzero"`
 	Change Change `json:"change,omitzero"`

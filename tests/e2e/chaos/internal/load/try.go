@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -73,6 +74,9 @@ func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Durati
 		a, reason, wait := classify(err)
 		c.Answered = r.Clock.Now()
 		if err != nil {
+			if c.Reason != "" && !slices.Contains(c.Earlier, c.Reason) {
+				c.Earlier = append(c.Earlier, c.Reason)
+			}
 			c.Reason, c.Message = reason, status.Convert(err).Message()
 		}
 		if reason == "INTERNAL" {

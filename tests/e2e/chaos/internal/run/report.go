@@ -37,10 +37,13 @@ type Report struct {
 	WorstMillis float64        `json:"max_ms_under_faults"`
 	// OrphansOfGoneAgents are containers of agent Pods that were killed, which wait for a janitor; LostWithAgent are
 	// sandboxes whose only durable record went with such a Pod.
-	OrphansOfGoneAgents int     `json:"orphans_of_gone_agents"`
-	LostWithAgent       int     `json:"lost_with_agent"`
-	SettleSeconds       float64 `json:"settle_s"`
-	EmptySeconds        float64 `json:"empty_s"`
+	OrphansOfGoneAgents int `json:"orphans_of_gone_agents"`
+	LostWithAgent       int `json:"lost_with_agent"`
+	// Audited is how many sandboxes had a custom resource at the first audit, and how many containers ran.
+	Audited       int     `json:"audited"`
+	Running       int     `json:"running_at_audit"`
+	SettleSeconds float64 `json:"settle_s"`
+	EmptySeconds  float64 `json:"empty_s"`
 }
 
 // Good tells that every promise was kept.
@@ -81,9 +84,19 @@ func (r *Report) take(v audit.Verdict) {
 	r.LostWithAgent = max(r.LostWithAgent, len(slices.Compact(v.LostWithAgent)))
 }
 
+// saw adds what was there to be audited.
+func (r *Report) saw(obs audit.Observations) {
+	r.Audited = len(obs.Resources)
+	for _, c := range obs.Containers {
+		if c.Running {
+			r.Running++
+		}
+	}
+}
+
 // count adds what the clients' log says.
 func (h *harness) count(r *Report) {
-	lives := map[int]audit.Outcome{}
+	lives, deleted := map[int]audit.Outcome{}, map[int]bool{}
 	for _, c := range h.runner.Log.Calls() {
 		if c.Tries > 1 {
 			r.Repeated++
@@ -94,7 +107,8 @@ func (h *harness) count(r *Report) {
 		switch {
 		case c.Op == audit.Create && lives[c.Life] != audit.Acked:
 			lives[c.Life] = c.Outcome
-		case c.Op == audit.Delete && c.Outcome == audit.Acked:
+		case c.Op == audit.Delete && c.Outcome == audit.Acked && !deleted[c.Life]:
+			deleted[c.Life] = true
 			r.DeletesAcked++
 		case c.Op == audit.Update && c.Outcome == audit.Acked:
 			r.UpdatesAcked++

@@ -144,18 +144,19 @@ func (h *harness) carryOut(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	report := h.newReport()
-	first, took, err := h.settle(ctx)
+	first, obs, took, err := h.settle(ctx)
 	if err != nil {
 		return nil, err
 	}
 	report.SettleSeconds = took.Seconds()
 	report.take(first)
+	report.saw(obs)
 
 	h.say("deleting what is left")
 	deleting, cancelDelete := context.WithTimeout(ctx, answerTime)
 	defer cancelDelete()
 	h.runner.DeleteAll(deleting, p.All())
-	last, took, err := h.settle(ctx)
+	last, _, took, err := h.settle(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +167,7 @@ func (h *harness) carryOut(ctx context.Context) (*Report, error) {
 }
 
 // settle audits until there is nothing to complain of, or the time is over; the last verdict counts.
-func (h *harness) settle(ctx context.Context) (audit.Verdict, time.Duration, error) {
+func (h *harness) settle(ctx context.Context) (audit.Verdict, audit.Observations, time.Duration, error) {
 	begin := h.clock.Now()
 	for {
 		obs, err := h.observer.Observe(ctx)
@@ -175,15 +176,15 @@ func (h *harness) settle(ctx context.Context) (audit.Verdict, time.Duration, err
 		verdict := audit.Audit(calls, h.strikes, obs)
 		switch {
 		case err != nil && over:
-			return verdict, 0, fmt.Errorf("observing: %w", err)
+			return verdict, obs, 0, fmt.Errorf("observing: %w", err)
 		case err == nil && (over || len(verdict.Violations) == 0):
 			if len(verdict.Violations) > 0 {
 				fmt.Fprintln(h.Out, audit.Explain(verdict, calls, h.strikes, obs))
 			}
-			return verdict, h.clock.Since(begin), nil
+			return verdict, obs, h.clock.Since(begin), nil
 		}
 		if err := pause(ctx, 2*time.Second); err != nil {
-			return verdict, 0, err
+			return verdict, obs, 0, err
 		}
 	}
 }
