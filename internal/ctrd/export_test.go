@@ -6,3 +6,6 @@ var (
 	CgroupsPath = cgroupsPath
 	ValidID     = validID
 )
+
+// RemoveLog removes a log directory.
+func (r *Remover) RemoveLog(id string) error { return r.removeLog(id) }

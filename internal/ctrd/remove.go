@@ -69,10 +69,8 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	} else if err := r.removeStrays(ctx, id, cgroup); err != nil {
 		return err
 	}
-	if r.LogRoot != "" {
-		if err := os.RemoveAll(filepath.Join(r.LogRoot, id)); err != nil {
-			return fmt.Errorf("removing the log of container %s: %w", id, err)
-		}
+	if err := r.removeLog(id); err != nil {
+		return err
 	}
 	step, cancel := r.step(ctx)
 	defer cancel()
@@ -81,6 +79,24 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	}
 	if err := r.Client.ContainerService().Delete(step, id); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("removing container %s: %w", id, err)
+	}
+	return nil
+}
+
+// removeLog removes the log directory. An agent that looks at the log may make a file in the directory after it was read
+// and before it is removed, which is no fault: then it is read again.
+func (r *Remover) removeLog(id string) error {
+	if r.LogRoot == "" {
+		return nil
+	}
+	var err error
+	for range removeAttempts {
+		if err = os.RemoveAll(filepath.Join(r.LogRoot, id)); !errors.Is(err, syscall.ENOTEMPTY) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("removing the log of container %s: %w", id, err)
 	}
 	return nil
 }

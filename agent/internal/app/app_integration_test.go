@@ -142,17 +142,11 @@ func (a *agent) mustCreate(t testing.TB, r *agentv1.SandboxRecord) *agentv1.Sand
 	return last.GetReport()
 }
 
-// delete repeats a delete that could not be carried out at once, as every caller does; a repeated one tells all stages.
 func (a *agent) delete(t testing.TB, f *agentv1.Fence, grace time.Duration) []agentv1.DeleteStage {
 	t.Helper()
-	for try := 0; ; try++ {
-		stages, err := a.tryDelete(t.Context(), f, grace)
-		if err == nil {
-			return stages
-		}
-		t.Logf("deleting %s: %v", f.GetSandboxUid(), err)
-		require.Less(t, try, 3)
-	}
+	stages, err := a.tryDelete(t.Context(), f, grace)
+	require.NoError(t, err, "deleting %s", f.GetSandboxUid())
+	return stages
 }
 
 func (a *agent) tryDelete(ctx context.Context, f *agentv1.Fence, grace time.Duration) ([]agentv1.DeleteStage, error) {

@@ -22,6 +22,9 @@ const (
 	// imageSettle gathers the several events that one pull makes.
 	imageSettle = 20 * time.Millisecond
 	imageRetry  = time.Second
+	// slowPings is how many pings in a row have to time out before containerd counts as lost: a node under load is slow,
+	// and an agent that comes and goes makes it no faster. One that refuses the connection is lost at once.
+	slowPings = 3
 )
 
 // monitor adopts the sandboxes as soon as containerd answers, and from then on says whether the agent takes new ones and
@@ -79,7 +82,7 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 	log := logr.FromContextOrDiscard(ctx)
 	ticker := m.clock.NewTicker(pingInterval)
 	defer ticker.Stop()
-	for was := true; ; {
+	for was, slow := true, 0; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -88,6 +91,10 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 		err := m.ping(ctx)
 		if ctx.Err() != nil {
 			return
+		}
+		if slow = countSlow(slow, err); was && slow > 0 && slow < slowPings {
+			log.V(2).Info("containerd is slow", "pings", slow)
+			continue
 		}
 		switch {
 		case err != nil && was:
@@ -99,6 +106,14 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 		m.manager.SetAccepting(was, reason(err))
 		m.ready(was)
 	}
+}
+
+// countSlow is how many pings in a row have timed out.
+func countSlow(before int, err error) int {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return before + 1
+	}
+	return 0
 }
 
 func (m *monitor) ping(ctx context.Context) error {

@@ -34,17 +34,28 @@ type keeper struct {
 	dir string
 	max int64
 
-	mu      sync.Mutex // one look at a time
-	loaded  bool
-	hole    int64 // bytes before it are freed
-	last    entry
-	entries int
+	mu       sync.Mutex // one look at a time
+	released bool       // no more looks
+	loaded   bool
+	hole     int64 // bytes before it are freed
+	last     entry
+	entries  int
 }
 
-// keep looks at the log once. I/O under mu is the point of it: mu keeps two looks apart, nobody else waits for it.
+// release waits for a look that is under way and ends all others.
+func (k *keeper) release() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.released = true
+}
+
+// keep looks at the log once. I/O under mu is the point of it: mu keeps two looks, and a look and the end, apart.
 func (k *keeper) keep(now func() time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.released {
+		return nil
+	}
 	f, err := os.OpenFile(filepath.Join(k.dir, outputName), os.O_RDWR, 0)
 	if err != nil {
 		return err

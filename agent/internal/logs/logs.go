@@ -142,15 +142,25 @@ func (s *Store) Adopt(id string) {
 	}
 }
 
+// Release ends the keeping of a log: once it has returned, the Store makes no file in the log's directory any more, so that
+// somebody else can remove it. It waits for a look at the log that is under way. Reading goes on.
+func (s *Store) Release(id string) {
+	s.mu.Lock()
+	k := s.files[id]
+	delete(s.files, id)
+	s.mu.Unlock()
+	if k != nil {
+		k.release()
+	}
+}
+
 // Remove ends the keeping of a log and removes its directory. What is not there is removed already.
 func (s *Store) Remove(id string) error {
 	dir, err := s.dir(id)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	delete(s.files, id)
-	s.mu.Unlock()
+	s.Release(id)
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("removing the log of %s: %w", id, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -293,4 +294,30 @@ func TestRunKeepsUntilTheEnd(t *testing.T) {
 	}, patience, time.Millisecond)
 	cancel()
 	require.NoError(t, <-done)
+}
+
+// TestNothingIsMadeInALogThatIsReleased is for those who remove the directory: a file that comes while they do makes the
+// removal fail.
+func TestNothingIsMadeInALogThatIsReleased(t *testing.T) {
+	root := t.TempDir()
+	s := logs.New(logs.Config{Root: root, Owner: "me"})
+	var wg sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			s.Keep(logr.Discard())
+		}
+	})
+	defer wg.Wait()
+	defer stop()
+	for i := range 500 {
+		id := fmt.Sprintf("u%d-1", i)
+		paths, err := s.Create(id, "host")
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(paths.Output, []byte("out\n"), 0o600))
+		s.Release(id)
+		s.Release(id)
+		require.NoError(t, os.RemoveAll(filepath.Dir(paths.Output)))
+	}
+	require.NoError(t, s.Remove("u1-1"))
 }

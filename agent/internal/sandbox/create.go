@@ -208,6 +208,7 @@ func (m *Manager) undo(ctx context.Context, e *entry, cause error, log logr.Logg
 		defer cancel()
 		// What exists already is another agent's, and not ours to remove.
 		if e.madeLog && !errdefs.IsAlreadyExists(cause) {
+			m.config.Logs.Release(e.id) // whose directory the runtime removes
 			if err := m.config.Runtime.Delete(ctx, e.id); err != nil {
 				return err
 			}

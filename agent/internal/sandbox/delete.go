@@ -152,6 +152,7 @@ func (m *Manager) runDelete(ctx context.Context, e *entry) {
 	remove := func() error {
 		ctx, cancel := cleanup(ctx)
 		defer cancel()
+		m.config.Logs.Release(e.id) // whose directory the runtime removes
 		if err := m.config.Runtime.Delete(ctx, e.id); err != nil {
 			return err
 		}

@@ -177,7 +177,10 @@ func TestARefusedCreateOfANewerAttemptDoesNotSlipIn(t *testing.T) {
 	w := newWorld(t, nil)
 	w.mustCreate(t, record("u", 1, command("trap", "linger")))
 	deleted := make(chan error, 1)
-	go func() { _, _, err := w.delete(context.Background(), record("u", 1).GetFence(), time.Hour); deleted <- err }()
+	go func() {
+		_, _, err := w.delete(context.Background(), record("u", 1).GetFence(), time.Hour)
+		deleted <- err
+	}()
 	require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_TERMINATING }, patience, tick)
 	created := make(chan error, 1)
 	go func() { _, err := w.create(context.Background(), record("u", 2)); created <- err }()

@@ -24,6 +24,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 // Config says how containers are run.
@@ -139,10 +140,16 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 
 // Delete removes a container and everything that belongs to it.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
-	if err := r.remover.Remove(ctx, id); err != nil {
-		return classify(err, "deleting container %s", id)
+	err := r.remover.Remove(ctx, id)
+	if err == nil {
+		return nil
 	}
-	return nil
+	known := classify(err, "deleting container %s", id)
+	if ctx.Err() != nil || errdefs.IsInvalidArgument(err) || fault.ReasonOf(known) != "" {
+		return known
+	}
+	// Whatever it is (a step that took too long, a shim that is ending, a mount that is busy), the same call may work later.
+	return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "container %s could not be removed yet", id)
 }
 
 // SetLabel changes one label and nothing else.
