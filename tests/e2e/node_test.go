@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
 // nodeContext selects containerd's namespace of Kubernetes.
@@ -59,4 +60,16 @@ func leftovers(ctx context.Context, t *testing.T, c *containerd.Client, uid stri
 		found = append(found, "mount")
 	}
 	return found
+}
+
+// sweepNode removes the containers of a pool whose agents are gone. A killed agent's Pod leaves them to the janitor.
+func sweepNode(t *testing.T, pool string) {
+	t.Helper()
+	ctx := nodeContext(context.WithoutCancel(t.Context()))
+	list, err := nodeClient(t).ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", v1alpha1.LabelPool, pool))
+	require.NoError(t, err)
+	remover := &ctrd.Remover{Client: nodeClient(t), Snapshotter: ctrd.DefaultSnapshotter, LogRoot: ctrd.DefaultLogRoot, ProcRoot: "/proc", CgroupRoot: ctrd.DefaultCgroupRoot}
+	for _, x := range list {
+		require.NoError(t, remover.Remove(ctx, x.ID))
+	}
 }
