@@ -44,6 +44,7 @@ func Audit(calls []Call, strikes []Strike, obs Observations) Verdict {
 		}
 	}
 	a.unowned()
+	a.counts()
 	return a.verdict
 }
 
@@ -174,6 +175,27 @@ func (a *auditor) leftovers(l *life) {
 	}
 	for _, t := range a.tombstones[l.index] {
 		a.say(Stuck, l, "agent %s still has the tombstone of %s", t.AgentUID, t.UID)
+	}
+}
+
+// counts holds what others count against what is there: a place that nobody gives back is gone for good.
+func (a *auditor) counts() {
+	reported, assigned := map[string]int{}, 0
+	for _, r := range a.obs.Reports {
+		reported[r.AgentUID]++
+	}
+	for _, r := range a.obs.Resources {
+		if a.obs.Agents[r.AgentUID] {
+			assigned++
+		}
+	}
+	for uid, taken := range a.obs.Places {
+		if a.obs.Agents[uid] && taken != reported[uid] {
+			a.sayOf(Stuck, uid, "the allocator holds %d places of the agent for taken, the agent has %d sandboxes", taken, reported[uid])
+		}
+	}
+	if a.obs.Assigned != assigned {
+		a.sayOf(Stuck, "pool", "the pool's status counts %d sandboxes, %d are assigned to agents that exist", a.obs.Assigned, assigned)
 	}
 }
 

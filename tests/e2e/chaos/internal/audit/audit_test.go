@@ -78,6 +78,17 @@ func (w *world) ended(code int32, phase string) *world {
 	return w
 }
 
+// judge audits the world. The pool's count is right unless the test has set it.
+func (w *world) judge() audit.Verdict {
+	obs := w.obs
+	for _, r := range obs.Resources {
+		if w.obs.Assigned == 0 && w.obs.Agents[r.AgentUID] {
+			obs.Assigned++
+		}
+	}
+	return audit.Audit(w.calls, w.strikes, obs)
+}
+
 func (w *world) with(change func(*world)) *world { change(w); return w }
 
 func deleted() audit.Call { return audit.Call{Op: audit.Delete, Outcome: audit.Acked} }
@@ -177,6 +188,8 @@ func TestAudit(t *testing.T) {
 			w.obs.Tombstones = []audit.Tombstone{{AgentUID: "agent-uid-1", Name: "a", UID: "uid-a"}}
 		}), []audit.Kind{stuck}},
 		{"nobody's tombstone", healthy().with(func(w *world) { w.obs.Tombstones = []audit.Tombstone{{UID: "z"}} }), []audit.Kind{stuck}},
+		{"a place that nobody gives back", healthy().with(func(w *world) { w.obs.Places = map[string]int{"agent-uid-1": 1, "agent-uid-2": 1} }), []audit.Kind{stuck}},
+		{"a wrong count", healthy().with(func(w *world) { w.obs.Assigned = 2 }), []audit.Kind{stuck}},
 		{"a delete that nobody answers", healthy().call(audit.Call{Op: audit.Delete, Outcome: audit.Unknown}), []audit.Kind{stuck}},
 		{"a create that nobody answers", healthy().with(func(w *world) { w.calls[0].Outcome = audit.Unknown }), []audit.Kind{stuck}},
 
@@ -217,7 +230,7 @@ func TestAudit(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			v := audit.Audit(tt.world.calls, tt.world.strikes, tt.world.obs)
+			v := tt.world.judge()
 			var kinds []audit.Kind
 			for _, x := range v.Violations {
 				kinds = append(kinds, x.Kind)
@@ -238,7 +251,7 @@ func TestContainersOfKilledAgentsAreListedApart(t *testing.T) {
 	w := healthy().call(deleted()).killed()
 	w.obs.Resources = nil
 	w.obs.Containers = append(w.obs.Containers, audit.Container{ID: "slot", Slot: true, AgentUID: "agent-uid-1"})
-	v := audit.Audit(w.calls, w.strikes, w.obs)
+	v := w.judge()
 	require.Empty(t, v.Violations)
 	require.Equal(t, []string{"uid-a-1", "slot"}, v.Orphans)
 }
@@ -246,20 +259,20 @@ func TestContainersOfKilledAgentsAreListedApart(t *testing.T) {
 func TestASlotOfALivingAgentIsNobodysAndStays(t *testing.T) {
 	w := healthy()
 	w.obs.Containers = append(w.obs.Containers, audit.Container{ID: "slot", Slot: true, AgentUID: "agent-uid-1", Running: true})
-	require.Empty(t, audit.Audit(w.calls, w.strikes, w.obs).Violations)
+	require.Empty(t, w.judge().Violations)
 }
 
 func TestWhatGoesWithItsAgentIsTold(t *testing.T) {
 	w := healthy().killed().empty()
 	w.obs.Seen = nil
-	require.Equal(t, []int{0}, audit.Audit(w.calls, w.strikes, w.obs).LostWithAgent)
+	require.Equal(t, []int{0}, w.judge().LostWithAgent)
 }
 
 // TestTheHistoryTellsAll reads what a person gets to find a defect by.
 func TestTheHistoryTellsAll(t *testing.T) {
 	w := healthy().with(func(w *world) { w.obs.Containers[0].Running = false; w.obs.Resources[0].Dump = "the whole resource" })
 	w.strikes = []audit.Strike{{Kind: "containerd", At: at(3), Target: "pid 7"}}
-	text := audit.Explain(audit.Audit(w.calls, w.strikes, w.obs), w.calls, w.strikes, w.obs)
+	text := audit.Explain(w.judge(), w.calls, w.strikes, w.obs)
 	for _, part := range []string{"VIOLATION lost", "req-a", "FAULT containerd pid 7", "the whole resource", "report of agent agent-uid-1", "container uid-a-1"} {
 		require.Contains(t, text, part)
 	}
@@ -268,7 +281,7 @@ func TestTheHistoryTellsAll(t *testing.T) {
 func TestLivesUnderOneNameAreKeptApart(t *testing.T) {
 	w := healthy().call(deleted())
 	w.calls = append(w.calls, audit.Call{Life: 1, Op: audit.Create, Name: "a", RequestID: "req-b", Sent: at(30), Answered: at(31), Outcome: audit.Acked, UID: "uid-b"})
-	v := audit.Audit(w.calls, nil, w.obs) // the first is there, the second is not
+	v := w.judge() // the first is there, the second is not
 	require.Equal(t, 1, v.Count(audit.Leaked))
 	require.Equal(t, 1, v.Count(audit.Lost))
 }

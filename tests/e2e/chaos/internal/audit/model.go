@@ -149,6 +149,10 @@ type Observations struct {
 	Remnants   []Remnant
 	// Agents are the uids of the agent Pods that exist.
 	Agents map[string]bool
+	// Places is how many places the allocator holds for taken on each agent, by the uid of its Pod. Assigned is how many
+	// sandboxes the pool's status counts.
+	Places   map[string]int
+	Assigned int
 	// Seen are the uids of sandboxes whose custom resource was seen at any time of the run.
 	Seen map[string]bool
 }

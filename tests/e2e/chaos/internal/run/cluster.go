@@ -186,7 +186,8 @@ func (c *cluster) sweep(ctx context.Context) error {
 		p := &v1alpha1.SandboxPool{}
 		p.Namespace, p.Name = namespace, pool
 		if err := c.kube.Delete(ctx, p); !apierrors.IsNotFound(err) {
-			return errors.Join(errors.New("the pool is left"), err)
+			_ = c.kube.Get(ctx, client.ObjectKeyFromObject(p), p)
+			return errors.Join(fmt.Errorf("the pool is left: %+v", p.Status), err)
 		}
 		return nil
 	})

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/utils/clock"
 
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
@@ -93,8 +94,13 @@ func (h *harness) prepare(ctx context.Context, prefix string) error {
 	if err := h.striker.Begin(ctx); err != nil {
 		return err
 	}
+	look, err := h.cluster.dial()
+	if err != nil {
+		return err
+	}
 	h.observer = &truth.Observer{
-		Kube: h.cluster.kube, Node: h.cluster.node, Clock: real, Namespace: namespace, Pool: pool, Prefix: prefix, System: system,
+		Allocator: allocatorv1.NewAllocatorServiceClient(look),
+		Kube:      h.cluster.kube, Node: h.cluster.node, Clock: real, Namespace: namespace, Pool: pool, Prefix: prefix, System: system,
 		Snapshotter: snapshotter, Dirs: map[string]string{"log": logRoot, "bundle": bundleRoot}, Label: load.Label,
 	}
 	if err := h.observer.Begin(ctx, h.dir); err != nil {

@@ -13,8 +13,11 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
@@ -54,6 +57,26 @@ func (o *Observer) agents(ctx context.Context, obs *audit.Observations) error {
 		})
 	}
 	return group.Wait()
+}
+
+// counts reads what the allocator and the controller count.
+func (o *Observer) counts(ctx context.Context, obs *audit.Observations) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	list, err := o.Allocator.ListAgents(ctx, &allocatorv1.ListAgentsRequest{Namespace: o.Namespace, Pool: o.Pool})
+	if err != nil {
+		return fmt.Errorf("listing the allocator's agents: %w", err)
+	}
+	obs.Places = map[string]int{}
+	for _, a := range list.GetAgents() {
+		obs.Places[a.GetInfo().GetPodUid()] = int(a.GetAllocated())
+	}
+	var p v1alpha1.SandboxPool
+	if err := o.Kube.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: o.Pool}, &p); err != nil {
+		return fmt.Errorf("reading the pool: %w", err)
+	}
+	obs.Assigned = int(p.Status.ActiveSandboxes)
+	return nil
 }
 
 func report(agent string, s *agentv1.SandboxReport) audit.Report {

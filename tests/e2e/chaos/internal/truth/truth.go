@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
@@ -30,8 +31,10 @@ type Observer struct {
 	// Kube reads uncached.
 	Kube client.WithWatch
 	// Node is the node's containerd, in the namespace of Kubernetes.
-	Node  *containerd.Client
-	Clock clock.Clock
+	Node *containerd.Client
+	// Allocator tells which places it holds for taken.
+	Allocator allocatorv1.AllocatorServiceClient
+	Clock     clock.Clock
 	// Namespace and Pool of the sandboxes; Prefix begins their names. System is the mesh's own namespace.
 	Namespace, Pool, Prefix, System string
 	// Snapshotter of the sandboxes. Dirs are directories with one entry for each container, named by its id.
@@ -74,6 +77,7 @@ func (o *Observer) Observe(ctx context.Context) (audit.Observations, error) {
 		return err
 	})
 	group.Go(func() error { return o.agents(ctx, &obs) })
+	group.Go(func() error { return o.counts(ctx, &obs) })
 	group.Go(func() (err error) {
 		all, ids, err := o.containers(ctx)
 		if err != nil {
