@@ -6,11 +6,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,27 +20,34 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	o := run.Options{Out: os.Stderr}
-	cmd := &cobra.Command{Use: "chaos", Args: cobra.NoArgs, SilenceUsage: true, RunE: func(cmd *cobra.Command, _ []string) error {
+	if command().ExecuteContext(ctx) != nil {
+		stop()
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	o := run.Defaults()
+	o.Out = os.Stderr
+	cmd := &cobra.Command{Use: "chaos", Short: "Load, faults and an audit", Args: cobra.NoArgs, SilenceUsage: true}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		report, err := run.Run(cmd.Context(), o)
 		if report != nil {
 			fmt.Println(report)
 		}
 		if err == nil && !report.Good() {
-			err = fmt.Errorf("promises were broken")
+			err = errors.New("promises were broken")
 		}
 		return err
-	}}
-	fs := cmd.Flags()
-	fs.DurationVar(&o.Plan.Duration, "duration", 2*time.Minute, "how long load and faults last")
-	fs.Uint64Var(&o.Plan.Seed, "seed", 1, "the same seed is the same sequence of operations and faults")
-	fs.Float64Var(&o.Plan.Creates, "creates", 3, "sandboxes asked for per second")
-	fs.DurationVar(&o.Plan.FaultEvery, "fault-every", 5*time.Second, "time between faults; 0 for none")
-	fs.DurationVar(&o.Plan.MinLife, "min-life", time.Second, "how long a sandbox is kept at least")
-	fs.DurationVar(&o.Plan.MaxLife, "max-life", 20*time.Second, "how long a sandbox is kept at most")
-	fs.DurationVar(&o.Settle, "settle", 90*time.Second, "how long the mesh may take to come to rest")
-	fs.StringVar(&o.LogFile, "log", "", "`file` for the clients' log and the faults")
-	if cmd.ExecuteContext(ctx) != nil {
-		os.Exit(1)
 	}
+	fs := cmd.Flags()
+	fs.DurationVar(&o.Plan.Duration, "duration", o.Plan.Duration, "how long load and faults last")
+	fs.Uint64Var(&o.Plan.Seed, "seed", o.Plan.Seed, "the same seed is the same sequence of operations and faults")
+	fs.Float64Var(&o.Plan.Creates, "creates", o.Plan.Creates, "sandboxes asked for per second")
+	fs.DurationVar(&o.Plan.FaultEvery, "fault-every", o.Plan.FaultEvery, "time between faults; 0 for none")
+	fs.DurationVar(&o.Plan.MinLife, "min-life", o.Plan.MinLife, "how long a sandbox is kept at least")
+	fs.DurationVar(&o.Plan.MaxLife, "max-life", o.Plan.MaxLife, "how long a sandbox is kept at most")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long the mesh may take to come to rest")
+	fs.StringVar(&o.LogFile, "log", "", "`file` for the clients' log and the faults")
+	return cmd
 }

@@ -45,6 +45,16 @@ type Options struct {
 	LogFile string
 }
 
+// Defaults is the run of CI: two minutes, busy enough for two cores and no more.
+func Defaults() Options {
+	return Options{
+		Plan: plan.Options{
+			Seed: 1, Duration: 2 * time.Minute, Creates: 3, FaultEvery: 5 * time.Second, MinLife: time.Second, MaxLife: 20 * time.Second,
+		},
+		Settle: 90 * time.Second,
+	}
+}
+
 // harness is one run.
 type harness struct {
 	Options
