@@ -163,7 +163,8 @@ func fsbctlUpdate(t *testing.T, pool string) {
 	fsbctl(t, "delete", name)
 }
 
-// fsbctlModes checks that both modes end in the same custom resource but for what is a sandbox's own.
+// fsbctlModes checks that both modes end in the same custom resource but for what is a sandbox's own, and the words on how
+// it came to its place.
 func fsbctlModes(t *testing.T, pool string) {
 	fast, strong := uniqueName("ffast"), uniqueName("fstrong")
 	launch(t, fast, pool, "--port", "8111", "--label", "a=b", "--ttl", "1h")
@@ -190,7 +191,7 @@ func fsbctlModes(t *testing.T, pool string) {
 		s.Status.SandboxID, s.Status.Endpoints, s.Status.StartTime, s.Status.ObservedGeneration = "", nil, nil, 0
 		for i := range s.Status.Conditions {
 			c := &s.Status.Conditions[i]
-			c.LastTransitionTime, c.ObservedGeneration = metav1.Time{}, 0
+			c.LastTransitionTime, c.ObservedGeneration, c.Reason, c.Message = metav1.Time{}, 0, "", ""
 		}
 		return s
 	}
