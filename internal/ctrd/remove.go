@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -134,18 +135,25 @@ func (r *Remover) tryRemoveTask(ctx context.Context, id string) (known bool, err
 	step, cancel := r.step(ctx)
 	defer cancel()
 	service := r.Client.TaskService()
-	_, err = service.Delete(step, &tasks.DeleteTaskRequest{ContainerID: id})
-	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
-		return err == nil, nil
-	}
-	// Most likely it runs, which shims say in words of their own: kill, wait, delete. Killing what is dead is no error.
-	_, err = service.Kill(step, &tasks.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL), All: true})
-	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+	// Deleting what has not ended is not tried: for a task that was created and never started, the shim takes many seconds
+	// over it, in which it does nothing else.
+	resp, err := service.Get(step, &tasks.GetRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err != nil {
+		if errdefs.IsNotFound(err) {
+			return false, nil
+		}
 		return true, err
 	}
-	_, err = service.Wait(step, &tasks.WaitRequest{ContainerID: id})
-	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
-		return true, err
+	if resp.GetProcess().GetStatus() != task.Status_STOPPED {
+		// It may end in this moment, which shims say in words of their own: killing what is dead is no error.
+		_, err = service.Kill(step, &tasks.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL), All: true})
+		if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+			return true, err
+		}
+		_, err = service.Wait(step, &tasks.WaitRequest{ContainerID: id})
+		if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+			return true, err
+		}
 	}
 	_, err = service.Delete(step, &tasks.DeleteTaskRequest{ContainerID: id})
 	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {

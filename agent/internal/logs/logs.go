@@ -1,7 +1,7 @@
 // Package logs keeps what sandboxes write. A sandbox's output goes from its shim straight into a file on the host, so it
 // needs no process of ours and outlives the agent; this package bounds the file and reads it.
 //
-//	<root>/<container id>/output.log   stdout and stderr, in the order of writing; the shim appends (O_APPEND)
+//	<root>/<container id>/output.log   stdout and stderr, each in the order of writing; the shim appends (O_APPEND)
 //	                     index         (time, offset) pairs at about one for each second in which the file grew
 //	                     hostname      the sandbox's /etc/hostname
 //	                     started       when the process was started; its being there says that it was

@@ -1,0 +1,49 @@
+//go:build integration
+
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
+)
+
+// TestACreateThatIsCutOffIsCleanedUpAtOnce cuts creates off in every stage. A shim that is asked to delete a task that
+// never ran takes more than 5 s over it: whoever asks for that is found out by the median, on the slowest machine.
+func TestACreateThatIsCutOffIsCleanedUpAtOnce(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	a := startAgent(t, s, nil)
+	var clean []time.Duration
+	for i := range 24 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(2+i*6)*time.Millisecond)
+		r := record(fmt.Sprintf("late-%d", i), nil)
+		begun := time.Now()
+		_, err := a.create(ctx, r)
+		cancel()
+		cut := time.Now()
+		if err == nil {
+			a.delete(t, r.GetFence(), 0)
+		}
+		require.Eventually(t, func() bool {
+			list, err := s.Client.ContainerService().List(t.Context())
+			require.NoError(t, err)
+			return len(list) == 0 && len(a.snapshot(t).GetSandboxes()) == 0
+		}, patience, time.Millisecond)
+		took := time.Since(cut)
+		t.Logf("deadline %v: ended after %v (%v), nothing is left %v later", time.Duration(2+i*6)*time.Millisecond, cut.Sub(begun), err, took)
+		if err != nil {
+			clean = append(clean, took)
+		}
+	}
+	require.NotEmpty(t, clean, "no create was cut off")
+	t.Logf("the clean-up took %v (p50), at most %v", p50(clean), slices.Max(clean))
+	require.Less(t, p50(clean), 4*time.Second)
+	s.CheckClean(t)
+}
