@@ -1,0 +1,38 @@
+package strike_test
+
+import (
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/strike"
+)
+
+func TestEveryPlannedFaultCanBeCarriedOut(t *testing.T) {
+	for _, k := range plan.Kinds() {
+		require.True(t, strike.Has(k), "%s", k)
+	}
+}
+
+func TestTheHolderOfALeaseIsAPod(t *testing.T) {
+	require.Equal(t, "allocator-5d-x2", strike.PodOf("allocator-5d-x2_10.0.0.1:9090_0b9c"))
+	require.Equal(t, "controller-1", strike.PodOf("controller-1_0b9c"))
+	require.Empty(t, strike.PodOf(""))
+}
+
+// TestProcessesAreFoundByProgramAndCgroup kills a process by its program's name, and nothing else.
+func TestProcessesAreFoundByProgramAndCgroup(t *testing.T) {
+	const program = "chaos-victim-of-this-test"
+	victim := &exec.Cmd{Path: "/bin/sleep", Args: []string{program, "600"}}
+	require.NoError(t, victim.Start())
+	require.Equal(t, []int{victim.Process.Pid}, strike.Processes(program, ""))
+	require.Empty(t, strike.Processes(program, "no such cgroup"))
+	_, err := strike.Signal(program, "no such cgroup", syscall.SIGKILL)
+	require.ErrorContains(t, err, program)
+	_, err = strike.Signal(program, "", syscall.SIGKILL)
+	require.NoError(t, err)
+	require.ErrorContains(t, victim.Wait(), "killed")
+}
