@@ -1,33 +1,58 @@
 // Package lifecycle is the life of a sandbox (seed 002) as a pure state machine: what phase follows which event, and what
 // has to be done about it. It knows neither Kubernetes nor agents, keeps nothing, and may be used from anywhere at once.
 //
-//	                        Accepted
-//	              (none) ----------------> Pending <--------------------------------+
-//	                |                      |  |  |                                  |
-//	                |       Scheduled      |  |  | ExpireTimePassed                 | ResetRequested*, ResetWhileLost,
-//	                +----------------------+  |  +-------------> Expired ---------->| RecoveryTimeoutOver, AgentRefused*
-//	                |                      v  |                  ^  (a reset only)  | (from Bound, Running; a reset
-//	                |     AgentCreating  Bound ------------------+                  |  from Failed and Expired too)
-//	                |                    |  |  \ ExpireTimePassed*                  |
-//	   AgentRunning |      AgentRunning  |  |   +---------------------------------->+
-//	                |                    v  |                    ^                  |
-//	                +-----------------> Running -----------------+----------------->+
-//	                                    |  ^ | AgentLost: the phase is kept, the condition AgentLost tells
-//	                                    |  +-+ AgentCompleted (exit 0): the phase is kept, the condition Finished tells
-//	                                    |
-//	                                    | AgentCrashed (exit not 0), AgentFailed, AgentTerminated
-//	                                    v
-//	                                  Failed      (also from Pending and Bound, by the same events)
+//	stateDiagram-v2
+//	[*] --> Pending: ResetWhileLost
+//	[*] --> Pending: RecoveryTimeoutOver (assigned)
+//	[*] --> Pending: Accepted, AgentRefused, ResetRequested (not assigned)
+//	[*] --> Bound: Scheduled, AgentCreating, AgentLost (assigned)
+//	[*] --> Running: AgentRunning, AgentCompleted (assigned)
+//	[*] --> Terminating: DeleteRequested (assigned)
+//	[*] --> Expired: ExpireTimePassed (not assigned)
+//	[*] --> Failed: AgentFailed
+//	[*] --> Failed: AgentCrashed, AgentTerminated (assigned)
+//	[*] --> [*]: DeleteRequested (not assigned)
+//	Pending --> Bound: Scheduled, AgentCreating, AgentLost (assigned)
+//	Pending --> Running: AgentRunning, AgentCompleted (assigned)
+//	Pending --> Terminating: DeleteRequested (assigned)
+//	Pending --> Expired: ExpireTimePassed (not assigned)
+//	Pending --> Failed: AgentFailed
+//	Pending --> Failed: AgentCrashed, AgentTerminated (assigned)
+//	Pending --> [*]: DeleteRequested (not assigned)
+//	Bound --> Pending: ResetWhileLost
+//	Bound --> Pending: RecoveryTimeoutOver (assigned)
+//	Bound --> Pending: Unassigned, AgentRefused, ResetRequested (not assigned)
+//	Bound --> Running: AgentRunning, AgentCompleted (assigned)
+//	Bound --> Terminating: DeleteRequested (assigned)
+//	Bound --> Expired: ExpireTimePassed (not assigned)
+//	Bound --> Failed: AgentFailed
+//	Bound --> Failed: AgentCrashed, AgentTerminated (assigned)
+//	Bound --> [*]: DeleteRequested (not assigned)
+//	Running --> Pending: ResetWhileLost
+//	Running --> Pending: RecoveryTimeoutOver (assigned)
+//	Running --> Pending: Unassigned, ResetRequested (not assigned)
+//	Running --> Terminating: DeleteRequested (assigned)
+//	Running --> Expired: ExpireTimePassed (not assigned)
+//	Running --> Failed: AgentCrashed, AgentFailed, AgentTerminated (assigned)
+//	Running --> [*]: DeleteRequested (not assigned)
+//	Terminating --> [*]: AgentTerminated
+//	Terminating --> [*]: DeleteRequested (not assigned)
+//	Expired --> Terminating: DeleteRequested (assigned)
+//	Expired --> [*]: DeleteRequested (not assigned)
+//	Failed --> Pending: ResetWhileLost
+//	Failed --> Pending: ResetRequested (not assigned)
+//	Failed --> Terminating: DeleteRequested (assigned)
+//	Failed --> [*]: DeleteRequested (not assigned)
 //
-//	a Failed sandbox that is still assigned is held for its logs (AgentCrashed) or being cleaned up (AgentFailed -> Remove,
-//	AgentTerminated -> Release); one that is Bound or Running and not assigned goes back to Pending (Unassigned).
+// assigned: while the sandbox has an assignment, so that a container of it may exist. A phase that an event does not leave
+// is not drawn; of those events, AgentLost keeps the phase (the condition AgentLost tells), AgentCompleted keeps Running
+// (the condition Finished tells), and a Failed sandbox that is still assigned is held for its logs (AgentCrashed) or
+// cleaned up (AgentFailed -> Remove, AgentTerminated -> Release). Next has the actions.
 //
-//	any phase --DeleteRequested, assigned------> Terminating --AgentTerminated--> Gone
-//	any phase --DeleteRequested, not assigned--> Gone
-//
-// An event marked * is answered with Remove while the sandbox is assigned, and the phase stays: the event remains true,
-// is raised again once the container is gone and the assignment is cleared, and moves the phase then. So no phase ever
-// claims that a container is gone that may still exist, whenever the process that drives the machine dies.
+// ExpireTimePassed, ResetRequested and AgentRefused are answered with Remove while the sandbox is assigned, and the phase
+// stays: the event remains true, is raised again once the container is gone and the assignment is cleared, and moves the
+// phase then. So no phase ever claims that a container is gone that may still exist, whenever the process that drives the
+// machine dies.
 package lifecycle
 
 // Phase is where a sandbox is in its life. The values equal those of the custom resource.

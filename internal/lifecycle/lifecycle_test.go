@@ -111,10 +111,14 @@ func table() map[state]map[event]answer {
 			lifecycle.AgentTerminated: to(gone, release, fin),
 		},
 
-		{Phase: failed, Assigned: true}:  with(ended(failed, release), lifecycle.AgentFailed, to(failed, remove)),
-		{Phase: failed}:                  unassigned(nil),
-		{Phase: expired}:                 unassigned(nil),
-		{Phase: expired, Assigned: true}: without(ended(expired, release), lifecycle.AgentTerminated),
+		{Phase: failed, Assigned: true}: with(ended(failed, release), lifecycle.AgentFailed, to(failed, remove)),
+		{Phase: failed}:                 unassigned(nil),
+		// No reset: an expired sandbox is left by deletion alone.
+		{Phase: expired}: {lifecycle.DeleteRequested: to(gone, fin)},
+		{Phase: expired, Assigned: true}: {
+			lifecycle.DeleteRequested:  to(terminating, remove),
+			lifecycle.ExpireTimePassed: to(expired, remove),
+		},
 
 		{Phase: gone}:                 {},
 		{Phase: gone, Assigned: true}: {},

@@ -110,8 +110,11 @@ func nextExpire(s State) (Phase, []Action, bool) {
 	}
 }
 
+// nextReset leaves an Expired sandbox alone: its end was set beforehand, and seed 002 knows no way out of it but deletion.
 func nextReset(s State, e Event) (Phase, []Action, bool) {
 	switch {
+	case s.Phase == Expired:
+		return Expired, nil, false
 	case s.Assigned && e == ResetWhileLost:
 		return Pending, []Action{Release, AcceptReset, Allocate}, true
 	case s.Assigned:

@@ -97,7 +97,7 @@ func (c *content) putAgent(uid string, a *allocatorv1.Agent, reports []*agentv1.
 		e = &entry{agent: a, reports: map[reportKey]*report{}}
 		c.agents[uid] = e
 	}
-	standingChanged := e.agent.GetReady() != a.GetReady()
+	standingChanged := e.agent.GetReady() != a.GetReady() || e.agent.GetReason() != a.GetReason()
 	e.agent = a
 	ch.pools[e.pool()] = true
 	listed := make(map[reportKey]bool, len(reports))

@@ -31,14 +31,20 @@ type Standing int
 const (
 	// Unknown: the Registry cannot be read now, or has not been read yet. Nothing follows from it.
 	Unknown Standing = iota
-	// Present: the agent is heard of.
+	// Present: the agent is heard of and takes sandboxes.
 	Present
-	// Silent: the Registry knows the agent and has not heard of it for the heartbeat timeout, or not yet at all. The agent
-	// itself has to be asked.
+	// Quiet: the agent takes no sandboxes, or has not been heard of yet. The Registry does not tell whether it still is heard
+	// of: the agent itself has to be asked.
+	Quiet
+	// Silent: the Registry has heard of the agent, and not any more for its heartbeat timeout.
 	Silent
 	// Absent: the Registry knows no such agent.
 	Absent
 )
+
+// reasonHeartbeat is the Registry's word (allocator.v1.Agent.reason) for an agent that it does not hear any more. What
+// the Registry says counts, not the time that it says: its clock may be another than this process's.
+const reasonHeartbeat = "HeartbeatTimeout"
 
 // Subscriber is told of changes. Its functions must not block; nil ones are left out.
 type Subscriber struct {
@@ -155,27 +161,23 @@ func (x *Index) Pool(pool types.NamespacedName) []Agent {
 	return out
 }
 
-// Standing tells how the agent stands, and where it is Silent or Present but not ready, since when it was not heard of.
-func (x *Index) Standing(podUID string, now time.Time, heartbeatTimeout time.Duration) (Standing, time.Time) {
+// Standing tells how the agent stands.
+func (x *Index) Standing(podUID string) Standing {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if !x.synced {
-		return Unknown, time.Time{}
-	}
 	e := x.live.agents[podUID]
-	if e == nil {
-		return Absent, time.Time{}
+	switch {
+	case !x.synced:
+		return Unknown
+	case e == nil:
+		return Absent
+	case e.agent.GetReady():
+		return Present
+	case e.agent.GetReason() == reasonHeartbeat:
+		return Silent
+	default:
+		return Quiet
 	}
-	last := e.agent.GetLastHeartbeatTime()
-	if e.agent.GetReady() {
-		return Present, time.Time{}
-	}
-	// The Registry sends no message for each heartbeat; what it sent last is how it was when ready changed.
-	// Without any it was never heard of: it has just come, or the Registry has.
-	if last == nil || now.Sub(last.AsTime()) > heartbeatTimeout {
-		return Silent, last.AsTime()
-	}
-	return Present, last.AsTime()
 }
 
 func (e *entry) view() Agent {

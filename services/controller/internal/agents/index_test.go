@@ -175,8 +175,7 @@ func TestStreamThatBreaks(t *testing.T) {
 	f.events <- nil
 	eventually(t, func() bool { return !index.Synced() })
 	require.NotNil(t, index.Report(fence("a", "s1", 1)))
-	standing, _ := index.Standing("a", time.Now(), time.Second)
-	require.Equal(t, agents.Unknown, standing)
+	require.Equal(t, agents.Unknown, index.Standing("a"))
 	f.events <- agentMessage(kindAgent, "b", true, now)
 	require.NotNil(t, index.Report(fence("a", "s1", 1)))
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
@@ -187,23 +186,22 @@ func TestStreamThatBreaks(t *testing.T) {
 	told.mu.Unlock()
 }
 
+// TestStanding: what the Registry says of an agent counts, and no time that it says.
 func TestStanding(t *testing.T) {
 	f, index, _ := setUp(t)
-	now := time.Now()
-	old := timestamppb.New(now.Add(-time.Minute))
-	f.events <- agentMessage(kindAgent, "ready", true, old)
-	f.events <- agentMessage(kindAgent, "draining", false, timestamppb.New(now))
-	f.events <- agentMessage(kindAgent, "silent", false, old)
-	f.events <- agentMessage(kindAgent, "unheard", false, nil)
-	standing, _ := index.Standing("ready", now, 10*time.Second)
-	require.Equal(t, agents.Unknown, standing, "not read yet")
+	old := timestamppb.New(time.Now().Add(-time.Minute))
+	for uid, reason := range map[string]string{"ready": "", "draining": "Draining", "silent": "HeartbeatTimeout", "unheard": "Connecting"} {
+		m := agentMessage(kindAgent, uid, uid == "ready", old)
+		m.Agent.Reason = reason
+		f.events <- m
+	}
+	require.Equal(t, agents.Unknown, index.Standing("ready"), "not read yet")
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
 	eventually(t, index.Synced)
 	for uid, want := range map[string]agents.Standing{
-		"ready": agents.Present, "draining": agents.Present, "silent": agents.Silent, "unheard": agents.Silent, "nobody": agents.Absent,
+		"ready": agents.Present, "draining": agents.Quiet, "silent": agents.Silent, "unheard": agents.Quiet, "nobody": agents.Absent,
 	} {
-		standing, _ := index.Standing(uid, now, 10*time.Second)
-		require.Equal(t, want, standing, uid)
+		require.Equal(t, want, index.Standing(uid), uid)
 	}
 }
 

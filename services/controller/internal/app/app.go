@@ -121,7 +121,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 	if err != nil {
 		return nil, err
 	}
-	if err := sandboxes.SetupWithManager(m); err != nil {
+	if err := sandboxes.SetupWithManager(ctx, m); err != nil {
 		return nil, err
 	}
 	pools, err := pool.New(pool.Config{

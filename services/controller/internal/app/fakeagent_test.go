@@ -45,7 +45,9 @@ type agent struct {
 	gate      chan struct{}
 	// deleteGate holds deletes until it is closed; mute keeps the Registry from hearing of new sandboxes.
 	deleteGate chan struct{}
-	mute       bool
+	// deaf holds creates before the first word.
+	deaf chan struct{}
+	mute bool
 }
 
 func idOf(f *agentv1.Fence) string { return f.GetSandboxUid() + "-" + string(rune('0'+f.GetAttempt())) }
@@ -112,7 +114,7 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 	f := req.GetRecord().GetFence()
 	a.mu.Lock()
 	a.creates = append(a.creates, req)
-	gate, refusal := a.gate, a.createErr
+	gate, deaf, refusal := a.gate, a.deaf, a.createErr
 	if a.draining && a.reports[idOf(f)] == nil {
 		refusal = fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent drains")
 	}
@@ -124,7 +126,17 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 	if refusal != nil {
 		return rpc.ToStatus(refusal)
 	}
+	if deaf != nil {
+		select {
+		case <-deaf:
+		case <-s.Context().Done():
+			return rpc.ToStatus(s.Context().Err())
+		}
+	}
 	if there == nil {
+		if err := s.Send(&agentv1.CreateSandboxResponse{Stage: agentv1.CreateStage_CREATE_STAGE_ADMITTED}); err != nil {
+			return err
+		}
 		if gate != nil {
 			select {
 			case <-gate:
@@ -150,10 +162,15 @@ func (a *agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, s grpc.ServerSt
 	f := req.GetFence()
 	a.mu.Lock()
 	a.deletes = append(a.deletes, f)
-	gate := a.deleteGate
+	gate, there := a.deleteGate, a.reports[idOf(f)] != nil
 	a.mu.Unlock()
 	if f.GetAgentUid() != a.info.GetPodUid() {
 		return rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "another agent is meant"))
+	}
+	if there {
+		if err := s.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT}); err != nil {
+			return err
+		}
 	}
 	if gate != nil {
 		select {

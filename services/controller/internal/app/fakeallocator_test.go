@@ -28,6 +28,7 @@ type allocator struct {
 	allocatorv1.UnimplementedAllocatorServiceServer
 
 	address string
+	stop    func()
 
 	mu        sync.Mutex
 	order     []string // agents' uids
@@ -52,7 +53,8 @@ func startAllocator(t *testing.T) *allocator {
 	a.address = listener.Addr().String()
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-done })
+	a.stop = sync.OnceFunc(func() { server.Stop(); <-done })
+	t.Cleanup(a.stop)
 	return a
 }
 

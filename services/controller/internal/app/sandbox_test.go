@@ -179,8 +179,8 @@ func TestDeleteWaitsForTheAgentsWord(t *testing.T) {
 	w.vanishes("s")
 }
 
-// TestDeleteWhileTheAgentIsGone: neither an unreachable agent nor a Pod that is missing in one of the two places alone is
-// proof of anything; both are.
+// TestDeleteWhileTheAgentIsGone: an agent that cannot be reached proves nothing, and the conditions say so; a Pod that is
+// gone does, whatever the Registry knows, for what it left is the janitor's.
 func TestDeleteWhileTheAgentIsGone(t *testing.T) {
 	w := newWorld(t)
 	a := w.agentFor("a")
@@ -188,14 +188,58 @@ func TestDeleteWhileTheAgentIsGone(t *testing.T) {
 	w.runs("s")
 	a.stop()
 	w.delete("s")
-	w.reachesPhase("s", v1alpha1.PhaseTerminating)
-	pod := w.pod("a")
-	require.NoError(t, kube.Delete(w.ctx, pod, client.GracePeriodSeconds(0)))
-	w.stays(600*time.Millisecond, "removed although the Registry knows the agent", func() bool { return len(w.get("s").Finalizers) == 1 })
+	s := w.reaches("s", "stuck", func(s *v1alpha1.Sandbox) bool {
+		return condition(s, v1alpha1.ConditionReady).Reason == "AgentUnreachable"
+	})
+	require.Equal(t, v1alpha1.PhaseTerminating, s.Status.Phase)
+	require.Equal(t, "Terminating", s.Status.Reason)
+	require.Contains(t, s.Status.Message, "agent a on node node-1 does not answer since 20")
+	w.tellsOnce("AgentUnreachable", "see kubectl describe pod a")
+	version := w.get("s").ResourceVersion
 	w.allocator.silent(a, time.Now().Add(-time.Hour), false)
-	w.stays(600*time.Millisecond, "removed although the Registry knows the agent", func() bool { return len(w.get("s").Finalizers) == 1 })
-	w.allocator.gone(a)
+	w.stays(600*time.Millisecond, "removed although the Pod is there", func() bool { return len(w.get("s").Finalizers) == 1 })
+	require.Equal(t, version, w.get("s").ResourceVersion, "written again and again")
+	require.Len(t, w.events("AgentUnreachable"), 1)
+	require.NoError(t, kube.Delete(w.ctx, w.pod("a"), client.GracePeriodSeconds(0)))
 	w.vanishes("s")
+}
+
+// TestDeleteRightAfterTheAgentsPodWasRolled: the agent hangs, as a Pod's network does that is being taken down, and the
+// Registry knows the agent still. With the intervals of production, the deletion ends when the Pod does.
+func TestDeleteRightAfterTheAgentsPodWasRolled(t *testing.T) {
+	for name, known := range map[string]bool{"registry knows it": true, "registry knows it no more": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a := w.agentFor("a")
+			w.config.DeletionPoll, w.config.RequeueInterval, w.config.HeartbeatTimeout = time.Hour, time.Hour, time.Hour
+			w.start()
+			w.runs("s")
+			a.set(func(a *agent) { a.deleteGate = make(chan struct{}) })
+			pod := w.pod("a")
+			require.NoError(t, kube.Delete(w.ctx, pod)) // a Pod on a node waits for its kubelet
+			require.NotNil(t, w.pod("a").DeletionTimestamp)
+			w.delete("s")
+			w.eventually(func() bool { return a.deleteCalls() == 1 }, func() string { return "the agent was not asked" })
+			if !known {
+				w.allocator.gone(a)
+			}
+			w.stays(300*time.Millisecond, "gone before its Pod", func() bool { return len(w.get("s").Finalizers) == 1 })
+			require.NoError(t, kube.Delete(w.ctx, pod, client.GracePeriodSeconds(0)))
+			w.vanishes("s")
+		})
+	}
+}
+
+// TestDeleteDoesNotWaitForTheAllocator: that the place is free the Registry hears from the agent.
+func TestDeleteDoesNotWaitForTheAllocator(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	w.runs("s")
+	w.allocator.stop()
+	w.delete("s")
+	w.vanishes("s")
+	require.Empty(t, a.all())
 }
 
 func TestRequestAtFaultFails(t *testing.T) {
@@ -222,26 +266,6 @@ func TestRequestAtFaultFails(t *testing.T) {
 			w.stays(500*time.Millisecond, "tried again", func() bool { return len(a.createCalls()) == 1 })
 			w.delete("s")
 			w.vanishes("s")
-		})
-	}
-}
-
-func TestNoPlaceIsToldAndWaitedFor(t *testing.T) {
-	for reason, word := range map[fault.Reason]string{fault.NoCapacity: "NoCapacity", fault.PortConflict: "PortConflict", fault.PoolNotFound: "PoolNotFound"} {
-		t.Run(word, func(t *testing.T) {
-			w := newWorld(t)
-			a := w.agentFor("a")
-			w.allocator.setRefuse(fault.New(errdefs.ErrResourceExhausted, reason, "not now").RetryIn(50 * time.Millisecond))
-			w.start()
-			w.sandbox("s")
-			s := w.reaches("s", "unscheduled", func(s *v1alpha1.Sandbox) bool { return condition(s, v1alpha1.ConditionScheduled).Reason == word })
-			require.Equal(t, v1alpha1.PhasePending, s.Status.Phase)
-			require.Equal(t, metav1.ConditionFalse, condition(s, v1alpha1.ConditionScheduled).Status)
-			require.Equal(t, "not now", condition(s, v1alpha1.ConditionScheduled).Message)
-			require.Empty(t, a.createCalls())
-			w.eventually(func() bool { return w.allocator.allocateCalls() >= 3 }, func() string { return "does not try again" })
-			w.allocator.setRefuse(nil)
-			w.reachesPhase("s", v1alpha1.PhaseRunning)
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -18,6 +19,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
+
+// releaseTimeout bounds a call that needs memory alone.
+const releaseTimeout = 2 * time.Second
 
 // act carries the actions out, one after the other; false if one of them has to be waited for.
 func (p *pass) act(ctx context.Context, event lifecycle.Event, actions []lifecycle.Action) (bool, error) {
@@ -38,7 +42,7 @@ func (p *pass) actOne(ctx context.Context, event lifecycle.Event, a lifecycle.Ac
 		p.create(ctx)
 		return false, nil
 	case lifecycle.Remove:
-		return p.remove(ctx)
+		return p.remove(ctx, event)
 	case lifecycle.Release:
 		return p.release(ctx)
 	case lifecycle.AcceptReset:
@@ -57,37 +61,35 @@ func (p *pass) actOne(ctx context.Context, event lifecycle.Event, a lifecycle.Ac
 	}
 }
 
-// remove asks the agent to end the container and waits for its word; the release follows, at once or, in a deletion, as
-// the next event.
-func (p *pass) remove(ctx context.Context) (bool, error) {
+// remove asks the agent to end the container and waits for its word, or for the end of its Pod; the release follows, at
+// once or, in a deletion, as the next event.
+func (p *pass) remove(ctx context.Context, event lifecycle.Event) (bool, error) {
 	if o, ok := p.ops.look(p.name, p.key(opCreate)); ok && o.running {
 		p.ops.drop(p.name, p.key(opCreate)) // leaving its stream cancels the create
 	}
 	p.after(p.Timing.DeletionPoll)
+	p.leaves(event)
 	o, ok := p.ops.look(p.name, p.key(opDelete))
-	if !ok || !o.running && o.err != nil {
-		gone, err := p.podGone(ctx)
-		if err != nil {
-			return false, err
-		}
-		if gone {
-			return p.afterRemoval(ctx)
-		}
-	}
-	switch {
-	case !ok:
-		p.startDelete(ctx, p.fence(), p.key(opDelete))
-	case o.running:
-	case o.err == nil:
+	if ok && !o.running && o.err == nil {
 		return p.afterRemoval(ctx)
-	case p.now.Sub(o.ended) < p.Timing.DeletionPoll:
-		p.explain("RemoveFailed", messageOf(o.err))
-	default:
-		p.explain("RemoveFailed", messageOf(o.err))
-		p.warn("RemoveFailed", "Delete", fmt.Sprintf("agent %s has not removed the container: %s", p.assignment.AgentPod, messageOf(o.err)))
-		p.ops.drop(p.name, p.key(opDelete))
-		p.startDelete(ctx, p.fence(), p.key(opDelete))
 	}
+	// A call to an agent that is no more may take long to fail.
+	gone, err := p.podGone(ctx)
+	if err != nil {
+		return false, err
+	}
+	if gone {
+		p.ops.drop(p.name, p.key(opDelete))
+		return p.afterRemoval(ctx)
+	}
+	if ok {
+		p.explainRemoval(o)
+	}
+	if ok && (o.running || p.now.Sub(o.ended) < p.Timing.DeletionPoll) {
+		return false, nil
+	}
+	p.ops.drop(p.name, p.key(opDelete))
+	p.startDelete(ctx, p.fence(), p.key(opDelete))
 	return false, nil
 }
 
@@ -107,19 +109,19 @@ func (p *pass) startDelete(ctx context.Context, fence *agentv1.Fence, key opKey)
 		grace = time.Duration(*g) * time.Second
 	}
 	calls, agents, now := p.metrics.calls, p.Agents, p.Clock.Now
-	p.ops.start(p.linked(ctx), p.name, key, func(ctx context.Context) (*agentv1.SandboxReport, error) {
+	p.ops.start(p.linked(ctx), p.name, key, func(ctx context.Context, heard func(string)) (*agentv1.SandboxReport, error) {
 		ctx, cancel := context.WithTimeout(ctx, grace+time.Minute)
 		defer cancel()
 		ctx, span := obs.Tracer().Start(ctx, "sandbox.delete")
 		defer span.End()
 		started := now()
-		err := deleteOn(ctx, agents, address, fence)
+		err := deleteOn(ctx, agents, address, fence, heard)
 		calls.WithLabelValues(string(opDelete), result(err)).Observe(now().Sub(started).Seconds())
 		return nil, err
 	})
 }
 
-func deleteOn(ctx context.Context, agents Agents, address string, fence *agentv1.Fence) error {
+func deleteOn(ctx context.Context, agents Agents, address string, fence *agentv1.Fence, heard func(string)) error {
 	c, err := agents.Client(address)
 	if err != nil {
 		return err
@@ -141,6 +143,7 @@ func deleteOn(ctx context.Context, agents Agents, address string, fence *agentv1
 		case err != nil:
 			return rpc.FromStatus(err)
 		}
+		heard(m.GetStage().String())
 		removed = removed || m.GetStage() == agentv1.DeleteStage_DELETE_STAGE_REMOVED
 	}
 }
@@ -168,13 +171,15 @@ func (p *pass) release(ctx context.Context) (bool, error) {
 		p.after(time.Millisecond)
 		return false, nil
 	}
-	if _, err := p.Allocator.Release(ctx, &allocatorv1.ReleaseRequest{Fence: p.fence()}); err != nil {
-		if err := rpc.FromStatus(err); !errdefs.IsNotFound(err) {
+	if err := p.giveUp(ctx); err != nil {
+		// The container is gone: the Registry hears that from the agent, or loses the agent. A deletion waits for nobody.
+		if !deleting {
 			return false, fmt.Errorf("releasing place: %w", err)
 		}
+		logr.FromContextOrDiscard(ctx).V(2).Info("place not released", "err", err.Error())
 	}
-	p.ops.drop(p.name, p.key(opCreate))
-	p.ops.drop(p.name, p.key(opDelete))
+	p.ops.finish(p.name, p.key(opCreate))
+	p.ops.finish(p.name, p.key(opDelete))
 	if deleting {
 		return true, nil
 	}
@@ -187,6 +192,16 @@ func (p *pass) release(ctx context.Context) (bool, error) {
 	st := &p.sandbox.Status
 	st.AssignedPod, st.NodeName, st.SandboxID, st.Endpoints = "", "", "", nil
 	return true, nil
+}
+
+func (p *pass) giveUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	_, err := p.Allocator.Release(ctx, &allocatorv1.ReleaseRequest{Fence: p.fence()})
+	if err := rpc.FromStatus(err); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
 
 func (p *pass) finalize(ctx context.Context) error {

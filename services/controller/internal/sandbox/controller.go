@@ -12,14 +12,19 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -93,7 +98,10 @@ func New(cfg Config) (*Reconciler, error) {
 }
 
 // SetupWithManager adds the reconciler and what it owns to a manager.
-func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+func (r *Reconciler) SetupWithManager(ctx context.Context, m manager.Manager) error {
+	if err := m.GetFieldIndexer().IndexField(ctx, &v1alpha1.Sandbox{}, agentField, byAgent); err != nil {
+		return fmt.Errorf("indexing sandboxes by agent: %w", err)
+	}
 	r.Index.Subscribe(agents.Subscriber{Sandbox: r.feed.add, Synced: func() { r.feed.add(everything) }})
 	if err := m.Add(r.ops); err != nil {
 		return fmt.Errorf("adding operations: %w", err)
@@ -101,6 +109,10 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	err := ctrl.NewControllerManagedBy(m).
 		Named("sandbox").
 		For(&v1alpha1.Sandbox{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.sandboxesOn), builder.WithPredicates(predicate.Funcs{
+			CreateFunc: func(event.CreateEvent) bool { return false },
+			UpdateFunc: func(event.UpdateEvent) bool { return false },
+		})).
 		WatchesRawSource(source.Func(r.feed.start)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: r.Workers, RateLimiter: retries()}).
 		Complete(r)
@@ -108,6 +120,34 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		return fmt.Errorf("setting up the sandbox controller: %w", err)
 	}
 	return nil
+}
+
+// agentField is the name of the cache's index of Sandboxes by the uid of the agent Pod that they are assigned to.
+const agentField = "assignment.agentUID"
+
+func byAgent(o client.Object) []string {
+	s, ok := o.(*v1alpha1.Sandbox)
+	if !ok {
+		return nil
+	}
+	if a, err := s.Assignment(); err == nil && a != nil {
+		return []string{a.AgentUID}
+	}
+	return nil
+}
+
+// sandboxesOn are those of an agent Pod that is gone: nobody has to wait for its word any more.
+func (r *Reconciler) sandboxesOn(ctx context.Context, pod client.Object) []reconcile.Request {
+	var list v1alpha1.SandboxList
+	if err := r.Client.List(ctx, &list, client.InNamespace(pod.GetNamespace()), client.MatchingFields{agentField: string(pod.GetUID())}); err != nil {
+		logr.FromContextOrDiscard(ctx).Error(err, "listing sandboxes", "pod", pod.GetName())
+		return nil
+	}
+	out := make([]reconcile.Request, len(list.Items))
+	for i := range list.Items {
+		out[i] = reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])}
+	}
+	return out
 }
 
 // retries are those after an error: 5 ms, doubling up to 5 s.

@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
@@ -20,7 +21,7 @@ func (p *pass) observeLoss(ctx context.Context) error {
 		p.lost = false
 		return nil
 	}
-	standing, last := p.Index.Standing(p.assignment.AgentUID, p.now, p.Timing.HeartbeatTimeout)
+	standing := p.Index.Standing(p.assignment.AgentUID)
 	switch standing {
 	case agents.Unknown:
 		p.lost = p.wasLost()
@@ -28,9 +29,6 @@ func (p *pass) observeLoss(ctx context.Context) error {
 	case agents.Present:
 		p.ops.trust(p.name)
 		p.lost = false
-		if !last.IsZero() { // not ready: look again when the timeout is over
-			p.after(p.Timing.HeartbeatTimeout)
-		}
 		return nil
 	case agents.Absent:
 		gone, err := p.podGone(ctx)
@@ -38,7 +36,7 @@ func (p *pass) observeLoss(ctx context.Context) error {
 			p.lost = gone || p.wasLost()
 			return err
 		}
-	case agents.Silent:
+	case agents.Quiet, agents.Silent:
 	}
 	p.after(p.Timing.Requeue)
 	_, err := p.Agents.Snapshot(ctx, p.addressOf(p.fence()), p.assignment.AgentUID)
@@ -47,9 +45,9 @@ func (p *pass) observeLoss(ctx context.Context) error {
 		p.lost = false
 		return nil
 	}
-	// A Silent agent was heard of for the last time more than a timeout ago. Of one that this Registry has never heard,
-	// because one of the two has just started, only this process's own attempts tell the time.
-	p.lost = p.wasLost() || standing == agents.Silent && !last.IsZero() || p.ops.doubt(p.name) > p.Timing.HeartbeatTimeout
+	// A Silent agent was heard of for the last time more than a timeout ago. Of any other only this process's own attempts
+	// tell the time.
+	p.lost = p.wasLost() || standing == agents.Silent || p.ops.doubt(p.name) > p.Timing.HeartbeatTimeout
 	return nil
 }
 
@@ -57,20 +55,19 @@ func (p *pass) wasLost() bool {
 	return meta.IsStatusConditionTrue(p.sandbox.Status.Conditions, v1alpha1.ConditionAgentLost)
 }
 
-// podGone tells that the assigned agent can never act again: the API server itself has no Pod of its name and uid, and
-// the Registry knows no such agent.
+// podGone tells that the assigned agent's Pod is no more: the API server itself has none of its name and uid. Whatever is
+// left of it on its node is the janitor's. The cache spares the API server the question while it shows the Pod.
 func (p *pass) podGone(ctx context.Context) (bool, error) {
-	if standing, _ := p.Index.Standing(p.assignment.AgentUID, p.now, p.Timing.HeartbeatTimeout); standing != agents.Absent {
-		return false, nil
+	key := types.NamespacedName{Namespace: p.name.Namespace, Name: p.assignment.AgentPod}
+	for _, from := range []client.Reader{p.Client, p.Live} {
+		var pod corev1.Pod
+		err := from.Get(ctx, key, &pod)
+		switch {
+		case err == nil && string(pod.UID) == p.assignment.AgentUID:
+			return false, nil
+		case err != nil && !apierrors.IsNotFound(err):
+			return false, fmt.Errorf("reading agent pod: %w", err)
+		}
 	}
-	var pod corev1.Pod
-	err := p.Live.Get(ctx, types.NamespacedName{Namespace: p.name.Namespace, Name: p.assignment.AgentPod}, &pod)
-	switch {
-	case apierrors.IsNotFound(err):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("reading agent pod: %w", err)
-	default:
-		return string(pod.UID) != p.assignment.AgentUID, nil
-	}
+	return true, nil
 }

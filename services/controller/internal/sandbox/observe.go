@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
@@ -61,6 +62,9 @@ func (p *pass) observe(ctx context.Context) (lifecycle.Event, bool, error) {
 // observeClock looks at the expire time, and has the sandbox looked at again shortly before and exactly at it.
 func (p *pass) observeClock() (lifecycle.Event, bool) {
 	expire := p.sandbox.Spec.ExpireTime
+	if p.expiring() { // moved or taken away after the container was told to end: too late
+		expire = &metav1.Time{Time: p.now}
+	}
 	if expire == nil {
 		return 0, false
 	}
@@ -76,6 +80,9 @@ func (p *pass) observeClock() (lifecycle.Event, bool) {
 	}
 	return 0, false
 }
+
+// expiring tells, also to a process that comes later, that the container was told to end because its time was over.
+func (p *pass) expiring() bool { return p.base.Status.Reason == reasonExpiring }
 
 func (p *pass) resetRequested() bool {
 	want, have := p.sandbox.Spec.ResetRevision, p.sandbox.Status.AcceptedResetRevision
@@ -176,7 +183,7 @@ func (p *pass) observeReport(r *agentv1.SandboxReport) (lifecycle.Event, bool, e
 func (p *pass) observeCreate(o outcome) (lifecycle.Event, bool, error) {
 	p.after(p.Timing.Requeue)
 	if o.running || o.err == nil {
-		p.explain("Creating", "")
+		p.explainCreate(o)
 		return lifecycle.AgentCreating, p.sandbox.Status.Phase != v1alpha1.PhaseRunning, nil
 	}
 	reason := fault.ReasonOf(o.err)
@@ -192,6 +199,9 @@ func (p *pass) observeCreate(o outcome) (lifecycle.Event, bool, error) {
 		return p.refusedBy(o.err)
 	}
 	// Nobody's fault: again in a while, and after some tries elsewhere.
+	why := trouble{camel(reason), fmt.Sprintf("agent %s could not create it, and is asked again: %s", p.assignment.AgentPod, messageOf(o.err))}
+	p.ops.trouble(p.name, why)
+	p.explain(why.reason, why.message)
 	wait := p.Timing.Requeue
 	if d, ok := fault.RetryAfter(o.err); ok {
 		wait = min(d, wait)
@@ -203,7 +213,6 @@ func (p *pass) observeCreate(o outcome) (lifecycle.Event, bool, error) {
 	if p.ops.failed(p.name) >= maxCreateFailures {
 		return p.refusedBy(o.err)
 	}
-	p.warn(camel(reason), "Create", fmt.Sprintf("agent %s could not create it and is asked again: %s", p.assignment.AgentPod, p.message))
 	p.ops.drop(p.name, p.key(opCreate))
 	return lifecycle.Scheduled, true, nil
 }
@@ -211,7 +220,7 @@ func (p *pass) observeCreate(o outcome) (lifecycle.Event, bool, error) {
 // observeSuperseded: the agent knows a later leader, or this process has led before under a Lease that counts anew. That
 // says nothing of the sandbox or of the agent: whoever leads asks again, under a term that holds.
 func (p *pass) observeSuperseded(o outcome) (lifecycle.Event, bool, error) {
-	p.explain("Creating", "")
+	p.explainCreate(outcome{})
 	wait := min(p.Timing.Requeue, time.Second)
 	if left := wait - p.now.Sub(o.ended); left > 0 {
 		p.after(left)

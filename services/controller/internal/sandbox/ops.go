@@ -30,6 +30,10 @@ type opKey struct {
 type outcome struct {
 	// running: it has not ended yet.
 	running bool
+	// started is when it began; first when the first operation of its key did.
+	started, first time.Time
+	// stage is what the agent said last while it runs; empty if it has said nothing yet.
+	stage string
 	// report is what a create that succeeded says.
 	report *agentv1.SandboxReport
 	// err is why it failed.
@@ -48,6 +52,10 @@ type operation struct {
 // promises of politeness (backoff, exclusion), never correctness.
 type memory struct {
 	ops map[opKey]*operation
+	// first is when an operation was begun for the first time.
+	first map[opKey]time.Time
+	// trouble is why the last create failed, until one succeeds.
+	trouble trouble
 	// failures counts creates in a row that failed through no fault of the request.
 	failures int
 	// excluded are agents that refused, by Pod uid, and until when they are passed over.
@@ -57,6 +65,9 @@ type memory struct {
 	// superseded are resource versions that this process has overwritten. A cache that still shows one is behind.
 	superseded map[string]bool
 }
+
+// trouble is a failure that is not the end.
+type trouble struct{ reason, message string }
 
 // operations carries out calls to agents that may take as long as an image's download or a grace period, each in a
 // goroutine of its own, so that no reconciler's worker waits. It owns those goroutines: Start waits for them. When one
@@ -97,15 +108,15 @@ func (o *operations) NeedLeaderElection() bool { return true }
 func (o *operations) of(n types.NamespacedName) *memory {
 	m := o.by[n]
 	if m == nil {
-		m = &memory{ops: map[opKey]*operation{}, excluded: map[string]time.Time{}, superseded: map[string]bool{}}
+		m = &memory{ops: map[opKey]*operation{}, first: map[opKey]time.Time{}, excluded: map[string]time.Time{}, superseded: map[string]bool{}}
 		o.by[n] = m
 	}
 	return m
 }
 
-// start runs fn as the operation k, unless there is one already. fn's context carries ctx's
-// values and outlives it; it ends when the operation is dropped or the process ends.
-func (o *operations) start(ctx context.Context, n types.NamespacedName, k opKey, fn func(context.Context) (*agentv1.SandboxReport, error)) {
+// start runs fn as the operation k, unless there is one already. fn's context carries ctx's values and outlives it; it
+// ends when the operation is dropped or the process ends. fn tells what it hears.
+func (o *operations) start(ctx context.Context, n types.NamespacedName, k opKey, fn func(context.Context, func(stage string)) (*agentv1.SandboxReport, error)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	m := o.of(n)
@@ -113,13 +124,22 @@ func (o *operations) start(ctx context.Context, n types.NamespacedName, k opKey,
 		return
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	op := &operation{outcome: outcome{running: true}, cancel: cancel}
+	now := o.now()
+	if m.first[k].IsZero() {
+		m.first[k] = now
+	}
+	op := &operation{outcome: outcome{running: true, started: now, first: m.first[k]}, cancel: cancel}
 	m.ops[k] = op
+	heard := func(stage string) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		op.stage = stage
+	}
 	o.wg.Go(func() {
 		defer cancel()
-		report, err := fn(ctx)
+		report, err := fn(ctx, heard)
 		o.mu.Lock()
-		op.outcome = outcome{report: report, err: err, ended: o.now()}
+		op.running, op.report, op.err, op.ended = false, report, err, o.now()
 		o.mu.Unlock()
 		o.notify(n)
 	})
@@ -149,6 +169,16 @@ func (o *operations) drop(n types.NamespacedName, k opKey) {
 	}
 }
 
+// finish drops an operation of which there will be no other.
+func (o *operations) finish(n types.NamespacedName, k opKey) {
+	o.drop(n, k)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if m := o.by[n]; m != nil {
+		delete(m.first, k)
+	}
+}
+
 // forget forgets all of a sandbox.
 func (o *operations) forget(n types.NamespacedName) {
 	o.mu.Lock()
@@ -170,11 +200,27 @@ func (o *operations) failed(n types.NamespacedName) int {
 	return m.failures
 }
 
+func (o *operations) trouble(n types.NamespacedName, why trouble) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.of(n).trouble = why
+}
+
+// troubled is why the last create failed; the zero trouble if it did not.
+func (o *operations) troubled(n types.NamespacedName) trouble {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if m := o.by[n]; m != nil {
+		return m.trouble
+	}
+	return trouble{}
+}
+
 func (o *operations) succeeded(n types.NamespacedName) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if m := o.by[n]; m != nil {
-		m.failures = 0
+		m.failures, m.trouble = 0, trouble{}
 		clear(m.excluded)
 	}
 }

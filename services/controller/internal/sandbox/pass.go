@@ -39,6 +39,11 @@ type pass struct {
 	// lost tells that the agent is held lost; removed that the container is known to be gone; refused that the request
 	// itself was, before it came to an agent.
 	lost, removed, refused bool
+	// leaving tells that the container is to go; hindrance is the reason that it does not.
+	leaving   bool
+	hindrance string
+	// warned tells that an Event has told the reason already.
+	warned bool
 	// unplaced is the reason that no place was found for.
 	unplaced string
 	// requeue is when to look again; zero for never.
@@ -78,7 +83,7 @@ func (p *pass) advance(ctx context.Context) error {
 	if p.assignment, err = p.sandbox.Assignment(); err != nil {
 		// Somebody may run there: nothing can be done, not even deleting, until the annotation is put right.
 		p.explain("AssignmentInvalid", err.Error())
-		p.warn("AssignmentInvalid", "Reconcile", err.Error())
+		p.hindrance = p.reason
 		p.after(p.Timing.Requeue)
 		return nil
 	}

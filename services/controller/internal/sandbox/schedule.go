@@ -44,7 +44,7 @@ func (p *pass) allocate(ctx context.Context) (bool, error) {
 		Pool: s.Spec.PoolRef, Image: s.Spec.Image, Ports: s.Spec.ExposedPorts, ExcludeAgents: p.ops.exclusions(p.name),
 	})
 	if err != nil {
-		return p.notPlaced(rpc.FromStatus(err)), nil
+		return p.notPlaced(ctx, rpc.FromStatus(err)), nil
 	}
 	a := resp.GetAssignment()
 	next := &v1alpha1.Assignment{
@@ -77,11 +77,11 @@ func (p *pass) allocate(ctx context.Context) (bool, error) {
 }
 
 // notPlaced tells what an allocator's refusal means; true if there is something to go on with at once.
-func (p *pass) notPlaced(err error) bool {
-	reason := fault.ReasonOf(err)
-	p.metrics.refused.WithLabelValues(camel(reason)).Inc()
-	p.unplaced = camel(reason)
-	p.explain(p.unplaced, messageOf(err))
+func (p *pass) notPlaced(ctx context.Context, err error) bool {
+	var message string
+	p.unplaced, message = p.whyUnplaced(ctx, err)
+	p.metrics.refused.WithLabelValues(p.unplaced).Inc()
+	p.explain(p.unplaced, message)
 	if errdefs.IsInvalidArgument(err) {
 		p.refused = true
 		return true
@@ -98,11 +98,11 @@ func (p *pass) notPlaced(err error) bool {
 // answers a fence that it knows with what it has.
 func (p *pass) create(ctx context.Context) {
 	p.after(p.Timing.Requeue)
-	p.explain("Creating", "")
+	p.explainCreate(outcome{})
 	fence, address := p.fence(), p.addressOf(p.fence())
 	record := p.recordOf(fence, p.poolDefaults(ctx))
 	calls, agents, now := p.metrics.calls, p.Agents, p.Clock.Now
-	p.ops.start(p.linked(ctx), p.name, p.key(opCreate), func(ctx context.Context) (*agentv1.SandboxReport, error) {
+	p.ops.start(p.linked(ctx), p.name, p.key(opCreate), func(ctx context.Context, heard func(string)) (*agentv1.SandboxReport, error) {
 		ctx, cancel := context.WithTimeout(ctx, createTimeout)
 		defer cancel()
 		ctx, span := obs.Tracer().Start(ctx, "sandbox.create")
@@ -111,13 +111,13 @@ func (p *pass) create(ctx context.Context) {
 			record.Traceparent = obs.Traceparent(ctx)
 		}
 		started := now()
-		report, err := createOn(ctx, agents, address, record)
+		report, err := createOn(ctx, agents, address, record, heard)
 		calls.WithLabelValues(string(opCreate), result(err)).Observe(now().Sub(started).Seconds())
 		return report, err
 	})
 }
 
-func createOn(ctx context.Context, agents Agents, address string, record *agentv1.SandboxRecord) (*agentv1.SandboxReport, error) {
+func createOn(ctx context.Context, agents Agents, address string, record *agentv1.SandboxRecord, heard func(string)) (*agentv1.SandboxReport, error) {
 	c, err := agents.Client(address)
 	if err != nil {
 		return nil, err
@@ -135,6 +135,8 @@ func createOn(ctx context.Context, agents Agents, address string, record *agentv
 			return nil, rpc.FromStatus(err)
 		case m.GetStage() == agentv1.CreateStage_CREATE_STAGE_STARTED && m.GetReport() != nil:
 			return m.GetReport(), nil
+		default:
+			heard(m.GetStage().String())
 		}
 	}
 }

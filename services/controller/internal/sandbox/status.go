@@ -108,9 +108,13 @@ func (p *pass) concludeLost() {
 func (p *pass) concludeReady(finished bool) {
 	st := &p.sandbox.Status
 	switch {
+	case p.hindrance != "":
+		p.set(v1alpha1.ConditionReady, metav1.ConditionFalse, p.hindrance, p.message)
 	case p.sandbox.DeletionTimestamp != nil:
-		p.set(v1alpha1.ConditionReady, metav1.ConditionFalse, "Terminating", p.message)
-	case p.lost && p.assignment != nil:
+		p.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonTerminating, p.message)
+	case p.leaving && p.assignment != nil:
+		p.set(v1alpha1.ConditionReady, metav1.ConditionFalse, p.reason, p.message)
+	case p.lost && p.assignment != nil && st.Phase != v1alpha1.PhaseFailed:
 		p.set(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ConditionAgentLost, "nobody knows whether the process runs")
 	case st.Phase == v1alpha1.PhaseRunning && !finished:
 		p.set(v1alpha1.ConditionReady, metav1.ConditionTrue, "Running", "")
@@ -147,8 +151,23 @@ func (p *pass) announce() {
 			p.event(corev1.EventTypeNormal, "AgentReturned", "Observe", "the agent answers again, or the sandbox has left it")
 		}
 	}
+	p.announceStuck()
+	if old.Phase == v1alpha1.PhaseExpired && st.Phase == v1alpha1.PhaseExpired && old.ObservedGeneration != st.ObservedGeneration {
+		p.warn("StaysExpired", "Update", "an expired sandbox has no container and gets none, by a reset or a later expire time neither: create it anew")
+	}
 	if changed(old.Conditions, st.Conditions, v1alpha1.ConditionFinished) && st.Phase == v1alpha1.PhaseRunning && st.ExitCode != nil {
 		p.event(corev1.EventTypeNormal, "Completed", "Observe", "the process ended with code 0")
+	}
+}
+
+// announceStuck tells of a reason for which the sandbox gets no further, when it is new.
+func (p *pass) announceStuck() {
+	c := meta.FindStatusCondition(p.sandbox.Status.Conditions, v1alpha1.ConditionReady)
+	if p.warned || c == nil || !changed(p.base.Status.Conditions, p.sandbox.Status.Conditions, v1alpha1.ConditionReady) {
+		return
+	}
+	if p.hindrance != "" || stuck(c.Reason) || c.Reason == p.ops.troubled(p.name).reason {
+		p.warn(c.Reason, "Reconcile", c.Message)
 	}
 }
 
@@ -168,6 +187,7 @@ func (p *pass) event(kind, reason, action, note string) {
 }
 
 func (p *pass) warn(reason, action, note string) {
+	p.warned = true
 	p.event(corev1.EventTypeWarning, reason, action, note)
 }
 
