@@ -18,6 +18,8 @@ const (
 	tryTimeout = 20 * time.Second
 	retryFirst = 100 * time.Millisecond
 	retryMost  = 2 * time.Second
+	// againPatience is how long a create waits for the former sandbox of its name to be gone.
+	againPatience = 15 * time.Second
 )
 
 // answer is what one try was told.
@@ -61,8 +63,8 @@ func classify(err error) (a answer, reason string, wait time.Duration) {
 	}
 }
 
-// repeat carries a call out again and again until it is answered or the patience is over, and completes c. tries that
-// end with a reason in again are repeated, too.
+// repeat carries a call out again and again until it is answered or the patience is over, and completes c. Tries that
+// end with a reason in again are repeated, too, for a while.
 func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Duration, again map[string]bool, try func(context.Context) error) {
 	c.Sent = r.Clock.Now()
 	backoff := retryFirst
@@ -86,7 +88,7 @@ func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Durati
 		case a == done:
 			c.Outcome = audit.Acked
 			return
-		case a == refusal && !again[reason]:
+		case a == refusal && (!again[reason] || c.Answered.Sub(c.Sent) > againPatience):
 			c.Outcome = audit.Refused
 			return
 		case a == silence:
