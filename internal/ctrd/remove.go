@@ -57,7 +57,9 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 		if info.SnapshotKey != "" {
 			snapshotter, key = info.Snapshotter, info.SnapshotKey
 		}
-		cgroup = cgroupsPath(info.Spec.GetValue())
+		if info.Spec != nil {
+			cgroup = cgroupsPath(info.Spec.GetValue())
+		}
 	case !errdefs.IsNotFound(err):
 		return fmt.Errorf("reading container %s: %w", id, err)
 	}
@@ -114,7 +116,8 @@ func (r *Remover) removeTask(ctx context.Context, id string) (bool, error) {
 	var last error
 	for attempt := range removeAttempts {
 		if attempt > 0 {
-			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) {
+			// What is gone and cannot be deleted (no such device: its cgroup or mount went first) is a shim's confusion.
+			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) || IsGone(last) {
 				r.kill(r.strays(id))
 			}
 			select {
