@@ -49,7 +49,7 @@ type Options struct {
 func Defaults() Options {
 	return Options{
 		Plan: plan.Options{
-			Seed: 1, Duration: 2 * time.Minute, Creates: 3, FaultEvery: 5 * time.Second, MinLife: time.Second, MaxLife: 20 * time.Second,
+			Seed: 1, Duration: 2 * time.Minute, Creates: 2, FaultEvery: 5 * time.Second, MinLife: time.Second, MaxLife: 20 * time.Second,
 		},
 		Settle: 90 * time.Second,
 	}
