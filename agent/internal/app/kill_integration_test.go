@@ -24,10 +24,7 @@ import (
 // TestKillNineAtAnyMoment kills the real binary while sandboxes are being created and deleted. What was acknowledged is
 // there afterwards, what was deleted is not, and nothing is half there.
 func TestKillNineAtAnyMoment(t *testing.T) {
-	binary := filepath.Join(t.TempDir(), "agent")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "github.com/fast-sandbox/fast-sandbox/agent/cmd/agent")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	binary := buildAgent(t)
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	for round := range 6 {
@@ -102,17 +99,26 @@ func TestKillNineAtAnyMoment(t *testing.T) {
 	}
 }
 
+func buildAgent(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "agent")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "github.com/fast-sandbox/fast-sandbox/agent/cmd/agent")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return binary
+}
+
 // spawn runs the binary and returns a client and how to kill it.
-func spawn(t *testing.T, s *containerd.Server, binary string) (*agent, func()) {
+func spawn(t *testing.T, s *containerd.Server, binary string, args ...string) (*agent, func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	address := l.Addr().String()
 	require.NoError(t, l.Close())
-	cmd := exec.Command(binary, "--insecure", "--bind-address", address, "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
+	cmd := exec.Command(binary, append([]string{"--insecure", "--bind-address", address, "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
 		"--containerd-socket", s.Socket, "--log-root", s.LogRoot, "--state-dir", filepath.Join(s.Dir, "agent"), "--pool", "default", "--pod-name", "agent-1", "--pod-namespace", "default",
 		"--pod-uid", podUID, "--pod-ip", "127.0.0.1", "--node-name", "node", "--netns-path", fmt.Sprintf("/proc/%d/ns/net", os.Getpid()), "--cgroup-parent", s.CgroupParent,
-		"--capacity", "40")
+		"--capacity", "40"}, args...)...)
 	require.NoError(t, cmd.Start())
 	var once sync.Once
 	kill := func() {
