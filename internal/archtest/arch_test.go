@@ -25,6 +25,7 @@ var pure = []string{
 	"internal/fault", "internal/identity", "internal/lifecycle",
 	"services/allocator/internal/registry", "services/allocator/internal/placement",
 	"services/controller/internal/pool/desired",
+	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
 }
 
 // components never import each other; they meet through gen.
