@@ -74,6 +74,15 @@ func (m *Manager) Adopt(ctx context.Context) error {
 	if err := m.settleAll(ctx, entries, states, log); err != nil {
 		return err
 	}
+	if err := m.takeOver(ctx, entries, log); err != nil {
+		return err
+	}
+	log.Info("sandboxes adopted", "sandboxes", len(entries), "removed", len(drop), "logsRemoved", len(swept))
+	return nil
+}
+
+// takeOver makes the entries the manager's own, and begins to follow those that run and to delete on what was deleted.
+func (m *Manager) takeOver(ctx context.Context, entries map[string]*entry, log logr.Logger) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -93,7 +102,6 @@ func (m *Manager) Adopt(ctx context.Context) error {
 		}
 	}
 	m.adopted = true
-	log.Info("sandboxes adopted", "sandboxes", len(entries), "removed", len(drop), "logsRemoved", len(swept))
 	return nil
 }
 

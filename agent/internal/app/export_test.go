@@ -1,0 +1,18 @@
+package app
+
+import (
+	"context"
+
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+)
+
+// SlowPings is how many pings in a row may time out.
+const SlowPings = slowPings
+
+// Watch runs a monitor until ctx ends.
+func Watch(ctx context.Context, r runtime.Runtime, m *sandbox.Manager, c clock.WithTicker) error {
+	return (&monitor{runtime: r, manager: m, ready: func(bool) {}, clock: c}).run(ctx)
+}

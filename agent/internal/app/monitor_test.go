@@ -1,0 +1,86 @@
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+// TestASlowContainerdIsNotALostOne lets containerd answer late, refuse and answer, one ping after the other. A watcher is
+// told of the refusal and of the third late answer in a row, and of nothing else.
+func TestASlowContainerdIsNotALostOne(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	late := fmt.Errorf("asking containerd: %w", context.DeadlineExceeded)
+	refused := fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd cannot be reached")
+	answers := []error{nil, late, late, nil, late, refused, nil, late, late, late, nil}
+	require.Equal(t, 3, app.SlowPings)
+	rt, clock := fake.New(nil), clocktesting.NewFakeClock(time.Unix(1000, 0))
+	var mu sync.Mutex
+	pings := 0
+	rt.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if op != fake.OpPing {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		pings++
+		if pings > len(answers) {
+			return nil
+		}
+		return answers[pings-1]
+	})
+	dir, err := state.Open(t.TempDir())
+	require.NoError(t, err)
+	tombstones, err := dir.Sub("tombstones")
+	require.NoError(t, err)
+	m, err := sandbox.New(sandbox.Config{
+		Runtime: rt, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), Info: &agentv1.AgentInfo{PodUid: "me"}, State: dir, Tombstones: tombstones,
+	})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- app.Watch(ctx, rt, m, clock) }()
+	require.Eventually(t, m.Accepting, 20*time.Second, time.Millisecond)
+	watcher, err := m.Watch()
+	require.NoError(t, err)
+	defer m.Unwatch(watcher)
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		n := pings
+		mu.Unlock()
+		if n <= len(answers) && clock.HasWaiters() {
+			clock.Step(time.Second)
+		}
+		return n > len(answers)
+	}, 20*time.Second, time.Millisecond)
+	var told []bool
+	for len(told) < 4 {
+		d := <-watcher.Deltas()
+		require.NotNil(t, d.Accepting)
+		told = append(told, d.GetAccepting())
+	}
+	require.Equal(t, []bool{false, true, false, true}, told)
+	stop()
+	require.NoError(t, <-done)
+	require.NoError(t, m.Close(context.Background()))
+	select {
+	case d := <-watcher.Deltas():
+		require.Nil(t, d)
+	default:
+	}
+}
