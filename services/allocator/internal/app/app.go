@@ -200,7 +200,7 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 		return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAgent.ServerName(), Leader: p.lead})
 	}, Clock: a.clock})
 	p.fastpath = fastpath.New(fastpath.Config{
-		Store: p.store, Fleet: p.fleet, Agents: p.feed, Lead: p.lead, Announced: p.announce.Announced, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
+		Store: p.store, Fleet: p.fleet, Graves: p.fleet, Agents: p.feed, Lead: p.lead, Announced: p.announce.Announced, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
 		Metrics: fastpath.NewMetrics(p.metrics), Mode: a.config.mode(), OrphanTimeout: a.config.OrphanTimeout,
 		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit,
 	})

@@ -11,6 +11,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
@@ -57,6 +58,7 @@ func (s *Server) sweep(ctx context.Context) {
 		s.mu.Unlock()
 		return
 	}
+	s.sweepGraves()
 	loose := s.config.Fleet.Loose()
 	now := s.config.Clock.Now()
 	sightings := make(map[fleet.Key]looseSighting, len(loose))
@@ -88,7 +90,9 @@ func (s *Server) owned(key fleet.Key) bool {
 	defer s.mu.Unlock()
 	_, creating := s.creating[key.SandboxUID]
 	_, marking := s.marking[key.SandboxUID]
-	return creating || marking || s.jobs[key.SandboxUID] != nil
+	_, writing := s.jobs[key.SandboxUID]
+	_, burying := s.burials[key]
+	return creating || marking || writing || burying
 }
 
 func (s *Server) look(ctx context.Context, l fleet.Loose, key fleet.Key, sighting *looseSighting, now time.Time) {
@@ -99,18 +103,18 @@ func (s *Server) look(ctx context.Context, l fleet.Loose, key fleet.Key, sightin
 	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", name.String(), "uid", key.SandboxUID, "agentUID", key.AgentUID)
 	switch {
 	case s.store.Deleting(key.SandboxUID):
-		s.reaper.Drive(record.GetFence(), nil)
+		s.reaper.Drive(reap.Order{Fence: record.GetFence()})
 	case seen && item.Resource != nil && item.Sandbox.GetUid() == key.SandboxUID:
 		if fleet.KeyOf(item.Fence) == key {
 			s.config.Tasks.Go(func(ctx context.Context) { s.markPersisted(ctx, record.GetFence()) })
 		} else if overdue && s.unassigned(ctx, name, key) {
 			log.Info("deleting a leftover container of a sandbox that runs elsewhere")
-			s.reaper.Drive(record.GetFence(), nil)
+			s.reaper.Drive(reap.Order{Fence: record.GetFence()})
 		}
 	case !acknowledged(l.Report):
 		if overdue && s.unassigned(ctx, name, key) {
 			log.Info("deleting a leftover container that never started")
-			s.reaper.Drive(record.GetFence(), nil)
+			s.reaper.Drive(reap.Order{Fence: record.GetFence()})
 		}
 	case sighting.absent == 0:
 		s.confront(ctx, l, name, sighting)
@@ -165,7 +169,7 @@ func (s *Server) confront(ctx context.Context, l fleet.Loose, name store.Key, si
 		logr.FromContextOrDiscard(ctx).Info("deleting a container whose name is another sandbox's",
 			"sandbox", name.String(), "uid", fence.GetSandboxUid())
 		s.store.Bury(name, fence.GetSandboxUid())
-		s.reaper.Drive(fence, nil)
+		s.reaper.Drive(reap.Order{Fence: fence})
 	}
 }
 
@@ -196,6 +200,6 @@ func (s *Server) adopt(ctx context.Context, l fleet.Loose, name store.Key) {
 		NodeName: agent.GetInfo().GetNodeName(), AgentAddress: agent.GetAddress(),
 	}
 	s.store.SetRecord(adopted)
-	s.persist(adopted)
+	s.persist(adopted, false)
 	s.config.Metrics.adopted.Inc()
 }

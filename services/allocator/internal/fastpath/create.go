@@ -86,7 +86,7 @@ func (s *Server) createFast(ctx context.Context, p *plan, key store.Key, record 
 	}
 	acknowledged = true
 	resp := responseOf(s.store.SetRecord(placed))
-	s.persist(placed)
+	s.persist(placed, true)
 	resp.ConsistencyMode, resp.Timings = p.mode, timings
 	return resp, nil
 }

@@ -2,30 +2,34 @@ package fastpath
 
 import (
 	"context"
-	"errors"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/containerd/errdefs"
-	"github.com/go-logr/logr"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/writer"
 )
 
-// apiPatience is how long a call waits for an API server that does not answer, if its caller would wait longer.
-const apiPatience = 5 * time.Second
+const (
+	// apiPatience is how long a call waits for an API server that does not answer, if its caller would wait longer.
+	apiPatience = 5 * time.Second
+	// deletePatience is the same for a delete, which has another way; awayPatience, if the API server did not answer before.
+	deletePatience = time.Second
+	awayPatience   = 200 * time.Millisecond
+	// agentPatience is how long a delete waits for the agent's word that it is durable there.
+	agentPatience = 5 * time.Second
+)
 
 // DeleteSandbox implements sandboxv1.SandboxServiceServer. The durable fact that it waits for is the custom resource's
-// deletion where there is one, and otherwise the container's removal.
+// deletion where there is one and the API server answers, and otherwise the agent's tombstone.
 func (s *Server) DeleteSandbox(ctx context.Context, req *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
 	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
 	unlock, err := s.locks.Lock(ctx, key)
@@ -46,24 +50,11 @@ func (s *Server) DeleteSandbox(ctx context.Context, req *sandboxv1.DeleteSandbox
 		before.DeleteTime = timestamppb.New(s.config.Clock.Now())
 	}
 	before.Status.Phase = sandboxv1.Phase_PHASE_TERMINATING
-	if item.Resource != nil {
-		defer unlock()
-		// The informer may have shown what a writer, its answer lost, is about to send again.
-		if job := s.job(item.Sandbox.GetUid()); job != nil {
-			if _, _, err := job.Stop(ctx); err != nil {
-				return nil, errContext(ctx, "waiting for the write of the sandbox", nil)
-			}
-		}
-		if err := s.deleteResource(ctx, item, item.Resource, req.GetGracePeriod()); err != nil {
-			return nil, err
-		}
-		return &sandboxv1.DeleteSandboxResponse{Sandbox: before}, nil
-	}
 	// The deletion goes on when the caller leaves: a write that was stopped is not taken up again.
 	done := make(chan error, 1)
 	s.config.Tasks.Go(func(ctx context.Context) {
 		defer unlock()
-		done <- s.deleteUnwritten(ctx, item, req.GetGracePeriod())
+		done <- s.delete(ctx, item, req.GetGracePeriod())
 	})
 	select {
 	case err := <-done:
@@ -72,14 +63,81 @@ func (s *Server) DeleteSandbox(ctx context.Context, req *sandboxv1.DeleteSandbox
 		}
 		return &sandboxv1.DeleteSandboxResponse{Sandbox: before}, nil
 	case <-ctx.Done():
-		return nil, errContext(ctx, "deleting the container", nil)
+		return nil, errContext(ctx, "deleting the sandbox", nil)
 	}
+}
+
+// delete makes a deletion durable. The key is locked.
+func (s *Server) delete(ctx context.Context, item store.Item, grace *durationpb.Duration) error {
+	if item.Fence != nil && s.buried(fleet.KeyOf(item.Fence)) { // accepted before
+		s.hasten(item, grace)
+		return nil
+	}
+	resource, outcome, stopped := s.stopWrite(ctx, item)
+	if resource == nil {
+		return s.deleteUnwritten(ctx, item, outcome, stopped, grace)
+	}
+	err := s.deleteResource(ctx, item, resource, grace)
+	if fault.ReasonOf(err) != fault.APIUnavailable {
+		return err
+	}
+	if item.Fence == nil || s.config.Agents.Gone(item.Fence.GetAgentUid()) {
+		return err // nobody else could remember it
+	}
+	if err := s.writer.Admit(); err != nil {
+		return err
+	}
+	return s.entomb(ctx, item, &burial{tombstone: s.tombstoneOf(item), room: true, settled: true}, nil, grace)
+}
+
+// deleteUnwritten deletes a sandbox whose custom resource is not known to be there.
+func (s *Server) deleteUnwritten(ctx context.Context, item store.Item, outcome writer.Outcome, stopped *job, grace *durationpb.Duration) error {
+	b := &burial{tombstone: s.tombstoneOf(item)}
+	if clean := stopped != nil && stopped.ours && outcome != writer.Unknown; clean {
+		b.settled, b.absent = true, true // nobody else ever wrote it, and this process did not
+	} else {
+		s.writer.AdmitAlways() // it had room as a write
+		b.room = true
+	}
+	return s.entomb(ctx, item, b, stopped, grace)
+}
+
+// stopWrite ends the write behind of a sandbox, if there is one, and returns the custom resource, if it is known to be
+// there. A write that does not end soon is Unknown: it ends later, and is never taken up again.
+func (s *Server) stopWrite(ctx context.Context, item store.Item) (*v1alpha1.Sandbox, writer.Outcome, *job) {
+	uid := item.Sandbox.GetUid()
+	j, ok := s.job(uid)
+	if !ok {
+		// It may have landed since the caller looked. What a former process wrote is not known.
+		if now, there := s.store.Get(item.Key); there && now.Sandbox.GetUid() == uid && now.Resource != nil {
+			return now.Resource, writer.Landed, nil
+		}
+		return item.Resource, writer.Unknown, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.deletePatience())
+	defer cancel()
+	outcome, there, err := j.Stop(ctx)
+	switch {
+	case err != nil:
+		return item.Resource, writer.Unknown, &j
+	case outcome == writer.Landed:
+		return there, outcome, &j
+	}
+	// The informer may have shown what a writer, its answer lost, was about to send again.
+	return item.Resource, outcome, &j
+}
+
+func (s *Server) deletePatience() time.Duration {
+	if s.api.away.Load() {
+		return awayPatience
+	}
+	return deletePatience
 }
 
 // deleteResource deletes a custom resource, and only the one that is meant, and has the container deleted at once.
 func (s *Server) deleteResource(ctx context.Context, item store.Item, resource *v1alpha1.Sandbox, grace *durationpb.Duration) error {
 	if resource.DeletionTimestamp == nil {
-		ctx, cancel := context.WithTimeout(ctx, apiPatience)
+		ctx, cancel := context.WithTimeout(ctx, s.deletePatience())
 		defer cancel()
 		if err := s.deleteByUID(ctx, resource); err != nil {
 			return err
@@ -87,122 +145,29 @@ func (s *Server) deleteResource(ctx context.Context, item store.Item, resource *
 	}
 	s.store.MarkDeleting(item.Key, item.Sandbox.GetUid())
 	if item.Fence != nil {
-		s.reaper.Drive(item.Fence, grace)
+		s.reaper.Drive(reap.Order{Fence: item.Fence, Grace: grace})
 	}
 	return nil
 }
 
-// deleteByUID deletes a custom resource if it still has its uid, and repeats that while the API server does not answer
-// and ctx lasts. One that is gone or replaced is deleted already.
-func (s *Server) deleteByUID(ctx context.Context, resource *v1alpha1.Sandbox) error {
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
-	for {
-		err := s.config.Resources.Delete(ctx, resource.DeepCopy(), client.Preconditions{UID: &resource.UID})
-		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			return nil
-		}
-		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-			return fault.Wrap(err, errdefs.ErrInternal, fault.Internal, "the API server refused the deletion")
-		}
-		timer := s.config.Clock.NewTimer(wait.NextBackOff())
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return errAPI(err)
-		case <-timer.C():
-		}
+// hasten has a deletion that runs already take a shorter, or longer, grace period.
+func (s *Server) hasten(item store.Item, grace *durationpb.Duration) {
+	if grace != nil && s.reaper.Driving(fleet.KeyOf(item.Fence)) {
+		s.reaper.Drive(reap.Order{Fence: item.Fence, Grace: grace})
 	}
 }
 
-// deleteUnwritten deletes a sandbox whose custom resource was not seen. The key is locked.
-func (s *Server) deleteUnwritten(ctx context.Context, item store.Item, grace *durationpb.Duration) error {
-	uid := item.Sandbox.GetUid()
-	outcome, there := writer.Unknown, (*v1alpha1.Sandbox)(nil) // what a former process wrote is not known
-	if job := s.job(uid); job != nil {
-		var err error
-		if outcome, there, err = job.Stop(ctx); err != nil {
-			return err
-		}
-	} else if current, ok := s.store.Get(item.Key); ok && current.Sandbox.GetUid() == uid && current.Resource != nil {
-		outcome, there = writer.Landed, current.Resource // it landed since the caller looked
+// errUndeleted is the error of a deletion that nobody could be made to remember. heard tells that an agent may have.
+func (s *Server) errUndeleted(last error, heard bool) error {
+	if !s.config.Lead.Leads() {
+		return errDeposed(last)
 	}
-	if outcome == writer.Unknown {
-		if found, err := s.lookup(ctx, item); err == nil && found != nil {
-			outcome, there = writer.Landed, found
-		} else if err == nil {
-			outcome = writer.NotWritten
-		}
+	if fault.ReasonOf(last) == fault.Overloaded {
+		return last
 	}
-	if outcome == writer.Landed {
-		return s.deleteResource(ctx, item, there, grace)
+	if heard {
+		return fault.Wrap(last, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent has not answered yet; the deletion goes on").
+			RetryIn(time.Second)
 	}
-	s.store.MarkDeleting(item.Key, uid)
-	select {
-	case <-s.reaper.Drive(item.Fence, grace):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	s.store.Bury(item.Key, uid)
-	if outcome == writer.Unknown {
-		s.config.Tasks.Go(func(ctx context.Context) { s.scrub(ctx, item) })
-	}
-	return nil
+	return fault.Wrap(last, errdefs.ErrUnavailable, fault.AgentUnavailable, "the sandbox's agent cannot be reached").RetryIn(time.Second)
 }
-
-// lookup asks the API server once for the custom resource of a sandbox; nil if there is none.
-func (s *Server) lookup(ctx context.Context, item store.Item) (*v1alpha1.Sandbox, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	found := &v1alpha1.Sandbox{}
-	err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: item.Key.Namespace, Name: item.Key.Name}, found)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, err
-	case found.EffectiveUID() != item.Sandbox.GetUid():
-		return nil, nil
-	}
-	return found, nil
-}
-
-// scrub deletes, once the API server answers again, what a write of unknown outcome may have left of a sandbox that is
-// gone. What lands later still is caught by ResourceSeen.
-func (s *Server) scrub(ctx context.Context, item store.Item) {
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 200*time.Millisecond, 5*time.Second
-	for {
-		found, err := s.lookup(ctx, item)
-		if err == nil && found != nil {
-			err = s.deleteByUID(ctx, found)
-		}
-		if err == nil {
-			return
-		}
-		timer := s.config.Clock.NewTimer(wait.NextBackOff())
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C():
-		}
-	}
-}
-
-// ResourceSeen takes a custom resource from the informer. One whose sandbox was deleted before it was seen for the first
-// time is a write that landed late: it is deleted.
-func (s *Server) ResourceSeen(sb *v1alpha1.Sandbox) {
-	s.store.SetResource(sb)
-	if sb.DeletionTimestamp != nil || !s.store.Gone(sb.EffectiveUID()) || !s.config.Lead.Leads() {
-		return
-	}
-	s.config.Tasks.Go(func(ctx context.Context) {
-		if err := s.deleteByUID(ctx, sb); err != nil && !errors.Is(err, context.Canceled) {
-			logr.FromContextOrDiscard(ctx).Error(err, "deleting a custom resource that landed late", "sandbox", sb.Namespace+"/"+sb.Name)
-		}
-	})
-}
-
-// ResourceGone takes the removal of a custom resource from the informer.
-func (s *Server) ResourceGone(sb *v1alpha1.Sandbox) { s.store.RemoveResource(sb) }

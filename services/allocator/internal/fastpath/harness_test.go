@@ -142,7 +142,7 @@ func (m *mesh) start(options ...option) {
 	p.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: pool}})
 	set := tasks.New()
 	cfg := fastpath.Config{
-		Store: m.store, Fleet: m.fleet, Agents: m.feed, Pools: p, Resources: m.api, Tasks: set, Clock: c,
+		Store: m.store, Fleet: m.fleet, Graves: m.fleet, Agents: m.feed, Pools: p, Resources: m.api, Tasks: set, Clock: c,
 		Metrics: fastpath.NewMetrics(prometheus.NewRegistry()), Mode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST,
 		Lead: lead.Alone(), Announced: func(string) bool { return true },
 		OrphanTimeout: 100 * time.Millisecond, CreateTimeout: 5 * time.Second, WriteLimit: 100,

@@ -15,6 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/writer"
 )
@@ -62,20 +63,31 @@ func fastResourceOf(r *store.Record) *v1alpha1.Sandbox {
 	return sb
 }
 
-// persist writes the custom resource of an acknowledged sandbox behind. Room in the writer was taken.
-func (s *Server) persist(r *store.Record) {
+// job is a write behind.
+type job struct {
+	*writer.Job
+	// ours tells that no other process ever had this sandbox to write.
+	ours   bool
+	record *store.Record
+}
+
+// persist writes the custom resource of an acknowledged sandbox behind. Room in the writer was taken. ours tells that no
+// other process can have written it.
+func (s *Server) persist(r *store.Record, ours bool) {
 	uid := r.Record.GetFence().GetSandboxUid()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.jobs[uid] = s.writer.Write(fastResourceOf(r), func(ctx context.Context, o writer.Outcome, there *v1alpha1.Sandbox) {
+	s.jobs[uid] = job{ours: ours, record: r, Job: s.writer.Write(fastResourceOf(r), func(ctx context.Context, o writer.Outcome, there *v1alpha1.Sandbox) {
 		s.written(ctx, r, o, there)
-	})
+	})}
 }
 
-func (s *Server) job(uid string) *writer.Job {
+// job is the write behind of a sandbox; false if there is none.
+func (s *Server) job(uid string) (job, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.jobs[uid]
+	j, ok := s.jobs[uid]
+	return j, ok
 }
 
 // written follows up a write behind. One that was stopped is followed up by who stopped it.
@@ -90,7 +102,7 @@ func (s *Server) written(ctx context.Context, r *store.Record, o writer.Outcome,
 		log.Error(nil, "the name was taken in the API server, or its namespace is gone; removing the container of the fast create",
 			"agent", r.AgentPod)
 		s.store.Bury(key, fence.GetSandboxUid())
-		s.reaper.Drive(fence, nil)
+		s.reaper.Drive(reap.Order{Fence: fence})
 	}
 	s.mu.Lock()
 	delete(s.jobs, fence.GetSandboxUid())

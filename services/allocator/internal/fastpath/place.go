@@ -21,6 +21,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
@@ -67,14 +68,14 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 		}
 		if fault.ReasonOf(err) == fault.LeaderSuperseded {
 			// Another process decides now. What became of this attempt is its to find out, too.
-			s.reaper.Drive(fence, nil)
+			s.reaper.Drive(reap.Order{Fence: fence})
 			return nil, nil, errDeposed(err)
 		}
 		if known {
 			s.config.Fleet.Release(fence)
 		} else {
 			// What became of it is not known; the place stays taken until it is, and the next container has another id.
-			s.reaper.Drive(fence, nil)
+			s.reaper.Drive(reap.Order{Fence: fence})
 			attempt++
 		}
 		if fault.ReasonOf(err) == fault.Internal {

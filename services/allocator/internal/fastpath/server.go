@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -50,6 +51,15 @@ type Fleet interface {
 	Loose() []fleet.Loose
 }
 
+// Graves is what agents tell of sandboxes that were deleted.
+type Graves interface {
+	// Tombstones returns all tombstones; Tombstoned tells whether there is one of a container.
+	Tombstones() []*agentv1.Tombstone
+	Tombstoned(key fleet.Key) bool
+	// Reported tells whether a container is still reported.
+	Reported(key fleet.Key) bool
+}
+
 // Pools finds pools.
 type Pools interface {
 	// Pool returns a pool from memory; false if there is none.
@@ -67,6 +77,7 @@ type Lead interface {
 type Config struct {
 	Store     *store.Store
 	Fleet     Fleet
+	Graves    Graves
 	Agents    reap.Agents
 	Pools     Pools
 	Resources Resources
@@ -83,8 +94,11 @@ type Config struct {
 	OrphanTimeout time.Duration
 	// CreateTimeout bounds a create whose caller set no deadline.
 	CreateTimeout time.Duration
-	// WriteLimit is how many custom resources may wait to be written.
+	// WriteLimit is how many custom resources may wait to be written or deleted.
 	WriteLimit int
+	// Settle is how long after a custom resource was seen to be absent a write of it, sent by whoever, may still land.
+	// Zero: DefaultSettle.
+	Settle time.Duration
 }
 
 // Server implements sandboxv1.SandboxServiceServer.
@@ -95,14 +109,19 @@ type Server struct {
 	locks  *keylock.Map[store.Key]
 	reaper *reap.Reaper
 	writer *writer.Writer
+	api    *api
+	// burying bounds the calls to the API server for burials.
+	burying chan struct{}
 
 	mu       sync.Mutex
-	flights  map[requestKey]*flight      // creates with a request_id that run now
-	answers  *answers                    // what creates with a request_id were answered
-	creating map[string]struct{}         // sandbox uids of creates that run now
-	jobs     map[string]*writer.Job      // writes behind, by sandbox uid
-	marking  map[string]struct{}         // sandbox uids whose agent is being told that they are written
-	loose    map[fleet.Key]looseSighting // see adopt.go
+	flights  map[requestKey]*flight          // creates with a request_id that run now
+	answers  *answers                        // what creates with a request_id were answered
+	creating map[string]struct{}             // sandbox uids of creates that run now
+	jobs     map[string]job                  // writes behind, by sandbox uid
+	burials  map[fleet.Key]*burial           // deletions whose custom resource may be there, or come; see bury.go
+	late     map[types.UID]*v1alpha1.Sandbox // custom resources of sandboxes that are gone
+	marking  map[string]struct{}             // sandbox uids whose agent is being told that they are written
+	loose    map[fleet.Key]looseSighting     // see adopt.go
 }
 
 // New returns a server. Its background work runs in cfg.Tasks.
@@ -110,11 +129,17 @@ func New(cfg Config) *Server {
 	s := &Server{
 		config: cfg, store: cfg.Store, locks: keylock.New[store.Key](),
 		flights: map[requestKey]*flight{}, answers: newAnswers(), creating: map[string]struct{}{},
-		jobs: map[string]*writer.Job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
+		jobs: map[string]job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
+		burials: map[fleet.Key]*burial{}, burying: make(chan struct{}, buryParallel), late: map[types.UID]*v1alpha1.Sandbox{},
 	}
+	if s.config.Settle == 0 {
+		s.config.Settle = DefaultSettle
+	}
+	s.api = &api{Resources: cfg.Resources}
+	s.config.Resources = s.api
 	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Leads: cfg.Lead.Leads, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: cfg.Fleet.Release})
 	s.writer = writer.New(writer.Config{
-		Resources: cfg.Resources, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Leads: cfg.Lead.Leads,
+		Resources: s.api, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Leads: cfg.Lead.Leads, Dead: s.store.Deleting,
 	})
 	return s
 }

@@ -63,8 +63,8 @@ func (s *Server) awaitWritten(ctx context.Context, item store.Item) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiPatience)
 	defer cancel()
-	job := s.job(item.Sandbox.GetUid())
-	if job == nil {
+	job, ok := s.job(item.Sandbox.GetUid())
+	if !ok {
 		if now, ok := s.store.Get(item.Key); ok && now.Resource != nil {
 			return nil
 		}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
 
@@ -26,6 +25,8 @@ type Listener interface {
 	AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport)
 	// AgentChanges carries new and changed reports; one that is TERMINATED is gone after this.
 	AgentChanges(agentUID string, reports []*agentv1.SandboxReport)
+	// AgentTombstones carries tombstones that are new, and those that were forgotten.
+	AgentTombstones(added []*agentv1.Tombstone, removed []*agentv1.Tombstone)
 	// AgentGone tells that the agent's Pod is gone, and all reports with it.
 	AgentGone(agentUID string)
 }
@@ -54,6 +55,7 @@ type member struct {
 	heard   int64 // number of messages received
 	joined  time.Time
 	reports map[Key]*agentv1.SandboxReport // immutable values
+	graves  map[Key]*agentv1.Tombstone     // immutable values
 }
 
 // Fleet is the memory of agents.
@@ -88,11 +90,16 @@ func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
 func (f *Fleet) Left(uid string) {
 	f.mu.Lock()
 	agent := f.agentLocked(uid)
+	var graves []*agentv1.Tombstone
+	if m := f.agents[uid]; m != nil {
+		graves = slices.Collect(maps.Values(m.graves))
+	}
 	delete(f.agents, uid)
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT_GONE, agent, nil)
 	f.mu.Unlock()
 	f.registry.Leave(uid)
 	if agent != nil {
+		f.listener.AgentTombstones(nil, graves)
 		f.listener.AgentGone(uid)
 	}
 }
@@ -108,6 +115,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	m.info = s.GetInfo()
 	m.seen = true
 	m.heard++
+	added, removed := m.bury(s.GetTombstones(), nil, true)
 	m.reports = make(map[Key]*agentv1.SandboxReport, len(s.GetSandboxes()))
 	sandboxes := make([]registry.Sandbox, 0, len(s.GetSandboxes()))
 	for _, r := range s.GetSandboxes() {
@@ -123,6 +131,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	})
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
 	f.mu.Unlock()
+	f.listener.AgentTombstones(added, removed) // first: what is deleted is never shown as running
 	f.listener.AgentSandboxes(uid, s.GetSandboxes())
 }
 
@@ -135,6 +144,7 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 		return
 	}
 	m.heard++
+	added, removed := m.bury(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
 	sandboxes := make([]registry.Sandbox, 0, len(d.GetSandboxes()))
 	for _, r := range d.GetSandboxes() {
 		key := KeyOf(r.GetRecord().GetFence())
@@ -157,6 +167,9 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 		f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, agent, d.GetSandboxes())
 	}
 	f.mu.Unlock()
+	if len(added)+len(removed) > 0 {
+		f.listener.AgentTombstones(added, removed)
+	}
 	if len(d.GetSandboxes()) > 0 {
 		f.listener.AgentChanges(uid, d.GetSandboxes())
 	}
@@ -239,40 +252,4 @@ func (f *Fleet) Agent(uid string) (*allocatorv1.Agent, bool) {
 	defer f.mu.Unlock()
 	a := f.agentLocked(uid)
 	return a, a != nil
-}
-
-// Settled tells whether every agent that joined was heard of, or had time enough for it: only then is the absence of a
-// sandbox from all reports worth anything.
-func (f *Fleet) Settled(patience time.Duration) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := f.clock.Now()
-	for _, m := range f.agents {
-		if !m.seen && now.Sub(m.joined) < patience {
-			return false
-		}
-	}
-	return true
-}
-
-// Loose is a report of a sandbox whose custom resource its agent does not know to be written.
-type Loose struct {
-	Report *agentv1.SandboxReport
-	// Heard is the number of messages that its agent had sent when the report was looked at.
-	Heard int64
-}
-
-// Loose returns all such reports, in no order.
-func (f *Fleet) Loose() []Loose {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var out []Loose
-	for _, m := range f.agents {
-		for _, r := range m.reports {
-			if !r.GetPersisted() {
-				out = append(out, Loose{Report: proto.CloneOf(r), Heard: m.heard})
-			}
-		}
-	}
-	return out
 }

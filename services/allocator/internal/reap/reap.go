@@ -1,5 +1,6 @@
 // Package reap drives deletions on agents to certainty: it repeats each until the agent says that the container is gone,
-// or the agent's Pod itself is gone (its containers are then the janitor's). All methods may be called concurrently.
+// or the agent's Pod itself is gone (its containers are then the janitor's). A refusal because of a later leader is no
+// certainty: it is asked again, if this process still leads. All methods may be called concurrently.
 package reap
 
 import (
@@ -12,7 +13,6 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -46,25 +46,26 @@ type Reaper struct {
 	config Config
 
 	mu     sync.Mutex
-	drives map[fleet.Key]chan struct{}
+	drives map[fleet.Key]*Drive
 }
 
 // New returns a reaper with nothing to do.
-func New(cfg Config) *Reaper { return &Reaper{config: cfg, drives: map[fleet.Key]chan struct{}{}} }
+func New(cfg Config) *Reaper { return &Reaper{config: cfg, drives: map[fleet.Key]*Drive{}} }
 
-// Drive has a container deleted in the background and returns a channel that is closed once it is certainly gone. grace is
-// the time between SIGTERM and SIGKILL; nil takes the sandbox's own. Driving what is driven already joins it.
-func (r *Reaper) Drive(fence *agentv1.Fence, grace *durationpb.Duration) <-chan struct{} {
-	key := fleet.KeyOf(fence)
+// Drive has a container deleted in the background. Driving what is driven already joins it: a tombstone, or a grace period,
+// that the first did not have is sent after it.
+func (r *Reaper) Drive(o Order) *Drive {
+	key := fleet.KeyOf(o.Fence)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if done, ok := r.drives[key]; ok {
-		return done
+	if d, ok := r.drives[key]; ok && !d.withdrawn {
+		d.join(o)
+		return d
 	}
-	done := make(chan struct{})
-	r.drives[key] = done
-	r.config.Tasks.Go(func(ctx context.Context) { r.run(ctx, key, grace, done) })
-	return done
+	d := &Drive{reaper: r, key: key, order: o, accepted: make(chan struct{}), done: make(chan struct{})}
+	r.drives[key] = d
+	r.config.Tasks.Go(func(ctx context.Context) { r.run(ctx, d) })
+	return d
 }
 
 // Driving tells whether a deletion of the container is under way.
@@ -75,14 +76,21 @@ func (r *Reaper) Driving(key fleet.Key) bool {
 	return ok
 }
 
-func (r *Reaper) run(ctx context.Context, key fleet.Key, grace *durationpb.Duration, done chan struct{}) {
-	log := logr.FromContextOrDiscard(ctx).WithValues("sandboxUID", key.SandboxUID, "attempt", key.Attempt, "agentUID", key.AgentUID)
+func (r *Reaper) run(ctx context.Context, d *Drive) {
+	log := logr.FromContextOrDiscard(ctx).WithValues("sandboxUID", d.key.SandboxUID, "attempt", d.key.Attempt, "agentUID", d.key.AgentUID)
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
 	for {
-		err := r.attempt(ctx, key, grace)
+		err := r.attempt(ctx, d)
 		if err == nil {
 			break
+		}
+		again, withdrawn := d.failed(err)
+		if withdrawn {
+			return
+		}
+		if again {
+			continue
 		}
 		log.V(2).Info("deleting container again", "err", err.Error())
 		timer := r.config.Clock.NewTimer(wait.NextBackOff())
@@ -93,11 +101,9 @@ func (r *Reaper) run(ctx context.Context, key fleet.Key, grace *durationpb.Durat
 		case <-timer.C():
 		}
 	}
-	r.mu.Lock()
-	delete(r.drives, key)
-	r.mu.Unlock()
-	r.config.Removed(key.Fence())
-	close(done)
+	d.end()
+	r.config.Removed(d.key.Fence())
+	close(d.done)
 }
 
 var (
@@ -106,20 +112,23 @@ var (
 )
 
 // attempt returns nil once the container is certainly gone from the agent.
-func (r *Reaper) attempt(ctx context.Context, key fleet.Key, grace *durationpb.Duration) error {
-	if r.config.Agents.Gone(key.AgentUID) {
+func (r *Reaper) attempt(ctx context.Context, d *Drive) error {
+	if r.config.Agents.Gone(d.key.AgentUID) {
 		return nil
 	}
 	if !r.config.Leads() {
 		return errNotLeading
 	}
-	client, ok := r.config.Agents.Client(key.AgentUID)
+	client, ok := r.config.Agents.Client(d.key.AgentUID)
 	if !ok {
 		return errUnreachable
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := client.DeleteSandbox(ctx, &agentv1.DeleteSandboxRequest{Fence: key.Fence(), GracePeriod: grace})
+	order := d.begin(cancel)
+	stream, err := client.DeleteSandbox(ctx, &agentv1.DeleteSandboxRequest{
+		Fence: d.key.Fence(), GracePeriod: order.Grace, Tombstone: order.Tombstone,
+	})
 	if err != nil {
 		return rpc.FromStatus(err)
 	}
@@ -127,8 +136,9 @@ func (r *Reaper) attempt(ctx context.Context, key fleet.Key, grace *durationpb.D
 		m, err := stream.Recv()
 		switch {
 		case err == nil:
+			d.accept(order)
 			if m.GetStage() == agentv1.DeleteStage_DELETE_STAGE_REMOVED {
-				return nil
+				return d.complete(order)
 			}
 		case errors.Is(err, io.EOF):
 			return errors.New("the agent's stream ended before the container was removed")

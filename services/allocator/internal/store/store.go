@@ -83,9 +83,10 @@ type Store struct {
 	sorted   []Key                        // of the entries with an item
 	byAgent  map[string]map[fleet.Key]Key // where reports of an agent are
 	requests map[requestKey]Key
-	deleting map[string]time.Time     // by uid: accepted deletions of what is still there
-	gone     map[string]time.Time     // by uid: tombstones
-	answered map[requestKey]time.Time // create calls whose sandbox is gone
+	deleting map[string]time.Time                        // by uid: accepted deletions of what is still there
+	gone     map[string]time.Time                        // by uid: tombstones
+	answered map[requestKey]time.Time                    // create calls whose sandbox is gone
+	graves   map[string]map[fleet.Key]*agentv1.Tombstone // by uid: what agents keep
 	pruned   time.Time
 	watchers map[*Watch]struct{}
 }
@@ -95,6 +96,7 @@ func New(c clock.PassiveClock) *Store {
 	return &Store{
 		clock: c, entries: map[Key]*entry{}, byAgent: map[string]map[fleet.Key]Key{}, requests: map[requestKey]Key{},
 		deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{}, watchers: map[*Watch]struct{}{},
+		graves: map[string]map[fleet.Key]*agentv1.Tombstone{},
 	}
 }
 
@@ -184,19 +186,24 @@ func (s *Store) MarkDeleting(key Key, uid string) {
 	}
 }
 
-// Bury forgets a sandbox that is gone and remembers its uid, so that no late word brings it back.
-func (s *Store) Bury(key Key, uid string) {
+// Bury forgets a sandbox that is gone and remembers its uid, so that no late word brings it back. It returns false, and
+// does nothing, if its custom resource is there.
+func (s *Store) Bury(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[key]
+	if e != nil && e.resource != nil && e.resource.EffectiveUID() == uid {
+		return false
+	}
 	s.bury(uid, e)
 	if e == nil {
-		return
+		return true
 	}
 	if e.record != nil && e.record.Record.GetFence().GetSandboxUid() == uid {
 		e.record = nil
 	}
 	s.refresh(e)
+	return true
 }
 
 // bury sets the tombstones of a uid and, if e shows its sandbox, of the create call. The lock is held.
@@ -212,7 +219,7 @@ func (s *Store) bury(uid string, e *entry) {
 	}
 	s.pruned = now
 	for uid, at := range s.gone {
-		if now.Sub(at) > tombstoneTTL {
+		if now.Sub(at) > tombstoneTTL && s.graves[uid] == nil {
 			delete(s.gone, uid)
 		}
 	}

@@ -59,6 +59,8 @@ type Config struct {
 	Clock     clock.Clock
 	// Leads tells whether this process leads: one that does not waits with its writes, for its successor writes them.
 	Leads func() bool
+	// Dead tells whether a sandbox, by its uid, was deleted. Its custom resource is going and takes no name from others.
+	Dead func(uid string) bool
 	// Limit is how many writes may be pending.
 	Limit int
 	// Parallel is how many calls may be under way at once. Zero: 32.
@@ -166,7 +168,7 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 		switch {
 		case err == nil:
 			return outcome, there
-		case !errors.Is(err, errNotLeading) && !definite(err):
+		case !definite(err):
 			stopped = Unknown
 		}
 		log.V(2).Info("writing custom resource again", "err", err.Error())
@@ -180,7 +182,10 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 	}
 }
 
-var errNotLeading = errors.New("another process may lead")
+var (
+	errNotLeading = errors.New("another process may lead")
+	errGoing      = errors.New("the name is that of a sandbox that is being deleted")
+)
 
 // call makes one attempt. A nil error comes with Landed or Conflict.
 func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1alpha1.Sandbox, error) {
@@ -208,6 +213,9 @@ func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1al
 	if there.EffectiveUID() == sb.EffectiveUID() {
 		return Landed, there, nil
 	}
+	if there.DeletionTimestamp != nil || w.config.Dead(there.EffectiveUID()) {
+		return Pending, nil, errGoing
+	}
 	return Conflict, there, nil
 }
 
@@ -228,6 +236,8 @@ func homeless(err error) bool {
 func definite(err error) bool {
 	var op *net.OpError
 	switch {
+	case errors.Is(err, errNotLeading), errors.Is(err, errGoing):
+		return true
 	case errors.As(err, &op) && op.Op == "dial", errors.Is(err, syscall.ECONNREFUSED):
 		return true
 	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err), apierrors.IsServiceUnavailable(err):

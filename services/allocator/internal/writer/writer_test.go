@@ -83,7 +83,7 @@ func TestOutcomes(t *testing.T) {
 			wg.Go(func() { _ = set.Run(ctx) })
 			defer func() { cancel(); wg.Wait() }()
 			r := &resources{answers: test.answers, there: test.there}
-			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }})
+			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Dead: func(string) bool { return false }})
 			require.NoError(t, w.Admit())
 			require.Error(t, w.Admit(), "the room is bounded")
 			after := make(chan writer.Outcome, 1)
