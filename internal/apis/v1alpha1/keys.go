@@ -53,8 +53,8 @@ const (
 	AnnotationRequestDigest = Group + "/request-digest"
 )
 
-// AnnotationDraining, on an agent Pod, tells that the agent takes no new sandboxes and goes when it has none left, and why:
-// one of the DrainReasons, or a person's own word, whose agent drains until that person takes the annotation away.
+// AnnotationDraining tells, on an agent Pod, that the agent takes no new sandboxes and goes when it has none left, and why:
+// for one of the reasons below, or by a person's own word, for whom it drains until the annotation is taken away.
 const AnnotationDraining = Group + "/draining"
 
 // Reasons for which the controller drains agents.

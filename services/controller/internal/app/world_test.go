@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	crlog "sigs.k8s.io/controller-runtime/pkg/log"
@@ -134,6 +135,8 @@ type world struct {
 	allocator *allocator
 	config    app.Config
 	stop      func()
+	// clock, if set, is the controller's.
+	clock clock.Clock
 	// wrap, if set, stands between the controller and the API server.
 	wrap func(http.RoundTripper) http.RoundTripper
 }
@@ -166,7 +169,11 @@ func (w *world) start() {
 	require.NoError(w.t, err)
 	api := rest.CopyConfig(restConfig)
 	api.Wrap(w.wrap)
-	m, err := app.Manager(ctx, w.config, api, allocatorv1.NewAllocatorServiceClient(conn), prometheus.NewRegistry())
+	var opts []app.Option
+	if w.clock != nil {
+		opts = append(opts, app.WithClock(w.clock))
+	}
+	m, err := app.Manager(ctx, w.config, api, allocatorv1.NewAllocatorServiceClient(conn), prometheus.NewRegistry(), opts...)
 	require.NoError(w.t, err)
 	done := make(chan error, 1)
 	go func() { done <- m.Start(ctx) }()
@@ -180,6 +187,11 @@ func (w *world) start() {
 		}
 	}
 	w.t.Cleanup(func() { w.stop() })
+	select {
+	case <-m.Elected():
+	case <-time.After(patience):
+		require.FailNow(w.t, "the controller does not lead")
+	}
 }
 
 // clean takes everything out of the world, so that the next test's controller does not meet it.

@@ -146,7 +146,7 @@ func (r *Reconciler) tell(ctx context.Context, m *member, resume bool) answer {
 }
 
 func (r *Reconciler) ask(ctx context.Context, m *member, resume bool) (left int, empty bool, err error) {
-	address := m.agent.Agent.GetAddress()
+	address := m.agent.GetAddress()
 	if address == "" && m.pod.Status.PodIP != "" {
 		address = net.JoinHostPort(m.pod.Status.PodIP, strconv.Itoa(int(r.Injection.AgentPort)))
 	}
