@@ -2,12 +2,12 @@ package agents_test
 
 import (
 	"context"
-	"errors"
 	"net"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -18,6 +18,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 )
@@ -38,7 +39,7 @@ func (f *feed) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.ServerStrea
 			return nil
 		case e := <-f.events:
 			if e == nil {
-				return errors.New("broken")
+				return rpc.ToStatus(fault.New(errdefs.ErrUnavailable, fault.NotLeader, "another replica leads").RetryIn(time.Second))
 			}
 			if err := s.Send(e); err != nil {
 				return err
@@ -122,7 +123,7 @@ func fence(agent, uid string, attempt int64) *agentv1.Fence {
 
 func eventually(t *testing.T, is func() bool) {
 	t.Helper()
-	require.Eventually(t, is, 5*time.Second, 2*time.Millisecond)
+	require.Eventually(t, is, 20*time.Second, 2*time.Millisecond)
 }
 
 func TestIndexFollowsTheStream(t *testing.T) {
@@ -184,6 +185,24 @@ func TestStreamThatBreaks(t *testing.T) {
 	told.mu.Lock()
 	require.Equal(t, 2, told.synced)
 	told.mu.Unlock()
+}
+
+// TestReplicaThatDoesNotLead: the stream is refused, or ends before it has synced, until some replica leads. Nothing
+// is concluded from what came before that.
+func TestReplicaThatDoesNotLead(t *testing.T) {
+	f, index, _ := setUp(t)
+	now := timestamppb.Now()
+	f.events <- nil
+	f.events <- agentMessage(kindAgent, "stale", true, now, report("s0", 1, running))
+	f.events <- nil
+	f.events <- nil
+	require.False(t, index.Synced())
+	f.events <- agentMessage(kindAgent, "a", true, now, report("s1", 1, running))
+	require.Nil(t, index.Report(fence("stale", "s0", 1)))
+	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
+	eventually(t, index.Synced)
+	require.NotNil(t, index.Report(fence("a", "s1", 1)))
+	require.Equal(t, agents.Absent, index.Standing("stale"))
 }
 
 // TestStanding: what the Registry says of an agent counts, and no time that it says.

@@ -14,7 +14,7 @@ import (
 
 const (
 	minBackoff = 100 * time.Millisecond
-	maxBackoff = 2 * time.Second
+	maxBackoff = time.Second
 )
 
 // Watcher keeps an index in step with the allocator.
@@ -30,7 +30,8 @@ type Watcher struct {
 }
 
 // Start watches until ctx ends, and connects anew whenever the stream breaks: at once the first time, then after 100 ms,
-// doubling up to 2 s until a stream has synced again.
+// doubling up to 1 s until a stream has synced again. So it follows the allocator's lead from one replica to the other; one
+// that does not lead may refuse the stream, or end it.
 func (w *Watcher) Start(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx).WithName("agents")
 	delay := time.Duration(0)

@@ -3,7 +3,11 @@
 package app_test
 
 import (
+	"errors"
+	"net/http"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -54,4 +58,57 @@ func TestSupersededLeaderBlamesNobody(t *testing.T) {
 	w.delete("old")
 	w.vanishes("old")
 	require.Len(t, a.all(), 1)
+}
+
+// cut refuses every request while it is on.
+type cut struct {
+	http.RoundTripper
+
+	on *atomic.Bool
+}
+
+// RoundTrip refuses, or does not.
+func (c cut) RoundTrip(r *http.Request) (*http.Response, error) {
+	if c.on.Load() {
+		return nil, errors.New("cut off")
+	}
+	return c.RoundTripper.RoundTrip(r)
+}
+
+// TestStandbyTakesOver: the leader is cut off from the API server, so that it cannot even give the Lease up. It ends, the
+// standby leads, under a higher term, and goes on with what was begun.
+func TestStandbyTakesOver(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	var on atomic.Bool
+	first := w.launch(func(next http.RoundTripper) http.RoundTripper { return cut{next, &on} })
+	first.leads()
+	second := w.launch(nil)
+	w.runs("s", noPorts)
+	term := a.seenTerm()
+	gate := make(chan struct{})
+	a.set(func(a *agent) { a.gate = gate })
+	w.sandbox("begun", noPorts)
+	w.eventually(func() bool { return len(a.createCalls()) == 2 }, func() string { return "never asked" })
+	select {
+	case <-second.manager.Elected():
+		require.Fail(t, "two lead")
+	default:
+	}
+	on.Store(true)
+	w.delete("s")
+	second.leads()
+	select {
+	case <-first.ended:
+		require.ErrorContains(t, first.err, "leader election lost")
+	case <-time.After(patience):
+		require.Fail(t, "the deposed leader goes on")
+	}
+	w.vanishes("s")
+	require.Greater(t, a.seenTerm(), term)
+	close(gate)
+	s := w.reachesPhase("begun", v1alpha1.PhaseRunning)
+	require.Equal(t, int64(1), s.Status.Attempt)
+	require.Len(t, a.all(), 1)
+	require.NoError(t, second.stop())
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	crlog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/yaml"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -160,37 +162,61 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// start starts a controller, and stops it with the test or by stop.
+// start starts a controller that leads, and stops it with the test or by stop.
 func (w *world) start() {
+	w.t.Helper()
+	p := w.launch(w.wrap)
+	w.stop = func() { require.NoError(w.t, p.stop()) }
+	w.t.Cleanup(func() { w.stop() })
+	p.leads()
+}
+
+// process is one controller.
+type process struct {
+	w       *world
+	manager manager.Manager
+	// ended is closed when it has, and then err is why.
+	ended chan struct{}
+	err   error
+	// stop ends it, if it has not ended by itself, and returns why it did.
+	stop func() error
+}
+
+// launch starts a controller, whether it gets to lead or not.
+func (w *world) launch(wrap func(http.RoundTripper) http.RoundTripper) *process {
 	w.t.Helper()
 	log := testr.NewWithInterface(w.t, testr.Options{Verbosity: 0})
 	ctx, cancel := context.WithCancel(logr.NewContext(context.WithoutCancel(w.ctx), log))
 	conn, err := rpc.Dial(w.allocator.address, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
 	require.NoError(w.t, err)
 	api := rest.CopyConfig(restConfig)
-	api.Wrap(w.wrap)
+	api.Wrap(wrap)
 	var opts []app.Option
 	if w.clock != nil {
 		opts = append(opts, app.WithClock(w.clock))
 	}
 	m, err := app.Manager(ctx, w.config, api, allocatorv1.NewAllocatorServiceClient(conn), prometheus.NewRegistry(), opts...)
 	require.NoError(w.t, err)
-	done := make(chan error, 1)
-	go func() { done <- m.Start(ctx) }()
-	stopped := false
-	w.stop = func() {
-		if !stopped {
-			stopped = true
-			cancel()
-			require.NoError(w.t, <-done)
-			require.NoError(w.t, conn.Close())
-		}
-	}
-	w.t.Cleanup(func() { w.stop() })
+	p := &process{w: w, manager: m, ended: make(chan struct{})}
+	go func() { defer close(p.ended); p.err = m.Start(ctx) }()
+	p.stop = sync.OnceValue(func() error {
+		cancel()
+		<-p.ended
+		require.NoError(w.t, conn.Close())
+		return p.err
+	})
+	w.t.Cleanup(func() { _ = p.stop() })
+	return p
+}
+
+func (p *process) leads() {
+	p.w.t.Helper()
 	select {
-	case <-m.Elected():
+	case <-p.manager.Elected():
+	case <-p.ended:
+		require.FailNow(p.w.t, "the controller has ended", "%v", p.err)
 	case <-time.After(patience):
-		require.FailNow(w.t, "the controller does not lead")
+		require.FailNow(p.w.t, "the controller does not lead")
 	}
 }
 
