@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -14,8 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -96,6 +99,8 @@ type parts struct {
 	server   *rpc.Server
 	source   *source
 	synced   chan struct{} // closed once all that the API server holds was seen
+	events   events.EventBroadcaster
+	recorder events.EventRecorder
 	// elector is nil for an allocator that runs alone.
 	elector  *leader.Elector
 	lead     *lead.Lead
@@ -129,6 +134,14 @@ func (a *App) Run(ctx context.Context) error {
 	if p.elector != nil {
 		g.After("election", func(ctx context.Context) error { return a.campaign(ctx, p) })
 	}
+	g.After("events", func(ctx context.Context) error {
+		if err := p.events.StartRecordingToSinkWithContext(ctx); err != nil {
+			return fmt.Errorf("recording events: %w", err)
+		}
+		<-ctx.Done()
+		p.events.Shutdown()
+		return nil
+	})
 	a.config.Serve(g, p.metrics, p.server.Health())
 	defer p.forward.Close()
 	return g.Run(ctx)
@@ -199,8 +212,11 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 	p.feed = feed.New(feed.Config{Sink: sink{p.fleet, p.announce}, Dial: func(address string) (*grpc.ClientConn, error) {
 		return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAgent.ServerName(), Leader: p.lead})
 	}, Clock: a.clock})
+	if err := a.record(p, scheme, httpClient); err != nil {
+		return nil, err
+	}
 	p.fastpath = fastpath.New(fastpath.Config{
-		Store: p.store, Fleet: p.fleet, Graves: p.fleet, Agents: p.feed, Lead: p.lead, Announced: p.announce.Announced, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
+		Store: p.store, Fleet: p.fleet, Graves: p.fleet, Agents: p.feed, Events: p.recorder, Lead: p.lead, Announced: p.announce.Announced, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
 		Metrics: fastpath.NewMetrics(p.metrics), Mode: a.config.mode(), OrphanTimeout: a.config.OrphanTimeout,
 		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit,
 	})
@@ -242,6 +258,17 @@ func (a *App) serve(ctx context.Context, p *parts) error {
 
 func (a *App) agentAddress(ip string) string {
 	return net.JoinHostPort(ip, strconv.Itoa(a.config.AgentPort))
+}
+
+// record makes what writes Events, in the background: nobody waits for one.
+func (a *App) record(p *parts, scheme *runtime.Scheme, httpClient *http.Client) error {
+	c, err := eventsv1.NewForConfigAndClient(a.rest, httpClient)
+	if err != nil {
+		return fmt.Errorf("making the client of events: %w", err)
+	}
+	p.events = events.NewBroadcaster(&events.EventSinkImpl{Interface: c})
+	p.recorder = p.events.NewRecorder(scheme, "fast-sandbox-allocator")
+	return nil
 }
 
 // kinds is what the allocator uses of the API, so that it asks for no discovery and starts without an API server.

@@ -23,7 +23,9 @@ import (
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -64,6 +66,7 @@ type cluster struct {
 	rest   *rest.Config // through the proxy
 	proxy  *proxy
 	agent  *fakeagent.Agent
+	agents []*fakeagent.Agent
 	port   int
 	issuer *pki.Authority
 	// allocators is how many were started.
@@ -90,35 +93,44 @@ func newCluster(t *testing.T) *cluster {
 	scheme := runtime.NewScheme()
 	require.NoError(t, corev1.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	require.NoError(t, coordinationv1.AddToScheme(scheme))
+	require.NoError(t, eventsv1.AddToScheme(scheme))
 	admin, err := client.New(cfg, client.Options{Scheme: scheme})
 	require.NoError(t, err)
 	c := &cluster{t: t, admin: admin, issuer: pki.New(t), proxy: newProxy(t, cfg.Host), rest: rest.CopyConfig(cfg)}
 	c.rest.Host = "https://" + c.proxy.address
-	require.NoError(t, admin.Create(t.Context(), &v1alpha1.SandboxPool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: pool},
-		Spec:       v1alpha1.SandboxPoolSpec{AgentTemplate: v1alpha1.AgentTemplate{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "agent", Image: "agent"}}}}},
-	}))
-	c.startAgent()
+	c.createPool(pool)
+	c.agent = c.startAgent("agent-1", pool, "127.0.0.1", 50)
 	return c
 }
 
-// startAgent makes a Pod that claims to be an agent, and the agent.
-func (c *cluster) startAgent() {
+// startAgent makes a Pod that claims to be an agent, and the agent. All agents have one port, on addresses of their own.
+func (c *cluster) startAgent(name, pool, ip string, capacity int32) *fakeagent.Agent {
 	t := c.t
+	t.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "agent-1", Labels: map[string]string{v1alpha1.LabelComponent: v1alpha1.ComponentAgent, v1alpha1.LabelPool: pool}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{v1alpha1.LabelComponent: v1alpha1.ComponentAgent, v1alpha1.LabelPool: pool}},
 		Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
 	}
 	require.NoError(t, c.admin.Create(t.Context(), pod))
-	pod.Status.Phase, pod.Status.PodIP, pod.Status.PodIPs = corev1.PodRunning, "127.0.0.1", []corev1.PodIP{{IP: "127.0.0.1"}}
+	pod.Status.Phase, pod.Status.PodIP, pod.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
 	require.NoError(t, c.admin.Status().Update(t.Context(), pod))
-	c.agent = fakeagent.New(&agentv1.AgentInfo{
-		PodName: pod.Name, PodUid: string(pod.UID), Namespace: ns, Pool: pool, NodeName: "node-1", PodIp: "127.0.0.1", Capacity: 50,
+	agent := fakeagent.New(&agentv1.AgentInfo{
+		PodName: pod.Name, PodUid: string(pod.UID), Namespace: ns, Pool: pool, NodeName: "node-1", PodIp: ip, Capacity: capacity,
 	})
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", net.JoinHostPort(ip, fmt.Sprint(c.port)))
 	require.NoError(t, err)
 	c.port = listener.Addr().(*net.TCPAddr).Port
-	background(t, func(ctx context.Context) { _ = c.agent.Serve(ctx, listener, c.issuer.TLS(t, rpc.RoleAgent)) })
+	background(t, func(ctx context.Context) { _ = agent.Serve(ctx, listener, c.issuer.TLS(t, rpc.RoleAgent)) })
+	c.agents = append(c.agents, agent)
+	return agent
+}
+
+func (c *cluster) createPool(name string) {
+	require.NoError(c.t, c.admin.Create(c.t.Context(), &v1alpha1.SandboxPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec:       v1alpha1.SandboxPoolSpec{AgentTemplate: v1alpha1.AgentTemplate{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "agent", Image: "agent"}}}}},
+	}))
 }
 
 // finalize stands for the controller: it lets a Sandbox go once no agent runs it.
@@ -136,8 +148,10 @@ func (c *cluster) finalize(ctx context.Context) {
 			continue
 		}
 		running := map[string]bool{}
-		for _, r := range c.agent.Sandboxes() {
-			running[r.GetRecord().GetFence().GetSandboxUid()] = true
+		for _, a := range c.agents {
+			for _, r := range a.Sandboxes() {
+				running[r.GetRecord().GetFence().GetSandboxUid()] = true
+			}
 		}
 		for i := range list.Items {
 			if sb := &list.Items[i]; sb.DeletionTimestamp != nil && !running[sb.EffectiveUID()] {
@@ -165,6 +179,16 @@ type allocator struct {
 	proxy     *proxy // to the API server, its own
 	name      string
 	stop      func()
+	done      chan struct{} // closed when it has ended
+}
+
+func (a *allocator) ended() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // start runs the real allocator and connects to it as a client.
@@ -172,7 +196,7 @@ func (c *cluster) start(options ...app.Option) *allocator {
 	t := c.t
 	t.Helper()
 	c.allocators++
-	out := &allocator{proxy: newProxy(t, c.rest.Host), name: fmt.Sprint("allocator-", c.allocators)}
+	out := &allocator{proxy: newProxy(t, c.rest.Host), name: fmt.Sprint("allocator-", c.allocators), done: make(chan struct{})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	reach := rest.CopyConfig(c.rest)
@@ -180,6 +204,7 @@ func (c *cluster) start(options ...app.Option) *allocator {
 	a, err := app.New(*c.config(out.name, listener.Addr().String()), append([]app.Option{app.WithREST(reach), app.WithListener(listener)}, options...)...)
 	require.NoError(t, err)
 	stop := background(t, func(ctx context.Context) {
+		defer close(out.done)
 		err := a.Run(logr.NewContext(ctx, testr.NewWithOptions(t, testr.Options{Verbosity: verbosity})))
 		if err != nil && !errors.Is(err, leader.ErrDeposed) {
 			t.Error(err)

@@ -295,7 +295,7 @@ func TestCallerLeaves(t *testing.T) {
 		code  codes.Code
 	}{
 		"deadline": {func() (context.Context, context.CancelFunc) {
-			return context.WithTimeout(context.Background(), 100*time.Millisecond)
+			return context.WithTimeout(context.Background(), 2*time.Second)
 		}, codes.DeadlineExceeded},
 		"cancel": {func() (context.Context, context.CancelFunc) { return context.WithCancel(context.Background()) }, codes.Canceled},
 	}
@@ -317,7 +317,11 @@ func TestCallerLeaves(t *testing.T) {
 				_, err := m.sandbox.CreateSandbox(ctx, request("one"))
 				done <- err
 			}()
-			<-entered
+			select {
+			case <-entered:
+			case err := <-done:
+				require.FailNow(t, "it ended before it reached the agent", "%v", err)
+			}
 			if test.code == codes.Canceled {
 				cancel()
 			}

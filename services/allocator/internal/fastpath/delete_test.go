@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -284,6 +285,10 @@ func TestUpdate(t *testing.T) {
 		"no mask":      {&sandboxv1.Sandbox{}, nil, "update_mask"},
 		"unknown path": {&sandboxv1.Sandbox{}, []string{"spec.image"}, "update_mask"},
 		"past":         {&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: timestamppb.New(time.Unix(1, 0))}}, []string{"spec.expire_time"}, "sandbox.spec.expire_time"},
+		"policy":       {&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{FailurePolicy: 9}}, []string{"spec.failure_policy"}, "sandbox.spec.failure_policy"},
+		"recovery":     {&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{RecoveryTimeout: durationpb.New(25 * time.Hour)}}, []string{"spec.recovery_timeout"}, "sandbox.spec.recovery_timeout"},
+		"negative":     {&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{RecoveryTimeout: durationpb.New(-time.Second)}}, []string{"spec.recovery_timeout"}, "sandbox.spec.recovery_timeout"},
+		"invalid":      {&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{RecoveryTimeout: &durationpb.Duration{Seconds: 1, Nanos: -1}}}, []string{"spec.recovery_timeout"}, "sandbox.spec.recovery_timeout"},
 		"label":        {&sandboxv1.Sandbox{Labels: map[string]string{"a b": ""}}, []string{"labels"}, "sandbox.labels"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -298,6 +303,61 @@ func TestUpdate(t *testing.T) {
 	require.Equal(t, fault.FenceMismatch, fault.ReasonOf(err))
 	_, err = update(&sandboxv1.Sandbox{Uid: resp.GetSandbox().GetUid()}, "labels")
 	require.NoError(t, err)
+}
+
+func TestUpdateOfWhatHasExpired(t *testing.T) {
+	m := newMesh(t)
+	sb := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "old"}, Spec: v1alpha1.SandboxSpec{Image: "x", PoolRef: pool}}
+	require.NoError(t, m.api.Create(context.Background(), sb))
+	sb.Status.Phase = v1alpha1.PhaseExpired
+	require.NoError(t, m.api.Status().Update(context.Background(), sb))
+	m.eventually("it is seen", func() bool {
+		sb, err := m.get("old")
+		return err == nil && sb.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_EXPIRED
+	})
+	update := func(paths ...string) error {
+		_, err := m.sandbox.UpdateSandbox(context.Background(), &sandboxv1.UpdateSandboxRequest{
+			Sandbox: &sandboxv1.Sandbox{Namespace: ns, Name: "old", Labels: map[string]string{"a": "b"}, Spec: &sandboxv1.SandboxSpec{
+				ExpireTime: timestamppb.New(time.Now().Add(time.Hour)), ResetRevision: timestamppb.Now(),
+			}}, UpdateMask: &fieldmaskpb.FieldMask{Paths: paths},
+		})
+		return rpc.FromStatus(err)
+	}
+	for _, path := range []string{"spec.expire_time", "spec.reset_revision", "spec.failure_policy", "spec.recovery_timeout"} {
+		err := update("labels", path)
+		require.True(t, errdefs.IsFailedPrecondition(err), path)
+		require.Equal(t, fault.PhaseConflict, fault.ReasonOf(err), path)
+	}
+	require.Empty(t, m.resource("old").Labels)
+	require.NoError(t, update("labels"))
+	require.Equal(t, "b", m.resource("old").Labels["a"])
+}
+
+func TestTwoWritersOfOneResource(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	m.written(a, "one")
+	var once atomic.Bool
+	m.api.onUpdate.Store(func() { // between the read and the write of the update
+		if !once.CompareAndSwap(false, true) {
+			return
+		}
+		sb := m.resource("one")
+		sb.Annotations["theirs"] = "kept"
+		sb.Spec.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate
+		if err := m.api.Update(context.Background(), sb); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err := m.sandbox.UpdateSandbox(context.Background(), &sandboxv1.UpdateSandboxRequest{
+		Sandbox: &sandboxv1.Sandbox{Namespace: ns, Name: "one", Labels: map[string]string{"a": "b"}}, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels"}},
+	})
+	require.NoError(t, err)
+	require.True(t, once.Load())
+	sb := m.resource("one")
+	require.Equal(t, "kept", sb.Annotations["theirs"])
+	require.Equal(t, v1alpha1.FailurePolicyAutoRecreate, sb.Spec.FailurePolicy)
+	require.Equal(t, "b", sb.Labels["a"])
 }
 
 func TestUpdateWaitsForTheWrite(t *testing.T) {

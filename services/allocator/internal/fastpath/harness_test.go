@@ -55,6 +55,7 @@ type api struct {
 	down     atomic.Bool  // calls do not reach it
 	mute     atomic.Bool  // creates are carried out and their answers are lost
 	onCreate atomic.Value // func(*v1alpha1.Sandbox)
+	onUpdate atomic.Value // func()
 	creates  atomic.Int64
 }
 
@@ -86,6 +87,12 @@ func newAPI(t *testing.T) *api {
 					return refused
 				}
 				return c.Get(ctx, key, obj, opts...)
+			},
+			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+				if f, ok := a.onUpdate.Load().(func()); ok {
+					f()
+				}
+				return c.Update(ctx, obj, opts...)
 			},
 			Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 				if a.down.Load() {

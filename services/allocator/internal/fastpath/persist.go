@@ -95,10 +95,15 @@ func (s *Server) written(ctx context.Context, r *store.Record, o writer.Outcome,
 	fence := r.Record.GetFence()
 	key := store.Key{Namespace: r.Record.GetNamespace(), Name: r.Record.GetName()}
 	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", key.String(), "uid", fence.GetSandboxUid())
+	j, _ := s.job(fence.GetSandboxUid())
 	switch o {
 	case writer.Landed:
 		s.store.SetResource(there)
+		if !j.ours {
+			s.tellAdopted(there, r)
+		}
 	case writer.Conflict:
+		s.tellConflict(r, there)
 		log.Error(nil, "the name was taken in the API server, or its namespace is gone; removing the container of the fast create",
 			"agent", r.AgentPod)
 		s.store.Bury(key, fence.GetSandboxUid())

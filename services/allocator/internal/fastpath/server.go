@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -68,6 +69,11 @@ type Pools interface {
 	Synced() bool
 }
 
+// Events takes Kubernetes Events; events.EventRecorder has it.
+type Events interface {
+	Eventf(regarding runtime.Object, related runtime.Object, eventtype, reason, action, note string, args ...any)
+}
+
 // Lead tells whether this process leads.
 type Lead interface {
 	Leads() bool
@@ -84,6 +90,8 @@ type Config struct {
 	Tasks     *tasks.Set
 	Clock     clock.WithTickerAndDelayedExecution
 	Metrics   *Metrics
+	// Events takes what people should hear of; nil for nobody.
+	Events Events
 	// Lead tells whether this process leads. What is served is the server's to know; here it rules what is done unasked.
 	Lead Lead
 	// Announced tells whether an agent knows of this process's lead: only then can nobody else act on it any more.

@@ -91,6 +91,9 @@ func (s *Server) update(ctx context.Context, item store.Item, req *sandboxv1.Upd
 		case current.DeletionTimestamp != nil:
 			return errTerminating(item.Key)
 		}
+		if err := allowed(current, item.Key, req.GetUpdateMask().GetPaths()); err != nil {
+			return err
+		}
 		apply(current, req)
 		return s.config.Resources.Update(ctx, current)
 	})
@@ -108,6 +111,22 @@ func (s *Server) update(ctx context.Context, item store.Item, req *sandboxv1.Upd
 		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.APIUnavailable, "sandbox %s changes too fast", item.Key).RetryIn(time.Second)
 	}
 	return nil, errAPI(err)
+}
+
+// allowed refuses what an expired sandbox cannot have any more. By seed 002 the phase Expired is left by deletion alone: it
+// is kept for reference, so that labels, which help to find it, may change; a later expire time, a reset or another policy
+// would be accepted and never come true.
+func allowed(sb *v1alpha1.Sandbox, key store.Key, mask []string) error {
+	if sb.Status.Phase != v1alpha1.PhaseExpired {
+		return nil
+	}
+	for _, path := range mask {
+		if path != "labels" {
+			return fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict,
+				"sandbox %s has expired: %s cannot be changed any more, only labels can", key, path).With("phase", string(sb.Status.Phase))
+		}
+	}
+	return nil
 }
 
 // paths are what an update may change, each with its change.
@@ -166,15 +185,8 @@ func (s *Server) validateUpdate(req *sandboxv1.UpdateSandboxRequest) error {
 	if slices.Contains(mask, "labels") {
 		err = validateLabels(without(sb.GetLabels()))
 	}
-	only := &sandboxv1.SandboxSpec{}
-	if slices.Contains(mask, "spec.expire_time") {
-		only.ExpireTime = sb.GetSpec().GetExpireTime()
-	}
-	if slices.Contains(mask, "spec.reset_revision") {
-		only.ResetRevision = sb.GetSpec().GetResetRevision()
-	}
 	if err == nil {
-		err = s.validateTimes(only)
+		err = s.validateChange(sb.GetSpec(), mask)
 	}
 	var f *fault.Error
 	if errors.As(err, &f) { // named as the caller of an update sees it
@@ -182,6 +194,32 @@ func (s *Server) validateUpdate(req *sandboxv1.UpdateSandboxRequest) error {
 		return fault.Field(name, "%s", strings.TrimPrefix(f.Message(), strings.TrimPrefix(name, "sandbox.")+": "))
 	}
 	return err
+}
+
+// maxRecovery is the longest recovery timeout, as of a create.
+const maxRecovery = 24 * time.Hour
+
+// validateChange checks the fields of a spec that a mask names, by the rules of a create.
+func (s *Server) validateChange(spec *sandboxv1.SandboxSpec, mask []string) error {
+	only := &sandboxv1.SandboxSpec{}
+	for _, path := range mask {
+		switch path {
+		case "spec.expire_time":
+			only.ExpireTime = spec.GetExpireTime()
+		case "spec.reset_revision":
+			only.ResetRevision = spec.GetResetRevision()
+		case "spec.failure_policy":
+			if _, ok := sandboxv1.FailurePolicy_name[int32(spec.GetFailurePolicy())]; !ok {
+				return fault.Field("spec.failure_policy", "%d is no failure policy", spec.GetFailurePolicy())
+			}
+		case "spec.recovery_timeout":
+			d := spec.GetRecoveryTimeout()
+			if err := d.CheckValid(); d != nil && (err != nil || d.AsDuration() < 0 || d.AsDuration() > maxRecovery) {
+				return fault.Field("spec.recovery_timeout", "must be between 0s and %s", maxRecovery)
+			}
+		}
+	}
+	return s.validateTimes(only)
 }
 
 // without drops our own keys: a caller that read a sandbox and writes its labels back sends them, too.
