@@ -274,6 +274,7 @@ func TestAgentThatRefusesIsPassedOver(t *testing.T) {
 	for name, err := range map[string]error{
 		"full":        fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"),
 		"port":        fault.New(errdefs.ErrResourceExhausted, fault.PortConflict, "taken"),
+		"draining":    fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "on its way out"),
 		"fence":       fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "not in force"),
 		"unavailable": fault.New(errdefs.ErrUnavailable, fault.ImagePullFailed, "no registry").RetryIn(50 * time.Millisecond),
 	} {
