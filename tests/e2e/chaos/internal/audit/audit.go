@@ -103,8 +103,20 @@ func (a *auditor) answers(l *life) {
 			a.verdict.LostWithAgent = append(a.verdict.LostWithAgent, l.index)
 			return
 		}
+		if c.Op == Delete && a.endedBy(l, c) {
+			a.verdict.Denied = append(a.verdict.Denied, l.index)
+			continue
+		}
 		a.say(Lost, l, "%s was refused with %s, but the sandbox was acknowledged and nobody had deleted it", c.Op, c.Reason)
 	}
+}
+
+// endedBy tells that the custom resource was there, and in nobody's way, when the delete was sent.
+func (a *auditor) endedBy(l *life, del Call) bool {
+	return slices.ContainsFunc(l.uids, func(uid string) bool {
+		end, ok := a.obs.Ended[uid]
+		return ok && end.After(del.Sent)
+	})
 }
 
 // excused tells that the only durable record went with its agent's Pod.

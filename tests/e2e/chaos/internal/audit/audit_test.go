@@ -127,6 +127,12 @@ func TestAudit(t *testing.T) {
 		{"the expire time was not moved", healthy().call(audit.Call{Op: audit.Update, Outcome: audit.Acked, Change: audit.Change{ExpireTime: ptr(at(1000))}}), []audit.Kind{lost}},
 		{"the policy was not changed", healthy().call(audit.Call{Op: audit.Update, Outcome: audit.Acked, Change: audit.Change{AutoRecreate: ptr(true)}}), []audit.Kind{lost}},
 		{"a delete finds nothing", healthy().empty().call(audit.Call{Op: audit.Delete, Outcome: audit.Refused, Reason: "SANDBOX_NOT_FOUND"}), []audit.Kind{lost}},
+		{"a delete finds nothing, and it had ended before", healthy().empty().call(audit.Call{Op: audit.Delete, Outcome: audit.Refused, Reason: "SANDBOX_NOT_FOUND"}).with(func(w *world) {
+			w.obs.Ended = map[string]time.Time{"uid-a": at(9)}
+		}), []audit.Kind{lost}},
+		{"an update finds nothing, and it ended after", healthy().empty().call(audit.Call{Op: audit.Update, Outcome: audit.Refused, Reason: "SANDBOX_NOT_FOUND"}).call(deleted()).with(func(w *world) {
+			w.obs.Ended = map[string]time.Time{"uid-a": at(15)}
+		}), []audit.Kind{lost}},
 		{"an update finds nothing", healthy().call(audit.Call{Op: audit.Update, Outcome: audit.Refused, Reason: "SANDBOX_NOT_FOUND"}), []audit.Kind{lost}},
 		{"an update finds another", healthy().call(audit.Call{Op: audit.Update, Outcome: audit.Refused, Reason: "FENCE_MISMATCH"}), []audit.Kind{lost}},
 
@@ -195,6 +201,9 @@ func TestAudit(t *testing.T) {
 
 		// Not violations.
 		{"deleted", healthy().call(deleted()).empty(), nil},
+		{"deleted by a call that was told that there is nothing", healthy().empty().call(audit.Call{Op: audit.Delete, Outcome: audit.Refused, Reason: "SANDBOX_NOT_FOUND"}).with(func(w *world) {
+			w.obs.Ended = map[string]time.Time{"uid-a": at(10).Add(time.Millisecond)}
+		}), nil},
 		{"refused", healthy().empty().with(func(w *world) { w.calls[0].Outcome = audit.Refused }), nil},
 		{"unanswered, and deleted by name", healthy().empty().with(func(w *world) { w.calls[0].Outcome = audit.Unknown }).call(deleted()), nil},
 		{"deleted by a call that had to be repeated", healthy().empty().call(audit.Call{Op: audit.Delete, Outcome: audit.Acked, Tries: 2, Unsure: true}), nil},
@@ -238,7 +247,7 @@ func TestAudit(t *testing.T) {
 			slices.Sort(kinds)
 			require.Equal(t, tt.want, kinds, "%+v", v.Violations)
 			for _, kind := range []audit.Kind{lost, leaked, duplicated, stuck} {
-				require.Equal(t, slices.Contains(kinds, kind), v.Count(kind) == 1, "one life is counted once for each kind")
+				require.Equal(t, slices.Contains(kinds, kind), audit.Count(kind, v, v) == 1, "one life is counted once for each kind, however often it is judged")
 			}
 			if len(kinds) > 0 {
 				require.Contains(t, audit.Explain(v, tt.world.calls, tt.world.strikes, tt.world.obs), "VIOLATION "+string(kinds[0]))
@@ -282,6 +291,6 @@ func TestLivesUnderOneNameAreKeptApart(t *testing.T) {
 	w := healthy().call(deleted())
 	w.calls = append(w.calls, audit.Call{Life: 1, Op: audit.Create, Name: "a", RequestID: "req-b", Sent: at(30), Answered: at(31), Outcome: audit.Acked, UID: "uid-b"})
 	v := w.judge() // the first is there, the second is not
-	require.Equal(t, 1, v.Count(audit.Leaked))
-	require.Equal(t, 1, v.Count(audit.Lost))
+	require.Equal(t, 1, audit.Count(audit.Leaked, v))
+	require.Equal(t, 1, audit.Count(audit.Lost, v))
 }

@@ -153,8 +153,10 @@ type Observations struct {
 	// sandboxes the pool's status counts.
 	Places   map[string]int
 	Assigned int
-	// Seen are the uids of sandboxes whose custom resource was seen at any time of the run.
-	Seen map[string]bool
+	// Seen are the uids of sandboxes whose custom resource was seen at any time of the run; Ended tells when such a one was
+	// first seen to be deleted, or not to be there any more.
+	Seen  map[string]bool
+	Ended map[string]time.Time
 }
 
 // Kind of a violation.
@@ -189,16 +191,23 @@ type Verdict struct {
 	// LostWithAgent are lives that were acknowledged by an agent's durable record alone, and whose agent's Pod was killed
 	// before the API server had them.
 	LostWithAgent []int
+	// Denied are lives whose delete was carried out and answered with SANDBOX_NOT_FOUND: a server that repeats a delete for
+	// another one that did not answer finds what the first has left.
+	Denied []int
 }
 
-// Count is the number of lives, and of other subjects, with a violation of the kind.
-func (v Verdict) Count(kind Kind) int {
+// Count is the number of lives, and of other subjects, with a violation of the kind in any of the verdicts.
+func Count(kind Kind, verdicts ...Verdict) int {
 	type subject struct {
 		life int
 		name string
 	}
 	seen := map[subject]bool{}
-	for _, x := range v.Violations {
+	var all []Violation
+	for _, v := range verdicts {
+		all = append(all, v.Violations...)
+	}
+	for _, x := range all {
 		if x.Kind != kind {
 			continue
 		}

@@ -16,8 +16,10 @@ type Report struct {
 	CreatesAcked    int     `json:"creates_acked"`
 	CreatesRefused  int     `json:"creates_refused"`
 	// CreatesUnclear had no answer and were deleted by name.
-	CreatesUnclear int            `json:"creates_unclear"`
-	DeletesAcked   int            `json:"deletes_acked"`
+	CreatesUnclear int `json:"creates_unclear"`
+	DeletesAcked   int `json:"deletes_acked"`
+	// DeletesDenied were carried out and answered with SANDBOX_NOT_FOUND.
+	DeletesDenied  int            `json:"deletes_denied"`
 	UpdatesAcked   int            `json:"updates_acked"`
 	UpdatesRefused int            `json:"updates_refused"`
 	Refusals       map[string]int `json:"refusals"`
@@ -44,6 +46,8 @@ type Report struct {
 	Running       int     `json:"running_at_audit"`
 	SettleSeconds float64 `json:"settle_s"`
 	EmptySeconds  float64 `json:"empty_s"`
+
+	verdicts []audit.Verdict
 }
 
 // Good tells that every promise was kept.
@@ -75,11 +79,13 @@ func (h *harness) newReport() *Report {
 
 // take adds a verdict.
 func (r *Report) take(v audit.Verdict) {
-	r.Lost += v.Count(audit.Lost)
-	r.Leaked += v.Count(audit.Leaked)
-	r.Duplicated += v.Count(audit.Duplicated)
-	r.Stuck += v.Count(audit.Stuck)
+	r.verdicts = append(r.verdicts, v)
+	r.Lost = audit.Count(audit.Lost, r.verdicts...)
+	r.Leaked = audit.Count(audit.Leaked, r.verdicts...)
+	r.Duplicated = audit.Count(audit.Duplicated, r.verdicts...)
+	r.Stuck = audit.Count(audit.Stuck, r.verdicts...)
 	r.OrphansOfGoneAgents = len(v.Orphans)
+	r.DeletesDenied = max(r.DeletesDenied, len(v.Denied))
 	slices.Sort(v.LostWithAgent)
 	r.LostWithAgent = max(r.LostWithAgent, len(slices.Compact(v.LostWithAgent)))
 }

@@ -16,25 +16,44 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// seen remembers the uids of sandboxes that ever had a custom resource.
+// seen remembers the uids of sandboxes that ever had a custom resource, and when each was first seen to end.
 type seen struct {
-	mu   sync.Mutex
-	uids map[string]bool
+	mu    sync.Mutex
+	uids  map[string]bool
+	ended map[string]time.Time
 }
 
-func (s *seen) add(uid string) {
+func (s *seen) add(uid string, ending bool, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.uids == nil {
-		s.uids = map[string]bool{}
+		s.uids, s.ended = map[string]bool{}, map[string]time.Time{}
 	}
 	s.uids[uid] = true
+	if _, known := s.ended[uid]; ending && !known {
+		s.ended[uid] = now
+	}
+}
+
+// missing notes the end of all that is not there.
+func (s *seen) missing(there map[string]bool, now time.Time) {
+	for uid := range s.all() {
+		if !there[uid] {
+			s.add(uid, true, now)
+		}
+	}
 }
 
 func (s *seen) all() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.uids)
+}
+
+func (s *seen) ends() map[string]time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.ended)
 }
 
 // Watch notes every custom resource that there is until ctx ends, across the API server's absences.
@@ -56,9 +75,12 @@ func (o *Observer) watch(ctx context.Context) error {
 	if err := o.Kube.List(ctx, &list, client.InNamespace(o.Namespace)); err != nil {
 		return err
 	}
+	there := map[string]bool{}
 	for i := range list.Items {
-		o.note(&list.Items[i])
+		o.note(&list.Items[i], false)
+		there[list.Items[i].EffectiveUID()] = true
 	}
+	o.seen.missing(there, o.Clock.Now())
 	w, err := o.Kube.Watch(ctx, &v1alpha1.SandboxList{}, client.InNamespace(o.Namespace),
 		&client.ListOptions{Raw: listOptions(list.ResourceVersion)})
 	if err != nil {
@@ -66,16 +88,16 @@ func (o *Observer) watch(ctx context.Context) error {
 	}
 	defer w.Stop()
 	for e := range w.ResultChan() {
-		if s, ok := e.Object.(*v1alpha1.Sandbox); ok && e.Type != watch.Deleted {
-			o.note(s)
+		if s, ok := e.Object.(*v1alpha1.Sandbox); ok {
+			o.note(s, e.Type == watch.Deleted)
 		}
 	}
 	return nil
 }
 
-func (o *Observer) note(s *v1alpha1.Sandbox) {
+func (o *Observer) note(s *v1alpha1.Sandbox, gone bool) {
 	if o.ours(s.Name) {
-		o.seen.add(s.EffectiveUID())
+		o.seen.add(s.EffectiveUID(), gone || s.DeletionTimestamp != nil, o.Clock.Now())
 	}
 }
 
@@ -92,7 +114,7 @@ func (o *Observer) resources(ctx context.Context) ([]audit.Resource, error) {
 		if !o.ours(s.Name) {
 			continue
 		}
-		o.note(s)
+		o.note(s, false)
 		out = append(out, o.resource(s))
 	}
 	return out, nil

@@ -90,7 +90,7 @@ func (o *Observer) Observe(ctx context.Context) (audit.Observations, error) {
 	if err := group.Wait(); err != nil {
 		return obs, err
 	}
-	obs.Seen = o.seen.all()
+	obs.Seen, obs.Ended = o.seen.all(), o.seen.ends()
 	return obs, nil
 }
 
