@@ -78,7 +78,7 @@ func (e *Elector) Run(ctx context.Context) error {
 		state, changed := e.State()
 		if state.Deposed {
 			cancel()
-			<-ended
+			_ = <-ended // another holds it; how the attempt to renew ended tells nothing more
 			return fmt.Errorf("%w: %s", ErrDeposed, state.Holder)
 		}
 		select {

@@ -66,7 +66,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.CreateTimeout, "create-timeout", time.Minute, "`time` that a create may take whose caller set no deadline")
 	fs.IntVar(&c.WriteQueueLimit, "write-queue-limit", 10000, "`number` of sandboxes that may wait to be written to the API server")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty: the Pod's service account")
-	c.Election.addFlags(fs)
+	c.addFlags(fs)
 }
 
 func (e *Election) addFlags(fs *pflag.FlagSet) {
@@ -145,7 +145,7 @@ func (c *Config) Validate() error {
 	if c.WriteQueueLimit < 1 {
 		problems = append(problems, fmt.Errorf("--write-queue-limit is %d, want at least 1", c.WriteQueueLimit))
 	}
-	return errors.Join(append(problems, c.Election.validate(c.BindAddress)...)...)
+	return errors.Join(append(problems, c.validate(c.BindAddress)...)...)
 }
 
 func (c *Config) mode() sandboxv1.ConsistencyMode {

@@ -173,6 +173,22 @@ func (s *Server) confront(ctx context.Context, l fleet.Loose, name store.Key, si
 	}
 }
 
+// repeated tells whether the create call of a sandbox that a former leader made is being repeated here, or was answered with
+// the uid of another one: then nobody was told of this one.
+func (s *Server) repeated(record *agentv1.SandboxRecord) (running bool, other string) {
+	if record.GetRequestId() == "" {
+		return false, ""
+	}
+	key := requestKey{record.GetNamespace(), record.GetRequestId()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, running = s.flights[key]
+	if a, ok := s.answers.get(s.config.Clock.Now(), key); ok && a.response.GetSandbox().GetUid() != record.GetFence().GetSandboxUid() {
+		other = a.response.GetSandbox().GetUid()
+	}
+	return running, other
+}
+
 // adopt writes the custom resource of a sandbox from its agent's record. It waits for nothing: a name that somebody works
 // on is left for the next sweep.
 func (s *Server) adopt(ctx context.Context, l fleet.Loose, name store.Key) {
@@ -190,7 +206,15 @@ func (s *Server) adopt(ctx context.Context, l fleet.Loose, name store.Key) {
 	}
 	defer unlock()
 	item, seen := s.store.Get(name)
-	if s.owned(key) || s.store.Deleting(key.SandboxUID) || !seen || item.Resource != nil || item.Sandbox.GetUid() != key.SandboxUID {
+	if s.owned(key) || s.store.Deleting(key.SandboxUID) || !seen || item.Resource != nil || fleet.KeyOf(item.Fence) != key {
+		return
+	}
+	if running, other := s.repeated(record); running {
+		return
+	} else if other != "" {
+		log := logr.FromContextOrDiscard(ctx)
+		log.Info("deleting a sandbox whose create was repeated before it was known", "sandbox", name.String(), "uid", key.SandboxUID, "answeredWith", other)
+		s.reaper.Drive(reap.Order{Fence: record.GetFence()})
 		return
 	}
 	logr.FromContextOrDiscard(ctx).Info("adopting a sandbox", "sandbox", name.String(), "uid", key.SandboxUID, "agent", agent.GetInfo().GetPodName())

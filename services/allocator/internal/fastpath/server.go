@@ -8,7 +8,30 @@
 //
 // Whatever fails leaves nothing: an agent whose answer is not known is told to delete, by the fence, until it is certain.
 // Whatever was acknowledged stays: from the agent's answer to the written custom resource the agent's durable record is the
-// truth, and Run adopts what a former process left in that state.
+// truth, and Adopt adopts what a former leader left in that state.
+//
+// One replica leads, the others hear all that it hears (custom resources, agents' reports and tombstones) and do nothing.
+// What the memory of a leader alone held when it died:
+//
+//	records that are not written   their agents report them as acknowledged and not persisted: adopted
+//	creates that ran               the agent cancels what its caller leaves; what had started already is adopted. The caller
+//	                               was told nothing: its request_id is answered with the sandbox, and one whose request_id was
+//	                               answered with another before it was reported is deleted
+//	attempts given up as unknown   of one sandbox the last attempt is adopted; the others, and what never started, are
+//	                               leftovers: deleted after the orphan timeout
+//	request_ids answered           stand on the custom resource, the agent's record and the tombstone; refusals were not
+//	                               remembered either
+//	deletions of custom resources  stand on the custom resource; the controller has the container removed
+//	deletions that none tells of   stand on the agent, as tombstones, with the container's removal: see bury.go
+//	uids that are gone             every replica has them: from the informer and from tombstones
+//	writes under way               may land later: they meet the record they were made from, or a tombstone
+//	reservations                   count with the create that made them, if its agent took it in; the agent's own admission
+//	                               is final
+//	marks of what is written       made again, for the agent still reports it as not persisted
+//	waits of strong creates        end with their connection; the custom resource is there, and the controller goes on
+//
+// A leader concludes nothing from what an agent reports before that agent knows of its lead (announce): until then a former
+// leader might act on it.
 package fastpath
 
 import (

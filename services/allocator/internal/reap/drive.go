@@ -98,12 +98,15 @@ func (d *Drive) join(o Order) {
 	}
 }
 
-// begin notes a call and returns the order that it carries out.
-func (d *Drive) begin(cancel context.CancelFunc) Order {
+// begin notes a call and returns the order that it carries out; false if it was withdrawn.
+func (d *Drive) begin(cancel context.CancelFunc) (Order, bool) {
 	d.reaper.mu.Lock()
 	defer d.reaper.mu.Unlock()
+	if d.withdrawn {
+		return Order{}, false
+	}
 	d.cancel = cancel
-	return d.order
+	return d.order, true
 }
 
 // accept notes that the agent has taken an order.
@@ -144,7 +147,9 @@ func (d *Drive) failed(err error) (again, withdrawn bool) {
 	if d.cancel != nil && !refused(err) {
 		d.unknown = true
 	}
-	d.cancel, d.err = nil, err
+	if d.cancel = nil; !d.withdrawn {
+		d.err = err
+	}
 	return again, d.withdrawn
 }
 
@@ -157,13 +162,17 @@ func refused(err error) bool {
 	return false
 }
 
-// end notes that the container is gone.
-func (d *Drive) end() {
+// end notes that the container is gone; false if that is nobody's business any more.
+func (d *Drive) end() bool {
 	d.reaper.mu.Lock()
 	defer d.reaper.mu.Unlock()
 	d.cancel = nil
+	if d.withdrawn {
+		return false
+	}
 	d.take()
 	if d.reaper.drives[d.key] == d {
 		delete(d.reaper.drives, d.key)
 	}
+	return true
 }

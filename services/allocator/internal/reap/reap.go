@@ -101,7 +101,9 @@ func (r *Reaper) run(ctx context.Context, d *Drive) {
 		case <-timer.C():
 		}
 	}
-	d.end()
+	if !d.end() {
+		return
+	}
 	r.config.Removed(d.key.Fence())
 	close(d.done)
 }
@@ -109,6 +111,7 @@ func (r *Reaper) run(ctx context.Context, d *Drive) {
 var (
 	errUnreachable = errors.New("no connection to the agent")
 	errNotLeading  = errors.New("another process may lead")
+	errWithdrawn   = errors.New("the deletion was withdrawn")
 )
 
 // attempt returns nil once the container is certainly gone from the agent.
@@ -125,7 +128,10 @@ func (r *Reaper) attempt(ctx context.Context, d *Drive) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	order := d.begin(cancel)
+	order, ok := d.begin(cancel)
+	if !ok {
+		return errWithdrawn
+	}
 	stream, err := client.DeleteSandbox(ctx, &agentv1.DeleteSandboxRequest{
 		Fence: d.key.Fence(), GracePeriod: order.Grace, Tombstone: order.Tombstone,
 	})

@@ -330,12 +330,24 @@ func (s *Store) view(e *entry) *Item {
 	case e.record != nil:
 		return s.recordView(e, e.record)
 	}
+	var best *agentv1.SandboxReport
 	for _, r := range sortedReports(e.reports) {
-		if s.orphaned(r) {
-			return s.recordView(e, &Record{Record: r.GetRecord(), Report: r})
+		switch {
+		case !s.orphaned(r):
+		case best == nil, sameSandbox(best, r) && r.GetRecord().GetFence().GetAttempt() > best.GetRecord().GetFence().GetAttempt():
+			best = r
 		}
 	}
-	return nil
+	if best == nil {
+		return nil
+	}
+	return s.recordView(e, &Record{Record: best.GetRecord(), Report: best})
+}
+
+// sameSandbox tells whether two containers are attempts of one sandbox. Only the last can have been acknowledged: a create
+// goes on to the next agent when it does not know what became of it on the one before.
+func sameSandbox(a, b *agentv1.SandboxReport) bool {
+	return a.GetRecord().GetFence().GetSandboxUid() == b.GetRecord().GetFence().GetSandboxUid()
 }
 
 // orphaned tells whether a report alone makes a sandbox to be seen: acknowledged, not written, not known to be gone.

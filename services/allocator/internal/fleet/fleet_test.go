@@ -1,0 +1,154 @@
+package fleet_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+)
+
+// log is a listener that writes down what it hears.
+type log struct{ lines []string }
+
+func (l *log) take() []string {
+	out := l.lines
+	l.lines = nil
+	return out
+}
+
+func (l *log) AgentSandboxes(uid string, r []*agentv1.SandboxReport) {
+	l.lines = append(l.lines, fmt.Sprint("all ", uid, " ", len(r)))
+}
+
+func (l *log) AgentChanges(uid string, r []*agentv1.SandboxReport) {
+	l.lines = append(l.lines, fmt.Sprint("some ", uid, " ", len(r)))
+}
+
+func (l *log) AgentTombstones(added, removed []*agentv1.Tombstone) {
+	l.lines = append(l.lines, fmt.Sprint("graves +", len(added), " -", len(removed)))
+}
+
+func (l *log) AgentGone(uid string) { l.lines = append(l.lines, "gone "+uid) }
+
+func fence(uid string, attempt int64) *agentv1.Fence {
+	return &agentv1.Fence{SandboxUid: uid, Attempt: attempt, AgentUid: "a"}
+}
+
+func report(uid string, state agentv1.SandboxState, persisted bool) *agentv1.SandboxReport {
+	return &agentv1.SandboxReport{State: state, Persisted: persisted, Record: &agentv1.SandboxRecord{
+		Namespace: "ns", Name: uid, Fence: fence(uid, 1), Spec: &sandboxv1.SandboxSpec{Pool: "p", Ports: []int32{80}},
+	}}
+}
+
+func info(capacity int32) *agentv1.AgentInfo {
+	return &agentv1.AgentInfo{PodUid: "a", PodName: "pod-a", Namespace: "ns", Pool: "p", NodeName: "n", Capacity: capacity}
+}
+
+func newFleet() (*fleet.Fleet, *log, *clocktesting.FakePassiveClock) {
+	l, c := &log{}, clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	return fleet.New(registry.New(0, 0), c, l), l, c
+}
+
+const (
+	running    = agentv1.SandboxState_SANDBOX_STATE_RUNNING
+	stopped    = agentv1.SandboxState_SANDBOX_STATE_STOPPED
+	failed     = agentv1.SandboxState_SANDBOX_STATE_FAILED
+	terminated = agentv1.SandboxState_SANDBOX_STATE_TERMINATED
+)
+
+func TestReports(t *testing.T) {
+	f, l, _ := newFleet()
+	f.Delta("a", &agentv1.AgentDelta{})
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5)})
+	require.Empty(t, l.take(), "who has not joined is not heard")
+	f.Joined(info(0), "10.0.0.1:1")
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("x", running, false)}})
+	require.Empty(t, l.take(), "a change of what is not known")
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{
+		report("u1", running, true), report("u2", stopped, false), report("u3", failed, false),
+	}, Tombstones: []*agentv1.Tombstone{{Fence: fence("t1", 1)}}})
+	require.Equal(t, []string{"graves +1 -0", "all a 3"}, l.take(), "what is deleted is told before what is there")
+	agent, ok := f.Agent("a")
+	require.True(t, ok)
+	require.EqualValues(t, 2, agent.GetAllocated(), "what could not be created takes no place, what has ended does")
+	require.True(t, f.Reported(fleet.KeyOf(fence("u1", 1))))
+	require.False(t, f.Reported(fleet.KeyOf(fence("u1", 2))))
+	require.Len(t, f.Loose(), 2)
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("u2", terminated, false)}})
+	require.Equal(t, []string{"some a 1"}, l.take())
+	require.False(t, f.Reported(fleet.KeyOf(fence("u2", 1))))
+	loose := f.Loose()
+	require.Len(t, loose, 1)
+	f.Heartbeat("a")
+	require.Equal(t, loose[0].Heard+1, f.Loose()[0].Heard, "a heartbeat is a word, too")
+	f.Left("a")
+	require.Equal(t, []string{"graves +0 -1", "gone a"}, l.take())
+	require.Empty(t, f.Loose())
+	require.Empty(t, f.Tombstones())
+}
+
+func TestTombstones(t *testing.T) {
+	f, l, _ := newFleet()
+	f.Joined(info(0), "10.0.0.1:1")
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t1", 1)}}})
+	f.Delta("a", &agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{{Fence: fence("t1", 1)}, {Fence: fence("t2", 1)}}})
+	require.Len(t, f.Tombstones(), 2)
+	require.True(t, f.Tombstoned(fleet.KeyOf(fence("t2", 1))))
+	l.take()
+	f.Delta("a", &agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{fence("t1", 1), fence("t3", 1)}})
+	require.Equal(t, []string{"graves +0 -1"}, l.take())
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t4", 1)}}})
+	require.Equal(t, []string{"graves +1 -1", "all a 0"}, l.take(), "a snapshot is all that there is")
+	require.False(t, f.Tombstoned(fleet.KeyOf(fence("t2", 1))))
+}
+
+func TestSettled(t *testing.T) {
+	f, _, c := newFleet()
+	require.True(t, f.Settled(time.Minute))
+	f.Joined(info(0), "10.0.0.1:1")
+	require.False(t, f.Settled(time.Minute))
+	c.SetTime(c.Now().Add(time.Minute))
+	require.True(t, f.Settled(time.Minute), "one that says nothing is not waited for without end")
+	require.False(t, f.Settled(time.Hour))
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5)})
+	require.True(t, f.Settled(time.Hour))
+}
+
+func TestReserveAndSweep(t *testing.T) {
+	f, _, c := newFleet()
+	request := func(uid string) registry.Request {
+		return registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}}
+	}
+	_, err := f.Reserve(request("u1"))
+	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err))
+	f.Joined(info(0), "10.0.0.1:1")
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(1), Accepting: true})
+	a, err := f.Reserve(request("u1"))
+	require.NoError(t, err)
+	require.Equal(t, "10.0.0.1:1", a.GetAgentAddress())
+	require.Equal(t, "pod-a", a.GetAgentPod())
+	_, err = f.Reserve(request("u2"))
+	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err))
+	for range 2 {
+		f.Release(a.GetFence())
+	}
+	_, err = f.Reserve(request("u2"))
+	require.NoError(t, err)
+	_, w := f.Watch("ns", "p")
+	defer w.Close()
+	f.Sweep()
+	<-w.Events()
+	c.SetTime(c.Now().Add(time.Minute))
+	f.Sweep()
+	event := <-w.Events()
+	require.False(t, event.GetAgent().GetReady())
+	require.Equal(t, registry.ReasonHeartbeat, event.GetAgent().GetReason())
+}
