@@ -185,6 +185,7 @@ func (h *harness) carryOut(ctx context.Context) (*Report, error) {
 // settle audits until there is nothing to complain of, or the time is over; the last verdict counts.
 func (h *harness) settle(ctx context.Context) (audit.Verdict, audit.Observations, time.Duration, error) {
 	begin := h.clock.Now()
+	told := begin
 	for {
 		obs, err := h.observer.Observe(ctx)
 		over := h.clock.Since(begin) > h.Settle
@@ -198,6 +199,11 @@ func (h *harness) settle(ctx context.Context) (audit.Verdict, audit.Observations
 				fmt.Fprintln(h.Out, audit.Explain(verdict, calls, h.strikes, obs))
 			}
 			return verdict, obs, h.clock.Since(begin), nil
+		}
+		if err == nil && h.clock.Since(told) > 15*time.Second {
+			told = h.clock.Now()
+			x := verdict.Violations[0]
+			h.say("%d violations yet, such as %s of %s: %s", len(verdict.Violations), x.Kind, x.Subject, x.What)
 		}
 		if err := pause(ctx, 2*time.Second); err != nil {
 			return verdict, obs, 0, err
