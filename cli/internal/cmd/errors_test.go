@@ -122,7 +122,7 @@ func TestConnectionTrouble(t *testing.T) {
 		require.Contains(t, r.err, "no such file")
 	})
 	t.Run("plaintext to a server that has TLS", func(t *testing.T) {
-		r := b.run(t, "get", "web", "--insecure", "--timeout", "300ms")
+		r := b.run(t, "get", "web", "--insecure", "--timeout", "2s")
 		require.Equal(t, 7, r.code, r.err)
 		require.Contains(t, r.err, "warning: plaintext")
 	})
