@@ -48,6 +48,8 @@ const (
 	AnnotationTraceparent = Group + "/traceparent"
 	// AnnotationCreateTime is when a fast create was accepted (RFC 3339 with nanoseconds): before metadata.creationTimestamp.
 	AnnotationCreateTime = Group + "/create-time"
+	// AnnotationAbandoned marks a Sandbox whose create call failed and that is deleted for that: its request_id is free.
+	AnnotationAbandoned = Group + "/abandoned"
 	// AnnotationRequestDigest is a digest of what the create call asked for, so that a retry is told from another request
 	// with the same request_id even after the Sandbox was changed.
 	AnnotationRequestDigest = Group + "/request-digest"

@@ -30,6 +30,9 @@ func (s *Server) CreateSandbox(ctx context.Context, req *sandboxv1.CreateSandbox
 
 func (s *Server) create(ctx context.Context, req *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, sandboxv1.ConsistencyMode, error) {
 	p, err := s.validate(req)
+	if err == nil {
+		p.pool, err = s.findPool(ctx, req.GetNamespace(), req.GetSpec().GetPool())
+	}
 	if err != nil {
 		return nil, 0, err
 	}

@@ -221,18 +221,17 @@ func TestNextCandidate(t *testing.T) {
 	}
 	tests := map[string]struct {
 		script  func(*fakeagent.Agent)
-		attempt int64
 		deletes int
 	}{
-		"no capacity":         {refuse(errdefs.ErrResourceExhausted, fault.NoCapacity), 1, 0},
-		"port conflict":       {refuse(errdefs.ErrResourceExhausted, fault.PortConflict), 1, 0},
-		"runtime unavailable": {refuse(errdefs.ErrUnavailable, fault.RuntimeUnavailable), 1, 0},
-		"pull failed":         {refuse(errdefs.ErrUnavailable, fault.ImagePullFailed), 1, 0},
+		"no capacity":         {refuse(errdefs.ErrResourceExhausted, fault.NoCapacity), 0},
+		"port conflict":       {refuse(errdefs.ErrResourceExhausted, fault.PortConflict), 0},
+		"runtime unavailable": {refuse(errdefs.ErrUnavailable, fault.RuntimeUnavailable), 0},
+		"pull failed":         {refuse(errdefs.ErrUnavailable, fault.ImagePullFailed), 0},
 		"the connection is lost and the sandbox runs": {func(a *fakeagent.Agent) {
 			a.OnStarted = func(context.Context, *agentv1.SandboxRecord) error {
 				return status.Error(codes.Unavailable, "connection reset")
 			}
-		}, 2, 1},
+		}, 1},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -242,7 +241,8 @@ func TestNextCandidate(t *testing.T) {
 			resp, err := m.create(request("one"))
 			require.NoError(t, err)
 			require.Equal(t, "pod-b", resp.GetSandbox().GetStatus().GetAssignedPod())
-			require.Equal(t, test.attempt, resp.GetSandbox().GetStatus().GetAttempt())
+			// Both agents may be on one node, where the first is still cleaning up.
+			require.EqualValues(t, 2, resp.GetSandbox().GetStatus().GetAttempt(), "no id is used twice")
 			require.Equal(t, 1, bad.Creates())
 			m.eventually("nothing is left on the first", func() bool { return len(bad.Sandboxes()) == 0 && len(bad.Deletes()) == test.deletes })
 			require.Len(t, good.Sandboxes(), 1)

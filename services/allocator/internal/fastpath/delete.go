@@ -21,9 +21,9 @@ import (
 const (
 	// apiPatience is how long a call waits for an API server that does not answer, if its caller would wait longer.
 	apiPatience = 5 * time.Second
-	// deletePatience is the same for a delete, which has another way; awayPatience, if the API server did not answer before.
-	deletePatience = time.Second
-	awayPatience   = 200 * time.Millisecond
+	// shortPatience is the same for who has another way, as a delete has; awayPatience, if the API server did not answer before.
+	shortPatience = time.Second
+	awayPatience  = 200 * time.Millisecond
 	// agentPatience is how long a delete waits for the agent's word that it is durable there.
 	agentPatience = 5 * time.Second
 )
@@ -114,7 +114,7 @@ func (s *Server) stopWrite(ctx context.Context, item store.Item) (*v1alpha1.Sand
 		}
 		return item.Resource, writer.Unknown, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.deletePatience())
+	ctx, cancel := context.WithTimeout(ctx, s.patience())
 	defer cancel()
 	outcome, there, err := j.Stop(ctx)
 	switch {
@@ -127,17 +127,18 @@ func (s *Server) stopWrite(ctx context.Context, item store.Item) (*v1alpha1.Sand
 	return item.Resource, outcome, &j
 }
 
-func (s *Server) deletePatience() time.Duration {
+// patience is how long the API server is waited for by who has another way, or nothing to wait for.
+func (s *Server) patience() time.Duration {
 	if s.api.away.Load() {
 		return awayPatience
 	}
-	return deletePatience
+	return shortPatience
 }
 
 // deleteResource deletes a custom resource, and only the one that is meant, and has the container deleted at once.
 func (s *Server) deleteResource(ctx context.Context, item store.Item, resource *v1alpha1.Sandbox, grace *durationpb.Duration) error {
 	if resource.DeletionTimestamp == nil {
-		ctx, cancel := context.WithTimeout(ctx, s.deletePatience())
+		ctx, cancel := context.WithTimeout(ctx, s.patience())
 		defer cancel()
 		if err := s.deleteByUID(ctx, resource); err != nil {
 			return err

@@ -2,6 +2,7 @@ package fastpath_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -53,6 +54,7 @@ const (
 type api struct {
 	client.WithWatch
 	down     atomic.Bool  // calls do not reach it
+	starting atomic.Bool  // it refuses everybody
 	mute     atomic.Bool  // creates are carried out and their answers are lost
 	onCreate atomic.Value // func(*v1alpha1.Sandbox)
 	onUpdate atomic.Value // func()
@@ -65,11 +67,17 @@ func newAPI(t *testing.T) *api {
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	a := &api{}
 	refused := &net.OpError{Op: "dial", Err: fmt.Errorf("connection refused")}
+	// An API server that has just started, as it answers before it has read its roles.
+	unauthorized := apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource(), "one",
+		errors.New(`User "system:serviceaccount:fast-sandbox-system:allocator" cannot do that`))
 	a.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.Sandbox{}).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-				if a.down.Load() {
+				switch {
+				case a.down.Load():
 					return refused
+				case a.starting.Load():
+					return unauthorized
 				}
 				if f, ok := a.onCreate.Load().(func(*v1alpha1.Sandbox)); ok {
 					f(obj.(*v1alpha1.Sandbox))
@@ -83,8 +91,11 @@ func newAPI(t *testing.T) *api {
 				return err
 			},
 			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-				if a.down.Load() {
+				switch {
+				case a.down.Load():
 					return refused
+				case a.starting.Load():
+					return unauthorized
 				}
 				return c.Get(ctx, key, obj, opts...)
 			},
@@ -95,8 +106,11 @@ func newAPI(t *testing.T) *api {
 				return c.Update(ctx, obj, opts...)
 			},
 			Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-				if a.down.Load() {
+				switch {
+				case a.down.Load():
 					return refused
+				case a.starting.Load():
+					return unauthorized
 				}
 				return c.Delete(ctx, obj, opts...)
 			},

@@ -73,11 +73,11 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 		}
 		if known {
 			s.config.Fleet.Release(fence)
-		} else {
-			// What became of it is not known; the place stays taken until it is, and the next container has another id.
+		} else { // what became of it is not known; the place stays taken until it is
 			s.reaper.Drive(reap.Order{Fence: fence})
-			attempt++
 		}
+		// The next container has another id: what this agent is still cleaning up may stand on the next one's node.
+		attempt++
 		if fault.ReasonOf(err) == fault.Internal {
 			internal++
 		}

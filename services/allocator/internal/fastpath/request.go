@@ -107,6 +107,8 @@ func (s *Server) answered(key requestKey, p *plan) (*sandboxv1.CreateSandboxResp
 		return nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
 	case !ok && !live:
 		return nil, nil
+	case !ok && s.givenUp(item.Resource):
+		return nil, errUndoing()
 	case !ok:
 		a = answer{digest: itemDigest(item), response: responseOf(item)}
 	}

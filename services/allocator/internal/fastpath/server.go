@@ -144,22 +144,23 @@ type Server struct {
 	// burying bounds the calls to the API server for burials.
 	burying chan struct{}
 
-	mu       sync.Mutex
-	flights  map[requestKey]*flight          // creates with a request_id that run now
-	answers  *answers                        // what creates with a request_id were answered
-	creating map[string]struct{}             // sandbox uids of creates that run now
-	jobs     map[string]job                  // writes behind, by sandbox uid
-	burials  map[fleet.Key]*burial           // deletions whose custom resource may be there, or come; see bury.go
-	late     map[types.UID]*v1alpha1.Sandbox // custom resources of sandboxes that are gone
-	marking  map[string]struct{}             // sandbox uids whose agent is being told that they are written
-	loose    map[fleet.Key]looseSighting     // see adopt.go
+	mu        sync.Mutex
+	flights   map[requestKey]*flight          // creates with a request_id that run now
+	abandoned map[string]struct{}             // creates that failed and are being undone, by momentOf
+	answers   *answers                        // what creates with a request_id were answered
+	creating  map[string]struct{}             // sandbox uids of creates that run now
+	jobs      map[string]job                  // writes behind, by sandbox uid
+	burials   map[fleet.Key]*burial           // deletions whose custom resource may be there, or come; see bury.go
+	late      map[types.UID]*v1alpha1.Sandbox // custom resources of sandboxes that are gone
+	marking   map[string]struct{}             // sandbox uids whose agent is being told that they are written
+	loose     map[fleet.Key]looseSighting     // see adopt.go
 }
 
 // New returns a server. Its background work runs in cfg.Tasks.
 func New(cfg Config) *Server {
 	s := &Server{
 		config: cfg, store: cfg.Store, locks: keylock.New[store.Key](),
-		flights: map[requestKey]*flight{}, answers: newAnswers(), creating: map[string]struct{}{},
+		flights: map[requestKey]*flight{}, answers: newAnswers(), abandoned: map[string]struct{}{}, creating: map[string]struct{}{},
 		jobs: map[string]job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
 		burials: map[fleet.Key]*burial{}, burying: make(chan struct{}, buryParallel), late: map[types.UID]*v1alpha1.Sandbox{},
 	}

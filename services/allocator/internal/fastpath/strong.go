@@ -7,7 +7,6 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -26,9 +25,7 @@ func (s *Server) createStrong(ctx context.Context, p *plan, key store.Key, recor
 	}
 	sb, err := s.awaitRunning(ctx, key, resource)
 	if err != nil {
-		s.config.Tasks.Go(func(ctx context.Context) {
-			_ = s.deleteByUID(ctx, resource) // fails only when the process ends or the API server forbids it
-		})
+		s.abandon(key, resource)
 		return nil, err
 	}
 	var timings stages
@@ -74,47 +71,11 @@ func (s *Server) createFirst(ctx context.Context, key store.Key, want *v1alpha1.
 		select {
 		case <-callCtx.Done():
 			timer.Stop()
-			s.config.Tasks.Go(func(ctx context.Context) { s.undo(ctx, key, want) })
+			s.abandon(key, want)
 			if ctx.Err() != nil {
 				return nil, errContext(ctx, "writing the sandbox", err)
 			}
 			return nil, errAPI(err)
-		case <-timer.C():
-		}
-	}
-}
-
-// ours returns the custom resource of a name if it is the one that was to be written: one moment, one request.
-func (s *Server) ours(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) (*v1alpha1.Sandbox, error) {
-	there := &v1alpha1.Sandbox{}
-	if err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, there); err != nil {
-		return nil, err
-	}
-	for _, a := range []string{v1alpha1.AnnotationCreateTime, v1alpha1.AnnotationRequestDigest, v1alpha1.AnnotationRequestID} {
-		if there.Annotations[a] != want.Annotations[a] {
-			return nil, nil
-		}
-	}
-	return there, nil
-}
-
-// undo deletes what a create of unknown outcome may have left, once the API server answers.
-func (s *Server) undo(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) {
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 200*time.Millisecond, 5*time.Second
-	for {
-		there, err := s.ours(ctx, key, want)
-		if err == nil && there != nil {
-			err = s.deleteByUID(ctx, there)
-		}
-		if err == nil || apierrors.IsNotFound(err) {
-			return
-		}
-		timer := s.config.Clock.NewTimer(wait.NextBackOff())
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
 		case <-timer.C():
 		}
 	}

@@ -1,6 +1,7 @@
 package fastpath
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -8,8 +9,10 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
@@ -60,19 +63,33 @@ func (s *Server) validate(req *sandboxv1.CreateSandboxRequest) (*plan, error) {
 				"spec: %d bytes as JSON, at most %d can be kept", len(raw), maxResourceBytes).With(fault.FieldKey, "spec")
 		}
 	}
-	pool, ok := s.config.Pools.Pool(req.GetNamespace(), spec.GetPool())
-	if !ok {
-		if !s.config.Pools.Synced() {
-			return nil, errAPI(nil)
-		}
-		return nil, fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "pool %s/%s does not exist", req.GetNamespace(), spec.GetPool()).
-			With("pool", spec.GetPool())
-	}
 	mode := spec.GetConsistencyMode()
 	if mode == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_UNSPECIFIED {
 		mode = s.config.Mode
 	}
-	return &plan{request: req, pool: pool, image: image, mode: mode, digest: digestOf(req.GetLabels(), spec)}, nil
+	return &plan{request: req, image: image, mode: mode, digest: digestOf(req.GetLabels(), spec)}, nil
+}
+
+// findPool returns a pool, from memory if it is there. The API server is asked before one is said not to exist: informers
+// may be behind, by seconds after it was away.
+func (s *Server) findPool(ctx context.Context, namespace, name string) (*v1alpha1.SandboxPool, error) {
+	if pool, ok := s.config.Pools.Pool(namespace, name); ok {
+		return pool, nil
+	}
+	if !s.config.Pools.Synced() {
+		return nil, errAPI(nil)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.patience())
+	defer cancel()
+	pool := &v1alpha1.SandboxPool{}
+	err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pool)
+	switch {
+	case err == nil:
+		return pool, nil
+	case apierrors.IsNotFound(err):
+		return nil, fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "pool %s/%s does not exist", namespace, name).With("pool", name)
+	}
+	return nil, errAPI(err)
 }
 
 // validateLabels checks a sandbox's labels; our own keys are not the caller's to set.

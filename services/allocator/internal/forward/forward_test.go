@@ -69,6 +69,7 @@ type replica struct {
 	stop     func()
 
 	onCreate func(ctx context.Context, n int64) error
+	onDelete func(ctx context.Context) error
 	onLogs   func(stream grpc.ServerStreamingServer[sandboxv1.StreamLogsResponse]) error
 	creates  atomic.Int64
 	streams  atomic.Int64
@@ -83,6 +84,10 @@ func (r *replica) CreateSandbox(ctx context.Context, req *sandboxv1.CreateSandbo
 	}
 	_ = grpc.SetHeader(ctx, metadata.Pairs("x-handled-by", r.name))
 	return &sandboxv1.CreateSandboxResponse{Sandbox: &sandboxv1.Sandbox{Name: req.GetName(), Uid: r.name}}, nil
+}
+
+func (r *replica) DeleteSandbox(ctx context.Context, _ *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
+	return &sandboxv1.DeleteSandboxResponse{}, r.onDelete(ctx)
 }
 
 func (r *replica) WatchSandboxes(req *sandboxv1.WatchSandboxesRequest, stream grpc.ServerStreamingServer[sandboxv1.WatchSandboxesResponse]) error {
@@ -328,6 +333,34 @@ func TestAVanishedLeaderIsNotWaitedFor(t *testing.T) {
 	leads(c, b, c)
 	require.NoError(t, <-done)
 	require.EqualValues(t, 1, c.creates.Load())
+}
+
+// A leader deletes and stalls; the next one finds nothing. To the caller that is one delete that succeeded.
+func TestADeleteThatWasCarriedOutTwiceSucceeds(t *testing.T) {
+	m := newMesh(t)
+	a, b, c := m.replica("a"), m.replica("b"), m.replica("c")
+	leads(a, a, b, c)
+	missing := func(context.Context) error {
+		return fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "no such sandbox")
+	}
+	release, reached := make(chan struct{}), make(chan struct{})
+	defer close(release)
+	a.onDelete = func(context.Context) error { close(reached); <-release; return nil }
+	b.onDelete, c.onDelete = missing, missing
+	request := &sandboxv1.DeleteSandboxRequest{Namespace: "ns", Name: "one"}
+	done := make(chan error, 1)
+	go func() {
+		resp, err := b.client.DeleteSandbox(context.Background(), request)
+		if err == nil && resp.GetSandbox().GetName() != "one" {
+			err = errors.New("the answer does not name the sandbox")
+		}
+		done <- err
+	}()
+	<-reached
+	leads(c, b, c)
+	require.NoError(t, <-done)
+	_, err := b.client.DeleteSandbox(t.Context(), request)
+	require.Equal(t, codes.NotFound, status.Code(err), "what was never there is not found")
 }
 
 func TestNotLeaderIsAskedAgain(t *testing.T) {

@@ -21,6 +21,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 		return handler(ctx, req)
 	}
 	var resp any
+	perhaps := false // an earlier try may have been carried out
 	err := f.route(ctx, call{
 		local: func() (done bool, err error) {
 			resp, err = handler(ctx, req)
@@ -36,6 +37,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 			var header, trailer metadata.MD
 			err = conn.Invoke(outgoing(ctx), info.FullMethod, req, reply, grpc.Header(&header), grpc.Trailer(&trailer))
 			if again(context.Cause(ctx), err, repeatable(req)) {
+				perhaps = perhaps || reasonOf(err) != fault.NotLeader
 				return false, err
 			}
 			resp = reply
@@ -44,10 +46,22 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 			return true, err
 		},
 	})
+	if del, ok := req.(*sandboxv1.DeleteSandboxRequest); ok && perhaps && reasonOf(rpc.ToStatus(err)) == fault.SandboxNotFound {
+		return deleted(del), nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	return resp, nil
+}
+
+// deleted is the answer to a delete whose first try took the sandbox away and was not heard of any more. The repetition
+// finds nothing, and to its caller that is success.
+func deleted(req *sandboxv1.DeleteSandboxRequest) *sandboxv1.DeleteSandboxResponse {
+	return &sandboxv1.DeleteSandboxResponse{Sandbox: &sandboxv1.Sandbox{
+		Namespace: req.GetNamespace(), Name: req.GetName(), Uid: req.GetUid(),
+		Status: &sandboxv1.SandboxStatus{Phase: sandboxv1.Phase_PHASE_TERMINATING},
+	}}
 }
 
 // during returns a context that ends, with the cause errChanged, when another replica leads: one that has vanished without

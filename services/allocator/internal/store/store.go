@@ -211,7 +211,7 @@ func (s *Store) bury(uid string, e *entry) {
 	now := s.clock.Now()
 	delete(s.deleting, uid)
 	s.gone[uid] = now
-	if e != nil && e.item != nil && e.item.RequestID != "" && e.item.Sandbox.GetUid() == uid {
+	if e != nil && e.item != nil && e.item.RequestID != "" && e.item.Sandbox.GetUid() == uid && !Abandoned(e.item.Resource) {
 		s.answered[requestKey{e.key.Namespace, e.item.RequestID}] = now
 	}
 	if now.Sub(s.pruned) < time.Minute {
@@ -228,6 +228,11 @@ func (s *Store) bury(uid string, e *entry) {
 			delete(s.answered, rk)
 		}
 	}
+}
+
+// Abandoned tells whether a custom resource is marked as that of a create call that failed; nil is not.
+func Abandoned(sb *v1alpha1.Sandbox) bool {
+	return sb != nil && sb.Annotations[v1alpha1.AnnotationAbandoned] != ""
 }
 
 // SetResource takes a custom resource from the informer, or from the answer to a write. One that is older than what is

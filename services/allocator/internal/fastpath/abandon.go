@@ -1,0 +1,99 @@
+package fastpath
+
+import (
+	"context"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+)
+
+// abandon has the custom resource of a create that failed deleted in the background, whether it was written or not. From
+// here on a repetition of the request is not answered with it, and once it is gone the request begins anew: nobody was
+// told of that sandbox, and nobody deleted it. The mark on the resource says so to the other replica.
+func (s *Server) abandon(key store.Key, want *v1alpha1.Sandbox) {
+	s.mu.Lock()
+	s.abandoned[momentOf(want)] = struct{}{}
+	s.mu.Unlock()
+	s.config.Tasks.Go(func(ctx context.Context) { s.undo(ctx, key, want) })
+}
+
+// momentOf tells one create call from all others: of one name, one moment.
+func momentOf(sb *v1alpha1.Sandbox) string {
+	return sb.Namespace + "/" + sb.Name + "/" + sb.Annotations[v1alpha1.AnnotationCreateTime]
+}
+
+// givenUp tells whether a custom resource is that of a create that failed.
+func (s *Server) givenUp(sb *v1alpha1.Sandbox) bool {
+	if sb == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.abandoned[momentOf(sb)]
+	return ok || store.Abandoned(sb)
+}
+
+// errUndoing is the answer to a repetition that comes before the first try is undone.
+func errUndoing() error {
+	return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "an earlier try of this request_id is being undone").
+		RetryIn(time.Second)
+}
+
+// undo deletes what a create that failed may have left, once the API server answers.
+func (s *Server) undo(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) {
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
+	for {
+		err := s.undoOnce(ctx, key, want)
+		if err == nil {
+			break
+		}
+		logr.FromContextOrDiscard(ctx).V(2).Info("undoing a create again", "sandbox", key.String(), "err", err.Error())
+		if s.pause(ctx, wait.NextBackOff()) != nil {
+			return // the sandbox stays; its request_id, repeated, is answered with it
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.abandoned, momentOf(want))
+}
+
+func (s *Server) undoOnce(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) error {
+	there, err := s.ours(ctx, key, want)
+	if apierrors.IsNotFound(err) || err == nil && there == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !store.Abandoned(there) && there.DeletionTimestamp == nil {
+		there.Annotations[v1alpha1.AnnotationAbandoned] = "true"
+		if err := s.config.Resources.Update(ctx, there); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		s.store.SetResource(there.DeepCopy())
+	}
+	return s.deleteByUID(ctx, there)
+}
+
+// ours returns the custom resource of a name if it is the one that was to be written: one moment, one request.
+func (s *Server) ours(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) (*v1alpha1.Sandbox, error) {
+	there := &v1alpha1.Sandbox{}
+	if err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, there); err != nil {
+		return nil, err
+	}
+	for _, a := range []string{v1alpha1.AnnotationCreateTime, v1alpha1.AnnotationRequestDigest, v1alpha1.AnnotationRequestID} {
+		if there.Annotations[a] != want.Annotations[a] {
+			return nil, nil
+		}
+	}
+	return there, nil
+}
