@@ -88,7 +88,7 @@ func TestAPoolThatIsNewer(t *testing.T) {
 	req.Spec.Pool = "newer"
 	_, err := m.create(req)
 	require.Equal(t, fault.PoolNotFound, fault.ReasonOf(err))
-	require.NoError(t, m.api.WithWatch.Create(context.Background(), &v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "newer"}}))
+	require.NoError(t, m.api.Create(context.Background(), &v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "newer"}}))
 	_, err = m.create(req)
 	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err), "it is there, without agents")
 	m.api.down.Store(true)
