@@ -1,6 +1,8 @@
 package strike_test
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"syscall"
 	"testing"
@@ -25,7 +27,7 @@ func TestTheHolderOfALeaseIsAPod(t *testing.T) {
 
 // TestProcessesAreFoundByProgramAndCgroup kills a process by its program's name, and nothing else.
 func TestProcessesAreFoundByProgramAndCgroup(t *testing.T) {
-	const program = "chaos-victim-of-this-test"
+	program := fmt.Sprintf("chaos-victim-of-%d", os.Getpid())
 	victim := &exec.Cmd{Path: "/bin/sleep", Args: []string{program, "600"}}
 	require.NoError(t, victim.Start())
 	require.Equal(t, []int{victim.Process.Pid}, strike.Processes(program, ""))
