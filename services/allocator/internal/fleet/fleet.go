@@ -56,6 +56,14 @@ type member struct {
 	joined  time.Time
 	reports map[Key]*agentv1.SandboxReport // immutable values
 	graves  map[Key]*agentv1.Tombstone     // immutable values
+	told    standing                       // what watchers were told last
+}
+
+// standing is what changes of an agent without a word of its own: by time, and by reservations that come and go.
+type standing struct {
+	ready     bool
+	reason    string
+	allocated int32
 }
 
 // Fleet is the memory of agents.
@@ -185,12 +193,14 @@ func (f *Fleet) Heartbeat(uid string) {
 	f.registry.Heartbeat(f.clock.Now(), uid)
 }
 
-// Sweep tells watchers of agents whose readiness has changed by mere time. Call it about each second.
+// Sweep tells watchers of agents that have changed without a word of their own since watchers were told of them: their
+// readiness by mere time, their number of places by reservations that were made, released or are over. Reserve and Release
+// leave that to it, so that they have nothing to do with watchers. Call it about each second.
 func (f *Fleet) Sweep() {
-	for _, uid := range f.registry.Sweep(f.clock.Now()) {
+	for _, v := range f.registry.Agents(f.clock.Now()) {
 		f.mu.Lock()
-		if m, ok := f.agents[uid]; ok && m.seen {
-			f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
+		if m, ok := f.agents[v.UID]; ok && m.seen && m.told != (standing{v.Ready, v.Reason, int32(v.Allocated)}) {
+			f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(v.UID), slices.Collect(maps.Values(m.reports)))
 		}
 		f.mu.Unlock()
 	}

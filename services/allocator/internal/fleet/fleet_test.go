@@ -9,6 +9,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
@@ -151,4 +152,50 @@ func TestReserveAndSweep(t *testing.T) {
 	event := <-w.Events()
 	require.False(t, event.GetAgent().GetReady())
 	require.Equal(t, registry.ReasonHeartbeat, event.GetAgent().GetReason())
+}
+
+// TestReservationsAreTold: no reservation is told for longer than to the next sweep after it came, was released, or was over.
+func TestReservationsAreTold(t *testing.T) {
+	f, _, c := newFleet()
+	f.Joined(info(0), "10.0.0.1:1")
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{report("r", running, true)}})
+	_, w := f.Watch("ns", "p")
+	defer w.Close()
+	// told sweeps and returns what watchers were told of the number of places; -1 for nothing.
+	told := func() int {
+		t.Helper()
+		f.Sweep()
+		select {
+		case e := <-w.Events():
+			require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT, e.GetType())
+			require.Len(t, e.GetSandboxes(), 1, "such an event lists all that the agent has")
+			return int(e.GetAgent().GetAllocated())
+		default:
+			return -1
+		}
+	}
+	reserve := func(uid string) *agentv1.Fence {
+		t.Helper()
+		a, err := f.Reserve(registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}})
+		require.NoError(t, err)
+		return a.GetFence()
+	}
+	require.Equal(t, -1, told(), "nothing has changed")
+	released := reserve("u1")
+	require.Equal(t, 2, told())
+	require.Equal(t, -1, told(), "told already")
+	f.Release(released)
+	require.Equal(t, 1, told(), "released")
+
+	// One that was told by the way, with a report, is told of again when it is over.
+	reserve("u2")
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("r", stopped, true)}})
+	require.EqualValues(t, 2, (<-w.Events()).GetAgent().GetAllocated())
+	require.Equal(t, -1, told())
+	for range int(registry.DefaultReservation / (5 * time.Second)) {
+		c.SetTime(c.Now().Add(5 * time.Second))
+		f.Heartbeat("a")
+	}
+	require.Equal(t, 1, told(), "over")
+	require.Equal(t, -1, told())
 }

@@ -63,6 +63,9 @@ func (f *Fleet) publish(t allocatorv1.WatchAgentsResponse_Type, a *allocatorv1.A
 	if a == nil {
 		return
 	}
+	if m, ok := f.agents[a.GetInfo().GetPodUid()]; ok {
+		m.told = standing{a.GetReady(), a.GetReason(), a.GetAllocated()}
+	}
 	for w := range f.watchers {
 		if !w.wants(a) {
 			continue

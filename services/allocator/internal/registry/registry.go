@@ -99,7 +99,6 @@ type agent struct {
 	reserved []int32
 	reason   string
 	seen     bool // a snapshot was received
-	ready    bool // as Sweep last told
 	places   map[Key]*place
 }
 

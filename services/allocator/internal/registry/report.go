@@ -107,22 +107,6 @@ func (a *agent) setAccepting(accepting bool, reason string) {
 	}
 }
 
-// Sweep brings the state to now and returns the uids of the agents whose readiness has changed since the last Sweep.
-func (r *Registry) Sweep(now time.Time) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.enter(now)
-	var changed []string
-	for uid, a := range r.agents {
-		ready, _ := r.readiness(a, now)
-		if ready != a.ready {
-			a.ready = ready
-			changed = append(changed, uid)
-		}
-	}
-	return changed
-}
-
 func (r *Registry) readiness(a *agent, now time.Time) (bool, string) {
 	switch {
 	case !a.seen:
