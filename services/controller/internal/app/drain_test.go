@@ -198,6 +198,24 @@ func TestAgentWithATombstoneStays(t *testing.T) {
 	w.settles(0)
 }
 
+// TestReservationDoesNotHoldADrainedAgent: whoever holds it is refused there, so that the Pod does not wait for its end.
+func TestReservationDoesNotHoldADrainedAgent(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.pool()
+	a := w.up(w.settles(1)[0])
+	w.runs("s", noPorts)
+	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
+	w.settles(2)
+	w.upOthers(a)
+	w.eventually(a.isDraining, func() string { return "does not drain" })
+	w.allocator.reserves(a, 2)
+	w.progresses("Draining", "waits for 1 sandbox")
+	w.stays(400*time.Millisecond, "it went with its sandbox", func() bool { return isThere(w.pods(), a) })
+	w.delete("s")
+	w.eventually(func() bool { return !isThere(w.pods(), a) }, func() string { return "the reservation holds it" })
+}
+
 // TestDrainOfAnAgentThatDoesNotAnswer: it may have sandboxes that nobody else knows of, and stays until its Pod has ended.
 func TestDrainOfAnAgentThatDoesNotAnswer(t *testing.T) {
 	w := newWorld(t)

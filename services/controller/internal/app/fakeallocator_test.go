@@ -101,6 +101,17 @@ func (a *allocator) silent(x *agent, since time.Time, ready bool) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }
 
+// reserves says how many places of an agent are taken.
+func (a *allocator) reserves(x *agent, n int32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid := x.info.GetPodUid()
+	m := proto.CloneOf(a.meta[uid])
+	m.Allocated = n
+	a.meta[uid] = m
+	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
+}
+
 // accepts tells whether an agent takes sandboxes; unlike the others it may be called for one that is not in the Registry.
 func (a *allocator) accepts(x *agent, draining bool) {
 	a.mu.Lock()

@@ -114,6 +114,7 @@ const reasonDraining = "Draining"
 // resources say and, while it can be read, the Registry. One that never started has nothing; one that never was ready,
 // does not answer, and that the Registry never heard of, can have nothing that was acknowledged.
 func (r *Reconciler) retire(ctx context.Context, s *survey, m *member) (bool, error) {
+	r.vacate(m)
 	last := r.drains.last(m.pod.UID)
 	if m.used == 0 { // it was asked now
 		m.used = last.left
@@ -139,12 +140,21 @@ func (r *Reconciler) retire(ctx context.Context, s *survey, m *member) (bool, er
 	return false, nil
 }
 
+// vacate takes the reservations off an agent that has answered Drain: whoever holds one is refused there, so that they are
+// void, however long the Registry keeps them.
+func (r *Reconciler) vacate(m *member) {
+	if m.drain != "" && r.drains.last(m.pod.UID).drained {
+		m.used = m.held
+	}
+}
+
 // tell has an agent drain, or resume, and remembers its answer.
 func (r *Reconciler) tell(ctx context.Context, m *member, resume bool) answer {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	a := answer{at: r.Clock.Now()}
 	a.left, a.empty, a.err = r.ask(ctx, m, resume)
+	a.drained = !resume && a.err == nil
 	r.drains.answered(m.pod.UID, a)
 	return a
 }

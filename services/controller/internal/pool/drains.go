@@ -31,6 +31,8 @@ type talk struct {
 type answer struct {
 	at   time.Time
 	left int
+	// drained tells that it admits no sandbox any more.
+	drained bool
 	// empty tells that it has no sandbox, gets none, and keeps nothing for anybody.
 	empty bool
 	// err is why there is no answer.

@@ -40,9 +40,10 @@ type member struct {
 	// agent is what the Registry knows of it; known is false if that is nothing.
 	agent agents.Agent
 	known bool
-	// used is the number of places that are taken on it, as far as anybody knows; ended of those are of sandboxes whose
-	// process has ended.
-	used, ended int
+	// held is the number of sandboxes that are assigned to it or that it reports; ended of those are of sandboxes whose
+	// process has ended. used is the number of places that are taken on it, as far as anybody knows: held, or what is
+	// reserved if that is more, and counts (see vacate).
+	held, used, ended int
 }
 
 // current is the number of agent Pods.
@@ -145,7 +146,8 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox) {
 		used[uid] = max(used[uid], n)
 	}
 	for _, m := range s.members {
-		m.used, m.ended = used[string(m.pod.UID)], ended(m.agent)
+		m.held, m.used, m.ended = u.on[string(m.pod.UID)].Len(), used[string(m.pod.UID)], ended(m.agent)
+		r.vacate(m)
 	}
 	for uid, n := range used {
 		if !u.drains.Has(uid) {
