@@ -30,6 +30,7 @@ func (m *Manager) Supersede(role string, term int64) {
 			}
 		}
 		if len(e.callers) == 0 {
+			e.deposed = true
 			e.cancel()
 		}
 	}

@@ -138,3 +138,35 @@ func TestTheNewLeaderJoinsACreateThatIsBeingCancelled(t *testing.T) {
 	require.NoError(t, <-next)
 	require.Equal(t, stateRunning, w.state("u"))
 }
+
+// TestACancelledCreateBlamesNobody: its report tells that the request is not at fault, and by what it failed.
+func TestACancelledCreateBlamesNobody(t *testing.T) {
+	for want, end := range map[fault.Reason]func(w *world, leave func()){
+		fault.Cancelled:        func(_ *world, leave func()) { leave() },
+		fault.LeaderSuperseded: func(w *world, _ func()) { w.Supersede("", 5) },
+	} {
+		t.Run(string(want), func(t *testing.T) {
+			w := newWorld(t, nil)
+			reached, _ := hold(w, fake.OpCreate)
+			watcher, err := w.Watch()
+			require.NoError(t, err)
+			defer w.Unwatch(watcher)
+			ctx, leave := context.WithCancel(under(context.Background(), 4))
+			defer leave()
+			answer := make(chan error, 1)
+			go func() { _, err := w.create(ctx, record("u", 1)); answer <- err }()
+			<-reached
+			end(w, leave)
+			require.Error(t, <-answer)
+			for {
+				r := (<-watcher.Deltas()).GetSandboxes()[0]
+				if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_FAILED {
+					require.Equal(t, string(want), r.GetReason())
+					require.Contains(t, r.GetMessage(), "the create was cancelled")
+					break
+				}
+				require.NotEqual(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATED, r.GetState(), "it was never said to have failed")
+			}
+		})
+	}
+}

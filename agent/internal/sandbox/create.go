@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,8 +62,12 @@ func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, per
 	}
 }
 
-// errAbandoned is the outcome of a create whose callers have all left.
-var errAbandoned = fmt.Errorf("all callers of the create have left: %w", context.Canceled)
+// errAbandoned is the outcome of a create whose callers have all left, or were superseded. It says nothing of the request:
+// whoever asks again gets it begun anew.
+var errAbandoned = fault.New(context.Canceled, fault.Cancelled, "the create was cancelled: nobody waits for it any more")
+
+// errDeposed is errAbandoned because of a new leader.
+var errDeposed = fault.Wrap(errAbandoned, context.Canceled, fault.LeaderSuperseded, "the create was cancelled: its caller leads no more")
 
 // await waits for a create that somebody runs.
 func (m *Manager) await(ctx context.Context, e *entry, caller *terms.Caller, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
@@ -175,12 +180,15 @@ func (m *Manager) runCreate(ctx context.Context, e *entry) {
 		err = errClosing()
 	} else if ctx.Err() != nil {
 		err = errAbandoned
+		if e.deposed {
+			err = errDeposed
+		}
 	}
 	if e.deletion != nil {
 		err = errTerminating(e.record.GetFence())
 	}
 	m.set(e, func(r *agentv1.SandboxReport) {
-		r.Reason, r.Message = string(fault.ReasonOf(err)), publicMessage(err)
+		r.Reason, r.Message = string(cmp.Or(fault.ReasonOf(err), fault.Internal)), publicMessage(err)
 		if e.deletion == nil {
 			r.State = agentv1.SandboxState_SANDBOX_STATE_FAILED
 		}
@@ -326,11 +334,8 @@ func stageOf(s runtime.Stage) agentv1.CreateStage {
 // publicMessage is what may be told to anyone of an error.
 func publicMessage(err error) string {
 	var f *fault.Error
-	switch {
-	case errors.As(err, &f):
+	if errors.As(err, &f) {
 		return f.Message()
-	case errors.Is(err, context.Canceled):
-		return "the create was cancelled"
 	}
 	return "internal error"
 }

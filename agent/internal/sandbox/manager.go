@@ -110,10 +110,12 @@ type entry struct {
 	// changed is closed, and replaced, whenever stages or an outcome change.
 	changed chan struct{}
 
-	// The create: its stages, the callers that wait for it, how to cancel it, and, once created is closed, its outcome.
+	// The create: its stages, the callers that wait for it, how to cancel it, that it was because its last callers lead no
+	// more, and, once created is closed, its outcome.
 	stages    []StageTiming
 	callers   map[*terms.Caller]struct{}
 	cancel    context.CancelFunc
+	deposed   bool
 	created   chan struct{}
 	createErr error
 
