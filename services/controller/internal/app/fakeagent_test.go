@@ -129,6 +129,9 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 		refusal = fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "this fence is not in force")
 	}
 	there := a.reports[idOf(f)]
+	if s := there.GetState(); s == agentv1.SandboxState_SANDBOX_STATE_FAILED || s == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
+		there = nil // a try that is over: it is begun anew
+	}
 	a.mu.Unlock()
 	if refusal != nil {
 		return rpc.ToStatus(refusal)

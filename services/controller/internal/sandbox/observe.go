@@ -132,7 +132,8 @@ func (p *pass) observeLost() (lifecycle.Event, bool, error) {
 func (p *pass) observeAgent(ctx context.Context) (lifecycle.Event, bool, error) {
 	report := p.Index.Report(p.fence())
 	create, asked := p.ops.look(p.name, p.key(opCreate))
-	known := report != nil && report.GetState() != agentv1.SandboxState_SANDBOX_STATE_CREATING
+	// After a create that succeeded, what is over is an earlier try that the same fence was used for.
+	known := report != nil && report.GetState() != agentv1.SandboxState_SANDBOX_STATE_CREATING && !over(report)
 	switch {
 	case asked && create.running && report.GetState() != agentv1.SandboxState_SANDBOX_STATE_RUNNING, asked && create.err != nil:
 		return p.observeCreate(create) // it knows more of the why than the report
@@ -142,13 +143,26 @@ func (p *pass) observeAgent(ctx context.Context) (lifecycle.Event, bool, error) 
 	case asked && !create.running:
 		p.ops.drop(p.name, p.key(opCreate))
 	}
-	if report != nil {
+	switch {
+	case over(report) && p.sandbox.Status.Phase == v1alpha1.PhaseRunning: // or so for an earlier try, and the Registry is late
+		return p.observeMissing(ctx)
+	case report != nil:
 		return p.observeReport(report)
-	}
-	if p.sandbox.Status.Phase != v1alpha1.PhaseRunning && p.sandbox.Status.Phase != v1alpha1.PhaseFailed && !p.fast() {
+	case p.wanted():
 		return lifecycle.Scheduled, true, nil
 	}
 	return p.observeMissing(ctx)
+}
+
+// wanted tells that the sandbox has never been seen to run, and is this controller's to create.
+func (p *pass) wanted() bool {
+	return p.sandbox.Status.Phase != v1alpha1.PhaseRunning && p.sandbox.Status.Phase != v1alpha1.PhaseFailed && !p.fast()
+}
+
+// over tells that a report is the last but one, or the last, of its container.
+func over(r *agentv1.SandboxReport) bool {
+	s := r.GetState()
+	return s == agentv1.SandboxState_SANDBOX_STATE_FAILED || s == agentv1.SandboxState_SANDBOX_STATE_TERMINATED
 }
 
 func (p *pass) observeReport(r *agentv1.SandboxReport) (lifecycle.Event, bool, error) {
@@ -168,15 +182,28 @@ func (p *pass) observeReport(r *agentv1.SandboxReport) (lifecycle.Event, bool, e
 		}
 		return lifecycle.AgentCrashed, true, nil
 	case agentv1.SandboxState_SANDBOX_STATE_FAILED:
-		p.explain(cmp.Or(r.GetReason(), "CreateFailed"), r.GetMessage())
-		return lifecycle.AgentFailed, true, nil
+		return p.observeFailed(r)
 	case agentv1.SandboxState_SANDBOX_STATE_TERMINATED:
+		if p.wanted() { // somebody's create failed or was taken back, and left nothing
+			return lifecycle.Scheduled, true, nil
+		}
 		p.explain("ContainerGone", "the agent says that the container is gone, and nobody asked this controller for that")
 		return lifecycle.AgentTerminated, true, nil
 	default: // terminating: somebody else deletes it, and the next report tells
 		p.after(p.Timing.Requeue)
 		return 0, false, nil
 	}
+}
+
+// observeFailed is about a create that failed and that this process has no answer to: another one asked for it, which died
+// or was deposed, and whose leaving may be all that was wrong. It is judged as one of this process's own.
+func (p *pass) observeFailed(r *agentv1.SandboxReport) (lifecycle.Event, bool, error) {
+	reason := cmp.Or(fault.Reason(r.GetReason()), fault.Internal)
+	if p.wanted() && !requestAtFault(reason) {
+		return p.observeCreate(p.ops.learn(p.name, p.key(opCreate), fault.New(errdefs.ErrUnavailable, reason, "%s", r.GetMessage())))
+	}
+	p.explain(camel(reason), r.GetMessage())
+	return lifecycle.AgentFailed, true, nil
 }
 
 // observeCreate reads how a create that was asked for has gone.
@@ -239,7 +266,7 @@ func (p *pass) refusedBy(err error) (lifecycle.Event, bool, error) {
 	return lifecycle.AgentRefused, true, nil
 }
 
-// observeMissing is about a sandbox that should be on its agent and is not in the Registry. Only the agent's own word
+// observeMissing is about a sandbox that should be on its agent and is not in the Registry, or is over there. Only the agent's own word
 // counts: the Registry may be late.
 func (p *pass) observeMissing(ctx context.Context) (lifecycle.Event, bool, error) {
 	if p.sandbox.Status.Phase == "" { // the writing of the resource has overtaken the Registry's news
@@ -257,6 +284,7 @@ func (p *pass) observeMissing(ctx context.Context) (lifecycle.Event, bool, error
 	for _, r := range snapshot.GetSandboxes() {
 		f := r.GetRecord().GetFence()
 		if f.GetSandboxUid() == p.assignment.SandboxUID && f.GetAttempt() == p.assignment.Attempt {
+			p.after(p.Timing.Requeue) // the answer may be of a moment ago, and the Registry has said all that it has to say
 			return p.observeReport(r)
 		}
 	}

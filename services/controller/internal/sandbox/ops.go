@@ -145,6 +145,23 @@ func (o *operations) start(ctx context.Context, n types.NamespacedName, k opKey,
 	})
 }
 
+// learn notes how an operation that another process asked for has failed, as if it had been this one's, and returns that.
+// What this process has asked for itself stays.
+func (o *operations) learn(n types.NamespacedName, k opKey, err error) outcome {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	m := o.of(n)
+	if op := m.ops[k]; op != nil {
+		return op.outcome
+	}
+	now := o.now()
+	if m.first[k].IsZero() {
+		m.first[k] = now
+	}
+	m.ops[k] = &operation{outcome: outcome{started: now, first: m.first[k], err: err, ended: now}, cancel: func() {}}
+	return m.ops[k].outcome
+}
+
 // look returns how far an operation is; false if there is none.
 func (o *operations) look(n types.NamespacedName, k opKey) (outcome, bool) {
 	o.mu.Lock()
