@@ -74,10 +74,7 @@ func overlay(st *sandboxv1.SandboxStatus, r *agentv1.SandboxReport) {
 			st.Phase = sandboxv1.Phase_PHASE_FAILED
 		}
 		setEnd(st, r)
-	case agentv1.SandboxState_SANDBOX_STATE_FAILED:
-		st.Phase = sandboxv1.Phase_PHASE_FAILED
-		setEnd(st, r)
-	default:
+	default: // what could not be created may be tried again: whether it has failed is the controller's to say
 		return
 	}
 	st.SandboxId = r.GetContainerId()

@@ -50,6 +50,7 @@ func TestOverlay(t *testing.T) {
 		creating = agentv1.SandboxState_SANDBOX_STATE_CREATING
 		running  = agentv1.SandboxState_SANDBOX_STATE_RUNNING
 		stopped  = agentv1.SandboxState_SANDBOX_STATE_STOPPED
+		failed   = agentv1.SandboxState_SANDBOX_STATE_FAILED
 	)
 	tests := map[string]struct {
 		phase  v1alpha1.Phase
@@ -63,6 +64,7 @@ func TestOverlay(t *testing.T) {
 		"creating is older than running": {v1alpha1.PhaseRunning, creating, "u", 0, sandboxv1.Phase_PHASE_RUNNING},
 		"ended well":                     {v1alpha1.PhaseRunning, stopped, "u", 0, sandboxv1.Phase_PHASE_RUNNING},
 		"ended badly":                    {v1alpha1.PhaseRunning, stopped, "u", 3, sandboxv1.Phase_PHASE_FAILED},
+		"not created, perhaps tried on":  {v1alpha1.PhaseBound, failed, "u", 0, sandboxv1.Phase_PHASE_BOUND},
 		"expired stays":                  {v1alpha1.PhaseExpired, running, "u", 0, sandboxv1.Phase_PHASE_EXPIRED},
 		"another's report counts not":    {v1alpha1.PhaseBound, running, "other", 0, sandboxv1.Phase_PHASE_BOUND},
 	}
