@@ -85,22 +85,14 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *image, reached func(runtime.Stage)) ([]mount.Mount, error) {
 	var mounts []mount.Mount
 	var prepareErr error
-	prepared, recorded := make(chan struct{}), make(chan struct{})
-	unprotected := false
+	prepared := make(chan struct{})
 	var g errgroup.Group
 	g.Go(func() error {
 		defer close(prepared)
 		ctx, span := obs.Tracer().Start(ctx, "snapshot")
 		defer span.End()
-		if mounts, prepareErr = r.prepare(ctx, record.SnapshotKey, img); prepareErr != nil {
-			return nil // the record's error, if there is one, is the one to tell
-		}
-		select {
-		case <-recorded:
-		default:
-			unprotected = true
-		}
-		return nil
+		mounts, prepareErr = r.prepare(ctx, record.SnapshotKey, img)
+		return nil // the record's error, if there is one, is the one to tell
 	})
 	g.Go(func() error {
 		ctx, span := obs.Tracer().Start(ctx, "container")
@@ -108,7 +100,6 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 		if _, err := r.client.ContainerService().Create(ctx, record); err != nil {
 			return classify(err, "creating container %s", record.ID)
 		}
-		close(recorded)
 		return nil
 	})
 	// The stages are told from this goroutine and in their order.
@@ -121,14 +112,14 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 	if prepareErr != nil {
 		return nil, prepareErr
 	}
-	if unprotected {
-		_, err := r.client.SnapshotService(record.Snapshotter).Stat(ctx, record.SnapshotKey)
-		if errdefs.IsNotFound(err) {
-			mounts, err = r.prepare(ctx, record.SnapshotKey, img)
-		}
-		if err != nil {
-			return nil, classify(err, "making sure of snapshot %s", record.SnapshotKey)
-		}
+	// Whatever order the answers came in, a garbage collection may have run after the snapshot was made and before the record
+	// was. From here on the record holds it.
+	_, err := r.client.SnapshotService(record.Snapshotter).Stat(ctx, record.SnapshotKey)
+	if errdefs.IsNotFound(err) {
+		mounts, err = r.prepare(ctx, record.SnapshotKey, img)
+	}
+	if err != nil {
+		return nil, classify(err, "making sure of snapshot %s", record.SnapshotKey)
 	}
 	reached(runtime.StageContainer)
 	return mounts, nil

@@ -5,8 +5,8 @@
 //
 //	image      pulled under a lease of containerd's client; its layers are then held by the image
 //	container  a root of the collector, and the evidence from which a crash is cleaned up
-//	snapshot   held by the container's record. The two are made side by side; if the snapshot was first, it is looked
-//	           at again once the record is there, and made anew in the rare case that the collector was in between
+//	snapshot   held by the container's record. The two are made side by side; once both are there the snapshot is looked
+//	           at again, and made anew in the rare case that the collector was in between
 //	task       held by its shim
 package ctrd
 

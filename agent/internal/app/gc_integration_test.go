@@ -1,0 +1,57 @@
+//go:build integration
+
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
+)
+
+// TestCreatesWhileTheCollectorRuns creates sandboxes side by side while containerd's garbage collector does nothing but
+// run: whatever is half made is held by something at every moment, or made anew.
+func TestCreatesWhileTheCollectorRuns(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	a := startAgent(t, s, nil)
+	ctx, stop := context.WithCancel(t.Context())
+	var collector, workers sync.WaitGroup
+	collected := 0
+	collector.Go(func() {
+		manager := s.Client.LeasesService()
+		for ctx.Err() == nil {
+			lease, err := manager.Create(ctx, leases.WithRandomID())
+			if err == nil {
+				err = manager.Delete(ctx, lease, leases.SynchronousDelete)
+			}
+			if err == nil {
+				collected++
+			}
+		}
+	})
+	const width, each = 6, 12
+	for worker := range width {
+		workers.Go(func() {
+			for i := range each {
+				r := record(fmt.Sprintf("gc-%d-%d", worker, i), sh("sleep 1000"))
+				if _, err := a.create(t.Context(), r); err != nil {
+					t.Errorf("creating %s: %v", r.GetName(), err)
+				}
+				if _, err := a.tryDelete(t.Context(), r.GetFence(), 0); err != nil {
+					t.Errorf("deleting %s: %v", r.GetName(), err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	stop()
+	collector.Wait()
+	require.Greater(t, collected, each, "the collector ran all the while")
+	s.CheckClean(t)
+}
