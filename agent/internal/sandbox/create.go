@@ -25,8 +25,8 @@ import (
 
 // Create runs a sandbox and returns its report once the process has started. reached is called from this goroutine for
 // each stage. Repeating it with the same record joins the create that runs, or returns at once. The create is cancelled
-// when all its callers have left, or were superseded, before it started the process. After an error nothing of the sandbox is left, unless
-// the runtime could not be reached, and then it is removed when it can.
+// when all its callers have left, or were superseded, before it started the process. After an error nothing of the sandbox
+// is left, unless the runtime could not be reached, and then it is removed when it can.
 func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, persisted bool, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
 	if err := validate(record); err != nil {
 		return nil, err

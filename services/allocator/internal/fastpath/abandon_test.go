@@ -74,6 +74,11 @@ func TestAnAPIServerThatHasNotReadItsRoles(t *testing.T) {
 	m.api.starting.Store(true)
 	_, err := m.create(request("two"))
 	require.NoError(t, err)
+	fresh := request("three")
+	fresh.Spec.Pool = "unknown"
+	_, err = m.create(fresh)
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err))
+	require.ErrorContains(t, err, "roles", "should it last")
 	require.NoError(t, m.remove("one"), "the agent remembers it")
 	require.Len(t, a.Tombstones(), 1)
 	m.api.starting.Store(false)

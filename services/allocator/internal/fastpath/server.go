@@ -37,6 +37,7 @@ package fastpath
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -201,7 +202,11 @@ func (s *Server) missing(key store.Key) error {
 }
 
 func errAPI(cause error) error {
-	return fault.Wrap(cause, errdefs.ErrUnavailable, fault.APIUnavailable, "the Kubernetes API server cannot be reached").RetryIn(time.Second)
+	message := "the Kubernetes API server cannot be reached"
+	if cause != nil && strings.Contains(cause.Error(), unauthorized) { // see api.note
+		message = "the Kubernetes API server does not let the allocator do that; unless it has just started, check the allocator's roles"
+	}
+	return fault.Wrap(cause, errdefs.ErrUnavailable, fault.APIUnavailable, "%s", message).RetryIn(time.Second)
 }
 
 // errContext is the error of a call whose context has ended, with the last thing that went wrong before.
