@@ -94,7 +94,8 @@ func (SandboxState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
-// CreateStage is how far a create has come.
+// CreateStage is how far a create has come. A create that claims a slot has the stage CLAIM and no TASK; on the cold path
+// it is the other way round.
 type CreateStage int32
 
 const (
@@ -112,6 +113,8 @@ const (
 	CreateStage_CREATE_STAGE_TASK CreateStage = 5
 	// The process runs.
 	CreateStage_CREATE_STAGE_STARTED CreateStage = 6
+	// A started slot has taken the sandbox in: its root file system is built.
+	CreateStage_CREATE_STAGE_CLAIM CreateStage = 7
 )
 
 // Enum value maps for CreateStage.
@@ -124,6 +127,7 @@ var (
 		4: "CREATE_STAGE_CONTAINER",
 		5: "CREATE_STAGE_TASK",
 		6: "CREATE_STAGE_STARTED",
+		7: "CREATE_STAGE_CLAIM",
 	}
 	CreateStage_value = map[string]int32{
 		"CREATE_STAGE_UNSPECIFIED": 0,
@@ -133,6 +137,7 @@ var (
 		"CREATE_STAGE_CONTAINER":   4,
 		"CREATE_STAGE_TASK":        5,
 		"CREATE_STAGE_STARTED":     6,
+		"CREATE_STAGE_CLAIM":       7,
 	}
 )
 
@@ -518,7 +523,9 @@ type SandboxReport struct {
 	// When the process ended.
 	FinishTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=finish_time,json=finishTime,proto3" json:"finish_time,omitempty"`
 	// Whether the agent was told that the custom resource is written.
-	Persisted     bool `protobuf:"varint,10,opt,name=persisted,proto3" json:"persisted,omitempty"`
+	Persisted bool `protobuf:"varint,10,opt,name=persisted,proto3" json:"persisted,omitempty"`
+	// How its container came to run. Unspecified while it does not run yet.
+	StartPath     v1.StartPath `protobuf:"varint,11,opt,name=start_path,json=startPath,proto3,enum=fastsandbox.sandbox.v1.StartPath" json:"start_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -621,6 +628,13 @@ func (x *SandboxReport) GetPersisted() bool {
 		return x.Persisted
 	}
 	return false
+}
+
+func (x *SandboxReport) GetStartPath() v1.StartPath {
+	if x != nil {
+		return x.StartPath
+	}
+	return v1.StartPath(0)
 }
 
 // AgentInfo is what does not change while an agent lives.
@@ -750,6 +764,71 @@ func (x *AgentInfo) GetReservedPorts() []int32 {
 	return nil
 }
 
+// SlotStatus is how an agent is off for slots: containers that are started ahead of time, wait without an image, and
+// become a sandbox by being claimed.
+type SlotStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Slots that are started and not claimed.
+	Free int32 `protobuf:"varint,1,opt,name=free,proto3" json:"free,omitempty"`
+	// Slots that the agent means to keep free now: what its pool wants, and no more than it has free places.
+	Wanted int32 `protobuf:"varint,2,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// Why it keeps none although its pool wants some, a sentence for people; empty otherwise.
+	OffReason     string `protobuf:"bytes,3,opt,name=off_reason,json=offReason,proto3" json:"off_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotStatus) Reset() {
+	*x = SlotStatus{}
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotStatus) ProtoMessage() {}
+
+func (x *SlotStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotStatus.ProtoReflect.Descriptor instead.
+func (*SlotStatus) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SlotStatus) GetFree() int32 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *SlotStatus) GetWanted() int32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *SlotStatus) GetOffReason() string {
+	if x != nil {
+		return x.OffReason
+	}
+	return ""
+}
+
 // AgentSnapshot is an agent's whole state.
 type AgentSnapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -764,14 +843,16 @@ type AgentSnapshot struct {
 	// Why it takes none; empty while it does. `Draining` after Drain.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
 	// All its tombstones.
-	Tombstones    []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
+	Tombstones []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
+	// Its slots. Unset: it knows none.
+	Slots         *SlotStatus `protobuf:"bytes,7,opt,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentSnapshot) Reset() {
 	*x = AgentSnapshot{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +864,7 @@ func (x *AgentSnapshot) String() string {
 func (*AgentSnapshot) ProtoMessage() {}
 
 func (x *AgentSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +877,7 @@ func (x *AgentSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentSnapshot.ProtoReflect.Descriptor instead.
 func (*AgentSnapshot) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AgentSnapshot) GetInfo() *AgentInfo {
@@ -841,6 +922,13 @@ func (x *AgentSnapshot) GetTombstones() []*Tombstone {
 	return nil
 }
 
+func (x *AgentSnapshot) GetSlots() *SlotStatus {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
 // AgentDelta is what changed in an agent's state.
 type AgentDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -858,13 +946,15 @@ type AgentDelta struct {
 	TombstonesAdded []*Tombstone `protobuf:"bytes,6,rep,name=tombstones_added,json=tombstonesAdded,proto3" json:"tombstones_added,omitempty"`
 	// Tombstones that were forgotten.
 	TombstonesRemoved []*Fence `protobuf:"bytes,7,rep,name=tombstones_removed,json=tombstonesRemoved,proto3" json:"tombstones_removed,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Its slots, whole, if anything of them changed.
+	Slots         *SlotStatus `protobuf:"bytes,8,opt,name=slots,proto3" json:"slots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentDelta) Reset() {
 	*x = AgentDelta{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +966,7 @@ func (x *AgentDelta) String() string {
 func (*AgentDelta) ProtoMessage() {}
 
 func (x *AgentDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +979,7 @@ func (x *AgentDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDelta.ProtoReflect.Descriptor instead.
 func (*AgentDelta) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AgentDelta) GetSandboxes() []*SandboxReport {
@@ -941,6 +1031,13 @@ func (x *AgentDelta) GetTombstonesRemoved() []*Fence {
 	return nil
 }
 
+func (x *AgentDelta) GetSlots() *SlotStatus {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
 // PullProgress is how far an image pull has come.
 type PullProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -958,7 +1055,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1067,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1080,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PullProgress) GetDownloadedBytes() int64 {
@@ -1048,7 +1145,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\trequestId\x12;\n" +
 	"\vdelete_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"deleteTime\"\xbf\x03\n" +
+	"deleteTime\"\x81\x04\n" +
 	"\rSandboxReport\x12;\n" +
 	"\x06record\x18\x01 \x01(\v2#.fastsandbox.agent.v1.SandboxRecordR\x06record\x128\n" +
 	"\x05state\x18\x02 \x01(\x0e2\".fastsandbox.agent.v1.SandboxStateR\x05state\x12!\n" +
@@ -1062,7 +1159,9 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\vfinish_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"finishTime\x12\x1c\n" +
 	"\tpersisted\x18\n" +
-	" \x01(\bR\tpersistedB\f\n" +
+	" \x01(\bR\tpersisted\x12@\n" +
+	"\n" +
+	"start_path\x18\v \x01(\x0e2!.fastsandbox.sandbox.v1.StartPathR\tstartPathB\f\n" +
 	"\n" +
 	"_exit_code\"\xab\x02\n" +
 	"\tAgentInfo\x12\x19\n" +
@@ -1076,7 +1175,13 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fruntime_handler\x18\b \x01(\tR\x0eruntimeHandler\x12\x18\n" +
 	"\aversion\x18\t \x01(\tR\aversion\x12%\n" +
 	"\x0ereserved_ports\x18\n" +
-	" \x03(\x05R\rreservedPorts\"\xb0\x02\n" +
+	" \x03(\x05R\rreservedPorts\"W\n" +
+	"\n" +
+	"SlotStatus\x12\x12\n" +
+	"\x04free\x18\x01 \x01(\x05R\x04free\x12\x16\n" +
+	"\x06wanted\x18\x02 \x01(\x05R\x06wanted\x12\x1d\n" +
+	"\n" +
+	"off_reason\x18\x03 \x01(\tR\toffReason\"\xe8\x02\n" +
 	"\rAgentSnapshot\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12A\n" +
 	"\tsandboxes\x18\x02 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12\x16\n" +
@@ -1085,7 +1190,8 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReason\x12?\n" +
 	"\n" +
 	"tombstones\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\n" +
-	"tombstones\"\x94\x03\n" +
+	"tombstones\x126\n" +
+	"\x05slots\x18\a \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\"\xcc\x03\n" +
 	"\n" +
 	"AgentDelta\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12!\n" +
@@ -1094,7 +1200,8 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\taccepting\x18\x04 \x01(\bH\x00R\taccepting\x88\x01\x01\x120\n" +
 	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReason\x12J\n" +
 	"\x10tombstones_added\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\x0ftombstonesAdded\x12J\n" +
-	"\x12tombstones_removed\x18\a \x03(\v2\x1b.fastsandbox.agent.v1.FenceR\x11tombstonesRemovedB\f\n" +
+	"\x12tombstones_removed\x18\a \x03(\v2\x1b.fastsandbox.agent.v1.FenceR\x11tombstonesRemoved\x126\n" +
+	"\x05slots\x18\b \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slotsB\f\n" +
 	"\n" +
 	"_accepting\"\xa5\x01\n" +
 	"\fPullProgress\x12)\n" +
@@ -1110,7 +1217,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x15SANDBOX_STATE_STOPPED\x10\x03\x12\x18\n" +
 	"\x14SANDBOX_STATE_FAILED\x10\x04\x12\x1d\n" +
 	"\x19SANDBOX_STATE_TERMINATING\x10\x05\x12\x1c\n" +
-	"\x18SANDBOX_STATE_TERMINATED\x10\x06*\xc6\x01\n" +
+	"\x18SANDBOX_STATE_TERMINATED\x10\x06*\xde\x01\n" +
 	"\vCreateStage\x12\x1c\n" +
 	"\x18CREATE_STAGE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CREATE_STAGE_ADMITTED\x10\x01\x12\x16\n" +
@@ -1118,7 +1225,8 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x15CREATE_STAGE_SNAPSHOT\x10\x03\x12\x1a\n" +
 	"\x16CREATE_STAGE_CONTAINER\x10\x04\x12\x15\n" +
 	"\x11CREATE_STAGE_TASK\x10\x05\x12\x18\n" +
-	"\x14CREATE_STAGE_STARTED\x10\x06*\x83\x01\n" +
+	"\x14CREATE_STAGE_STARTED\x10\x06\x12\x16\n" +
+	"\x12CREATE_STAGE_CLAIM\x10\a*\x83\x01\n" +
 	"\vDeleteStage\x12\x1c\n" +
 	"\x18DELETE_STAGE_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19DELETE_STAGE_SIGTERM_SENT\x10\x01\x12\x1d\n" +
@@ -1140,7 +1248,7 @@ func file_fastsandbox_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_fastsandbox_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: fastsandbox.agent.v1.SandboxState
 	(CreateStage)(0),              // 1: fastsandbox.agent.v1.CreateStage
@@ -1150,41 +1258,46 @@ var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(*Tombstone)(nil),             // 5: fastsandbox.agent.v1.Tombstone
 	(*SandboxReport)(nil),         // 6: fastsandbox.agent.v1.SandboxReport
 	(*AgentInfo)(nil),             // 7: fastsandbox.agent.v1.AgentInfo
-	(*AgentSnapshot)(nil),         // 8: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),            // 9: fastsandbox.agent.v1.AgentDelta
-	(*PullProgress)(nil),          // 10: fastsandbox.agent.v1.PullProgress
-	nil,                           // 11: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	(*v1.SandboxSpec)(nil),        // 12: fastsandbox.sandbox.v1.SandboxSpec
-	(*v1.ResourceLimits)(nil),     // 13: fastsandbox.sandbox.v1.ResourceLimits
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(v1.ConsistencyMode)(0),       // 15: fastsandbox.sandbox.v1.ConsistencyMode
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(*SlotStatus)(nil),            // 8: fastsandbox.agent.v1.SlotStatus
+	(*AgentSnapshot)(nil),         // 9: fastsandbox.agent.v1.AgentSnapshot
+	(*AgentDelta)(nil),            // 10: fastsandbox.agent.v1.AgentDelta
+	(*PullProgress)(nil),          // 11: fastsandbox.agent.v1.PullProgress
+	nil,                           // 12: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	(*v1.SandboxSpec)(nil),        // 13: fastsandbox.sandbox.v1.SandboxSpec
+	(*v1.ResourceLimits)(nil),     // 14: fastsandbox.sandbox.v1.ResourceLimits
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(v1.ConsistencyMode)(0),       // 16: fastsandbox.sandbox.v1.ConsistencyMode
+	(v1.StartPath)(0),             // 17: fastsandbox.sandbox.v1.StartPath
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
 }
 var file_fastsandbox_agent_v1_agent_proto_depIdxs = []int32{
 	3,  // 0: fastsandbox.agent.v1.SandboxRecord.fence:type_name -> fastsandbox.agent.v1.Fence
-	11, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	12, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	13, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	14, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
-	15, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
+	12, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	13, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	14, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	15, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
+	16, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
 	3,  // 6: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
-	14, // 7: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
+	15, // 7: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
 	4,  // 8: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
 	0,  // 9: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
-	14, // 10: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
-	14, // 11: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
-	7,  // 12: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
-	6,  // 13: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	5,  // 14: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
-	6,  // 15: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	5,  // 16: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
-	3,  // 17: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
-	16, // 18: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	15, // 10: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
+	15, // 11: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
+	17, // 12: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	7,  // 13: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	6,  // 14: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	5,  // 15: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
+	8,  // 16: fastsandbox.agent.v1.AgentSnapshot.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	6,  // 17: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	5,  // 18: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
+	3,  // 19: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
+	8,  // 20: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	18, // 21: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_proto_init() }
@@ -1193,14 +1306,14 @@ func file_fastsandbox_agent_v1_agent_proto_init() {
 		return
 	}
 	file_fastsandbox_agent_v1_agent_proto_msgTypes[3].OneofWrappers = []any{}
-	file_fastsandbox_agent_v1_agent_proto_msgTypes[6].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -177,8 +177,14 @@ type Agent struct {
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// When it was last heard of.
 	LastHeartbeatTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=last_heartbeat_time,json=lastHeartbeatTime,proto3" json:"last_heartbeat_time,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Slots that are started and not claimed, by its last report.
+	FreeSlots int32 `protobuf:"varint,8,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
+	// Slots that it means to keep free, by its last report.
+	WantedSlots int32 `protobuf:"varint,9,opt,name=wanted_slots,json=wantedSlots,proto3" json:"wanted_slots,omitempty"`
+	// Why it keeps none although its pool wants some; empty otherwise.
+	SlotsOffReason string `protobuf:"bytes,10,opt,name=slots_off_reason,json=slotsOffReason,proto3" json:"slots_off_reason,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
@@ -260,6 +266,27 @@ func (x *Agent) GetLastHeartbeatTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Agent) GetFreeSlots() int32 {
+	if x != nil {
+		return x.FreeSlots
+	}
+	return 0
+}
+
+func (x *Agent) GetWantedSlots() int32 {
+	if x != nil {
+		return x.WantedSlots
+	}
+	return 0
+}
+
+func (x *Agent) GetSlotsOffReason() string {
+	if x != nil {
+		return x.SlotsOffReason
+	}
+	return ""
+}
+
 // Pool is a SandboxPool with what is known of its agents.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -290,7 +317,15 @@ type Pool struct {
 	// Limits of sandboxes that ask for none.
 	DefaultResources *v11.ResourceLimits `protobuf:"bytes,13,opt,name=default_resources,json=defaultResources,proto3" json:"default_resources,omitempty"`
 	// When it was created.
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// Slots that are started and not claimed on the ready agents, by their last reports.
+	FreeSlots int32 `protobuf:"varint,15,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
+	// Slots that the ready agents mean to keep free, by their last reports.
+	WantedSlots int32 `protobuf:"varint,16,opt,name=wanted_slots,json=wantedSlots,proto3" json:"wanted_slots,omitempty"`
+	// Least number of free slots on an agent, as far as it has free places. Unset: the default.
+	SlotsMin *int32 `protobuf:"varint,17,opt,name=slots_min,json=slotsMin,proto3,oneof" json:"slots_min,omitempty"`
+	// Greatest number of free slots on an agent. Unset: as many as it has free places. Zero: no slots.
+	SlotsMax      *int32 `protobuf:"varint,18,opt,name=slots_max,json=slotsMax,proto3,oneof" json:"slots_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -421,6 +456,34 @@ func (x *Pool) GetCreateTime() *timestamppb.Timestamp {
 		return x.CreateTime
 	}
 	return nil
+}
+
+func (x *Pool) GetFreeSlots() int32 {
+	if x != nil {
+		return x.FreeSlots
+	}
+	return 0
+}
+
+func (x *Pool) GetWantedSlots() int32 {
+	if x != nil {
+		return x.WantedSlots
+	}
+	return 0
+}
+
+func (x *Pool) GetSlotsMin() int32 {
+	if x != nil && x.SlotsMin != nil {
+		return *x.SlotsMin
+	}
+	return 0
+}
+
+func (x *Pool) GetSlotsMax() int32 {
+	if x != nil && x.SlotsMax != nil {
+		return *x.SlotsMax
+	}
+	return 0
 }
 
 // AllocateRequest asks for a place.
@@ -1093,7 +1156,7 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceR\x05fence\x12\x1b\n" +
 	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12\x1b\n" +
 	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12#\n" +
-	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\x8f\x02\n" +
+	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\xfb\x02\n" +
 	"\x05Agent\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
@@ -1102,7 +1165,12 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"imageCount\x12\x14\n" +
 	"\x05ready\x18\x05 \x01(\bR\x05ready\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12J\n" +
-	"\x13last_heartbeat_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x11lastHeartbeatTime\"\x8f\x04\n" +
+	"\x13last_heartbeat_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x11lastHeartbeatTime\x12\x1d\n" +
+	"\n" +
+	"free_slots\x18\b \x01(\x05R\tfreeSlots\x12!\n" +
+	"\fwanted_slots\x18\t \x01(\x05R\vwantedSlots\x12(\n" +
+	"\x10slots_off_reason\x18\n" +
+	" \x01(\tR\x0eslotsOffReason\"\xb1\x05\n" +
 	"\x04Pool\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
@@ -1121,7 +1189,16 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\tallocated\x18\f \x01(\x05R\tallocated\x12S\n" +
 	"\x11default_resources\x18\r \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\x10defaultResources\x12;\n" +
 	"\vcreate_time\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"\x85\x03\n" +
+	"createTime\x12\x1d\n" +
+	"\n" +
+	"free_slots\x18\x0f \x01(\x05R\tfreeSlots\x12!\n" +
+	"\fwanted_slots\x18\x10 \x01(\x05R\vwantedSlots\x12 \n" +
+	"\tslots_min\x18\x11 \x01(\x05H\x00R\bslotsMin\x88\x01\x01\x12 \n" +
+	"\tslots_max\x18\x12 \x01(\x05H\x01R\bslotsMax\x88\x01\x01B\f\n" +
+	"\n" +
+	"_slots_minB\f\n" +
+	"\n" +
+	"_slots_max\"\x85\x03\n" +
 	"\x0fAllocateRequest\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
 	"\x04name\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04name\x12*\n" +
@@ -1255,6 +1332,7 @@ func file_fastsandbox_allocator_v1_allocator_service_proto_init() {
 	if File_fastsandbox_allocator_v1_allocator_service_proto != nil {
 		return
 	}
+	file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

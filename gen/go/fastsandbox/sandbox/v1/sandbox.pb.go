@@ -252,6 +252,59 @@ func (NetworkMode) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
+// StartPath is how a sandbox's container came to run.
+type StartPath int32
+
+const (
+	// Not known.
+	StartPath_START_PATH_UNSPECIFIED StartPath = 0
+	// It claimed a slot: a container that was started ahead of time without an image.
+	StartPath_START_PATH_SLOT StartPath = 1
+	// Its container was created and started when it was asked for.
+	StartPath_START_PATH_COLD StartPath = 2
+)
+
+// Enum value maps for StartPath.
+var (
+	StartPath_name = map[int32]string{
+		0: "START_PATH_UNSPECIFIED",
+		1: "START_PATH_SLOT",
+		2: "START_PATH_COLD",
+	}
+	StartPath_value = map[string]int32{
+		"START_PATH_UNSPECIFIED": 0,
+		"START_PATH_SLOT":        1,
+		"START_PATH_COLD":        2,
+	}
+)
+
+func (x StartPath) Enum() *StartPath {
+	p := new(StartPath)
+	*p = x
+	return p
+}
+
+func (x StartPath) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StartPath) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastsandbox_sandbox_v1_sandbox_proto_enumTypes[4].Descriptor()
+}
+
+func (StartPath) Type() protoreflect.EnumType {
+	return &file_fastsandbox_sandbox_v1_sandbox_proto_enumTypes[4]
+}
+
+func (x StartPath) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StartPath.Descriptor instead.
+func (StartPath) EnumDescriptor() ([]byte, []int) {
+	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{4}
+}
+
 // Sandbox is one isolated container together with what is known of it. It is the API's view of the Sandbox custom
 // resource; a sandbox that was created on the fast path is visible here before its custom resource exists.
 type Sandbox struct {
@@ -629,7 +682,9 @@ type SandboxStatus struct {
 	// Whether the custom resource exists yet; false for the moment between a fast create and its writing.
 	Persisted bool `protobuf:"varint,13,opt,name=persisted,proto3" json:"persisted,omitempty"`
 	// Conditions, as on the custom resource.
-	Conditions    []*Condition `protobuf:"bytes,14,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*Condition `protobuf:"bytes,14,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// How its present container, or its last one, came to run. Unspecified before it runs.
+	StartPath     StartPath `protobuf:"varint,15,opt,name=start_path,json=startPath,proto3,enum=fastsandbox.sandbox.v1.StartPath" json:"start_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -762,6 +817,13 @@ func (x *SandboxStatus) GetConditions() []*Condition {
 	return nil
 }
 
+func (x *SandboxStatus) GetStartPath() StartPath {
+	if x != nil {
+		return x.StartPath
+	}
+	return StartPath_START_PATH_UNSPECIFIED
+}
+
 // Condition is one aspect of a sandbox's state, in the form of Kubernetes' metav1.Condition.
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -847,8 +909,8 @@ func (x *Condition) GetLastTransitionTime() *timestamppb.Timestamp {
 // StageTiming is the time that one stage of a create took.
 type StageTiming struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the stage: `reserve`, `agent`, and from the agent `admitted`, `image`, `snapshot`, `container`, `task`,
-	// `started`.
+	// Name of the stage: `reserve`, `agent`, and from the agent `admitted`, `image`, `snapshot`, `container`, then `claim`
+	// (a slot took the sandbox in) or `task` (the cold path), `started`.
 	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Time spent in the stage alone.
 	Duration      *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
@@ -947,7 +1009,7 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\tcpuMillis\x12*\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\vmemoryBytes\x12\x1b\n" +
-	"\x04pids\x18\x03 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x04pids\"\xea\x04\n" +
+	"\x04pids\x18\x03 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x04pids\"\xac\x05\n" +
 	"\rSandboxStatus\x123\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1d.fastsandbox.sandbox.v1.PhaseR\x05phase\x12!\n" +
 	"\fassigned_pod\x18\x02 \x01(\tR\vassignedPod\x12\x1b\n" +
@@ -968,7 +1030,9 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\tpersisted\x18\r \x01(\bR\tpersisted\x12A\n" +
 	"\n" +
 	"conditions\x18\x0e \x03(\v2!.fastsandbox.sandbox.v1.ConditionR\n" +
-	"conditionsB\f\n" +
+	"conditions\x12@\n" +
+	"\n" +
+	"start_path\x18\x0f \x01(\x0e2!.fastsandbox.sandbox.v1.StartPathR\tstartPathB\f\n" +
 	"\n" +
 	"_exit_code\"\xb7\x01\n" +
 	"\tCondition\x12\x12\n" +
@@ -999,7 +1063,11 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\vNetworkMode\x12\x1c\n" +
 	"\x18NETWORK_MODE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12NETWORK_MODE_AGENT\x10\x01\x12\x15\n" +
-	"\x11NETWORK_MODE_NONE\x10\x02B\xf2\x01\n" +
+	"\x11NETWORK_MODE_NONE\x10\x02*Q\n" +
+	"\tStartPath\x12\x1a\n" +
+	"\x16START_PATH_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fSTART_PATH_SLOT\x10\x01\x12\x13\n" +
+	"\x0fSTART_PATH_COLD\x10\x02B\xf2\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\fSandboxProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
@@ -1014,51 +1082,53 @@ func file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescData
 }
 
-var file_fastsandbox_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_fastsandbox_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_fastsandbox_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_fastsandbox_sandbox_v1_sandbox_proto_goTypes = []any{
 	(Phase)(0),                    // 0: fastsandbox.sandbox.v1.Phase
 	(ConsistencyMode)(0),          // 1: fastsandbox.sandbox.v1.ConsistencyMode
 	(FailurePolicy)(0),            // 2: fastsandbox.sandbox.v1.FailurePolicy
 	(NetworkMode)(0),              // 3: fastsandbox.sandbox.v1.NetworkMode
-	(*Sandbox)(nil),               // 4: fastsandbox.sandbox.v1.Sandbox
-	(*SandboxSpec)(nil),           // 5: fastsandbox.sandbox.v1.SandboxSpec
-	(*ResourceLimits)(nil),        // 6: fastsandbox.sandbox.v1.ResourceLimits
-	(*SandboxStatus)(nil),         // 7: fastsandbox.sandbox.v1.SandboxStatus
-	(*Condition)(nil),             // 8: fastsandbox.sandbox.v1.Condition
-	(*StageTiming)(nil),           // 9: fastsandbox.sandbox.v1.StageTiming
-	nil,                           // 10: fastsandbox.sandbox.v1.Sandbox.LabelsEntry
-	nil,                           // 11: fastsandbox.sandbox.v1.SandboxSpec.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
+	(StartPath)(0),                // 4: fastsandbox.sandbox.v1.StartPath
+	(*Sandbox)(nil),               // 5: fastsandbox.sandbox.v1.Sandbox
+	(*SandboxSpec)(nil),           // 6: fastsandbox.sandbox.v1.SandboxSpec
+	(*ResourceLimits)(nil),        // 7: fastsandbox.sandbox.v1.ResourceLimits
+	(*SandboxStatus)(nil),         // 8: fastsandbox.sandbox.v1.SandboxStatus
+	(*Condition)(nil),             // 9: fastsandbox.sandbox.v1.Condition
+	(*StageTiming)(nil),           // 10: fastsandbox.sandbox.v1.StageTiming
+	nil,                           // 11: fastsandbox.sandbox.v1.Sandbox.LabelsEntry
+	nil,                           // 12: fastsandbox.sandbox.v1.SandboxSpec.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
 }
 var file_fastsandbox_sandbox_v1_sandbox_proto_depIdxs = []int32{
-	10, // 0: fastsandbox.sandbox.v1.Sandbox.labels:type_name -> fastsandbox.sandbox.v1.Sandbox.LabelsEntry
-	5,  // 1: fastsandbox.sandbox.v1.Sandbox.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	7,  // 2: fastsandbox.sandbox.v1.Sandbox.status:type_name -> fastsandbox.sandbox.v1.SandboxStatus
-	12, // 3: fastsandbox.sandbox.v1.Sandbox.create_time:type_name -> google.protobuf.Timestamp
-	12, // 4: fastsandbox.sandbox.v1.Sandbox.delete_time:type_name -> google.protobuf.Timestamp
-	11, // 5: fastsandbox.sandbox.v1.SandboxSpec.env:type_name -> fastsandbox.sandbox.v1.SandboxSpec.EnvEntry
+	11, // 0: fastsandbox.sandbox.v1.Sandbox.labels:type_name -> fastsandbox.sandbox.v1.Sandbox.LabelsEntry
+	6,  // 1: fastsandbox.sandbox.v1.Sandbox.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	8,  // 2: fastsandbox.sandbox.v1.Sandbox.status:type_name -> fastsandbox.sandbox.v1.SandboxStatus
+	13, // 3: fastsandbox.sandbox.v1.Sandbox.create_time:type_name -> google.protobuf.Timestamp
+	13, // 4: fastsandbox.sandbox.v1.Sandbox.delete_time:type_name -> google.protobuf.Timestamp
+	12, // 5: fastsandbox.sandbox.v1.SandboxSpec.env:type_name -> fastsandbox.sandbox.v1.SandboxSpec.EnvEntry
 	1,  // 6: fastsandbox.sandbox.v1.SandboxSpec.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
 	2,  // 7: fastsandbox.sandbox.v1.SandboxSpec.failure_policy:type_name -> fastsandbox.sandbox.v1.FailurePolicy
-	12, // 8: fastsandbox.sandbox.v1.SandboxSpec.expire_time:type_name -> google.protobuf.Timestamp
-	12, // 9: fastsandbox.sandbox.v1.SandboxSpec.reset_revision:type_name -> google.protobuf.Timestamp
-	6,  // 10: fastsandbox.sandbox.v1.SandboxSpec.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	13, // 8: fastsandbox.sandbox.v1.SandboxSpec.expire_time:type_name -> google.protobuf.Timestamp
+	13, // 9: fastsandbox.sandbox.v1.SandboxSpec.reset_revision:type_name -> google.protobuf.Timestamp
+	7,  // 10: fastsandbox.sandbox.v1.SandboxSpec.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
 	3,  // 11: fastsandbox.sandbox.v1.SandboxSpec.network:type_name -> fastsandbox.sandbox.v1.NetworkMode
-	13, // 12: fastsandbox.sandbox.v1.SandboxSpec.termination_grace_period:type_name -> google.protobuf.Duration
-	13, // 13: fastsandbox.sandbox.v1.SandboxSpec.recovery_timeout:type_name -> google.protobuf.Duration
+	14, // 12: fastsandbox.sandbox.v1.SandboxSpec.termination_grace_period:type_name -> google.protobuf.Duration
+	14, // 13: fastsandbox.sandbox.v1.SandboxSpec.recovery_timeout:type_name -> google.protobuf.Duration
 	0,  // 14: fastsandbox.sandbox.v1.SandboxStatus.phase:type_name -> fastsandbox.sandbox.v1.Phase
-	12, // 15: fastsandbox.sandbox.v1.SandboxStatus.accepted_reset_revision:type_name -> google.protobuf.Timestamp
-	12, // 16: fastsandbox.sandbox.v1.SandboxStatus.start_time:type_name -> google.protobuf.Timestamp
-	12, // 17: fastsandbox.sandbox.v1.SandboxStatus.finish_time:type_name -> google.protobuf.Timestamp
-	8,  // 18: fastsandbox.sandbox.v1.SandboxStatus.conditions:type_name -> fastsandbox.sandbox.v1.Condition
-	12, // 19: fastsandbox.sandbox.v1.Condition.last_transition_time:type_name -> google.protobuf.Timestamp
-	13, // 20: fastsandbox.sandbox.v1.StageTiming.duration:type_name -> google.protobuf.Duration
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	13, // 15: fastsandbox.sandbox.v1.SandboxStatus.accepted_reset_revision:type_name -> google.protobuf.Timestamp
+	13, // 16: fastsandbox.sandbox.v1.SandboxStatus.start_time:type_name -> google.protobuf.Timestamp
+	13, // 17: fastsandbox.sandbox.v1.SandboxStatus.finish_time:type_name -> google.protobuf.Timestamp
+	9,  // 18: fastsandbox.sandbox.v1.SandboxStatus.conditions:type_name -> fastsandbox.sandbox.v1.Condition
+	4,  // 19: fastsandbox.sandbox.v1.SandboxStatus.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	13, // 20: fastsandbox.sandbox.v1.Condition.last_transition_time:type_name -> google.protobuf.Timestamp
+	14, // 21: fastsandbox.sandbox.v1.StageTiming.duration:type_name -> google.protobuf.Duration
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_sandbox_v1_sandbox_proto_init() }
@@ -1072,7 +1142,7 @@ func file_fastsandbox_sandbox_v1_sandbox_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc), len(file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -182,7 +182,9 @@ type CreateSandboxResponse struct {
 	// Where the time went, in the order of the stages.
 	Timings []*StageTiming `protobuf:"bytes,4,rep,name=timings,proto3" json:"timings,omitempty"`
 	// Whether this answer repeats that of an earlier call with the same request_id.
-	Replayed      bool `protobuf:"varint,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	Replayed bool `protobuf:"varint,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	// Whether the sandbox claimed a slot or took the cold path.
+	StartPath     StartPath `protobuf:"varint,6,opt,name=start_path,json=startPath,proto3,enum=fastsandbox.sandbox.v1.StartPath" json:"start_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -250,6 +252,13 @@ func (x *CreateSandboxResponse) GetReplayed() bool {
 		return x.Replayed
 	}
 	return false
+}
+
+func (x *CreateSandboxResponse) GetStartPath() StartPath {
+	if x != nil {
+		return x.StartPath
+	}
+	return StartPath_START_PATH_UNSPECIFIED
 }
 
 // DeleteSandboxRequest asks for the end of a sandbox.
@@ -1019,13 +1028,15 @@ const file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"request_id\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\trequestId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9f\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe1\x02\n" +
 	"\x15CreateSandboxResponse\x129\n" +
 	"\asandbox\x18\x01 \x01(\v2\x1f.fastsandbox.sandbox.v1.SandboxR\asandbox\x12\x1c\n" +
 	"\tendpoints\x18\x02 \x03(\tR\tendpoints\x12R\n" +
 	"\x10consistency_mode\x18\x03 \x01(\x0e2'.fastsandbox.sandbox.v1.ConsistencyModeR\x0fconsistencyMode\x12=\n" +
 	"\atimings\x18\x04 \x03(\v2#.fastsandbox.sandbox.v1.StageTimingR\atimings\x12\x1a\n" +
-	"\breplayed\x18\x05 \x01(\bR\breplayed\"\xad\x02\n" +
+	"\breplayed\x18\x05 \x01(\bR\breplayed\x12@\n" +
+	"\n" +
+	"start_path\x18\x06 \x01(\x0e2!.fastsandbox.sandbox.v1.StartPathR\tstartPath\"\xad\x02\n" +
 	"\x14DeleteSandboxRequest\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
 	"\x04name\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04name\x12\x19\n" +
@@ -1136,10 +1147,11 @@ var file_fastsandbox_sandbox_v1_sandbox_service_proto_goTypes = []any{
 	(*Sandbox)(nil),                  // 17: fastsandbox.sandbox.v1.Sandbox
 	(ConsistencyMode)(0),             // 18: fastsandbox.sandbox.v1.ConsistencyMode
 	(*StageTiming)(nil),              // 19: fastsandbox.sandbox.v1.StageTiming
-	(*durationpb.Duration)(nil),      // 20: google.protobuf.Duration
-	(*fieldmaskpb.FieldMask)(nil),    // 21: google.protobuf.FieldMask
-	(Phase)(0),                       // 22: fastsandbox.sandbox.v1.Phase
-	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
+	(StartPath)(0),                   // 20: fastsandbox.sandbox.v1.StartPath
+	(*durationpb.Duration)(nil),      // 21: google.protobuf.Duration
+	(*fieldmaskpb.FieldMask)(nil),    // 22: google.protobuf.FieldMask
+	(Phase)(0),                       // 23: fastsandbox.sandbox.v1.Phase
+	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
 }
 var file_fastsandbox_sandbox_v1_sandbox_service_proto_depIdxs = []int32{
 	16, // 0: fastsandbox.sandbox.v1.CreateSandboxRequest.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
@@ -1147,37 +1159,38 @@ var file_fastsandbox_sandbox_v1_sandbox_service_proto_depIdxs = []int32{
 	17, // 2: fastsandbox.sandbox.v1.CreateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
 	18, // 3: fastsandbox.sandbox.v1.CreateSandboxResponse.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
 	19, // 4: fastsandbox.sandbox.v1.CreateSandboxResponse.timings:type_name -> fastsandbox.sandbox.v1.StageTiming
-	20, // 5: fastsandbox.sandbox.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
-	17, // 6: fastsandbox.sandbox.v1.DeleteSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	17, // 7: fastsandbox.sandbox.v1.UpdateSandboxRequest.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	21, // 8: fastsandbox.sandbox.v1.UpdateSandboxRequest.update_mask:type_name -> google.protobuf.FieldMask
-	17, // 9: fastsandbox.sandbox.v1.UpdateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	17, // 10: fastsandbox.sandbox.v1.GetSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	22, // 11: fastsandbox.sandbox.v1.ListSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
-	17, // 12: fastsandbox.sandbox.v1.ListSandboxesResponse.sandboxes:type_name -> fastsandbox.sandbox.v1.Sandbox
-	22, // 13: fastsandbox.sandbox.v1.WatchSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
-	0,  // 14: fastsandbox.sandbox.v1.WatchSandboxesResponse.type:type_name -> fastsandbox.sandbox.v1.WatchSandboxesResponse.Type
-	17, // 15: fastsandbox.sandbox.v1.WatchSandboxesResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	23, // 16: fastsandbox.sandbox.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
-	1,  // 17: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:input_type -> fastsandbox.sandbox.v1.CreateSandboxRequest
-	3,  // 18: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:input_type -> fastsandbox.sandbox.v1.DeleteSandboxRequest
-	5,  // 19: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:input_type -> fastsandbox.sandbox.v1.UpdateSandboxRequest
-	7,  // 20: fastsandbox.sandbox.v1.SandboxService.GetSandbox:input_type -> fastsandbox.sandbox.v1.GetSandboxRequest
-	9,  // 21: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:input_type -> fastsandbox.sandbox.v1.ListSandboxesRequest
-	11, // 22: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:input_type -> fastsandbox.sandbox.v1.WatchSandboxesRequest
-	13, // 23: fastsandbox.sandbox.v1.SandboxService.StreamLogs:input_type -> fastsandbox.sandbox.v1.StreamLogsRequest
-	2,  // 24: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:output_type -> fastsandbox.sandbox.v1.CreateSandboxResponse
-	4,  // 25: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:output_type -> fastsandbox.sandbox.v1.DeleteSandboxResponse
-	6,  // 26: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:output_type -> fastsandbox.sandbox.v1.UpdateSandboxResponse
-	8,  // 27: fastsandbox.sandbox.v1.SandboxService.GetSandbox:output_type -> fastsandbox.sandbox.v1.GetSandboxResponse
-	10, // 28: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:output_type -> fastsandbox.sandbox.v1.ListSandboxesResponse
-	12, // 29: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:output_type -> fastsandbox.sandbox.v1.WatchSandboxesResponse
-	14, // 30: fastsandbox.sandbox.v1.SandboxService.StreamLogs:output_type -> fastsandbox.sandbox.v1.StreamLogsResponse
-	24, // [24:31] is the sub-list for method output_type
-	17, // [17:24] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	20, // 5: fastsandbox.sandbox.v1.CreateSandboxResponse.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	21, // 6: fastsandbox.sandbox.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
+	17, // 7: fastsandbox.sandbox.v1.DeleteSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	17, // 8: fastsandbox.sandbox.v1.UpdateSandboxRequest.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	22, // 9: fastsandbox.sandbox.v1.UpdateSandboxRequest.update_mask:type_name -> google.protobuf.FieldMask
+	17, // 10: fastsandbox.sandbox.v1.UpdateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	17, // 11: fastsandbox.sandbox.v1.GetSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	23, // 12: fastsandbox.sandbox.v1.ListSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
+	17, // 13: fastsandbox.sandbox.v1.ListSandboxesResponse.sandboxes:type_name -> fastsandbox.sandbox.v1.Sandbox
+	23, // 14: fastsandbox.sandbox.v1.WatchSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
+	0,  // 15: fastsandbox.sandbox.v1.WatchSandboxesResponse.type:type_name -> fastsandbox.sandbox.v1.WatchSandboxesResponse.Type
+	17, // 16: fastsandbox.sandbox.v1.WatchSandboxesResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	24, // 17: fastsandbox.sandbox.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
+	1,  // 18: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:input_type -> fastsandbox.sandbox.v1.CreateSandboxRequest
+	3,  // 19: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:input_type -> fastsandbox.sandbox.v1.DeleteSandboxRequest
+	5,  // 20: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:input_type -> fastsandbox.sandbox.v1.UpdateSandboxRequest
+	7,  // 21: fastsandbox.sandbox.v1.SandboxService.GetSandbox:input_type -> fastsandbox.sandbox.v1.GetSandboxRequest
+	9,  // 22: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:input_type -> fastsandbox.sandbox.v1.ListSandboxesRequest
+	11, // 23: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:input_type -> fastsandbox.sandbox.v1.WatchSandboxesRequest
+	13, // 24: fastsandbox.sandbox.v1.SandboxService.StreamLogs:input_type -> fastsandbox.sandbox.v1.StreamLogsRequest
+	2,  // 25: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:output_type -> fastsandbox.sandbox.v1.CreateSandboxResponse
+	4,  // 26: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:output_type -> fastsandbox.sandbox.v1.DeleteSandboxResponse
+	6,  // 27: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:output_type -> fastsandbox.sandbox.v1.UpdateSandboxResponse
+	8,  // 28: fastsandbox.sandbox.v1.SandboxService.GetSandbox:output_type -> fastsandbox.sandbox.v1.GetSandboxResponse
+	10, // 29: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:output_type -> fastsandbox.sandbox.v1.ListSandboxesResponse
+	12, // 30: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:output_type -> fastsandbox.sandbox.v1.WatchSandboxesResponse
+	14, // 31: fastsandbox.sandbox.v1.SandboxService.StreamLogs:output_type -> fastsandbox.sandbox.v1.StreamLogsResponse
+	25, // [25:32] is the sub-list for method output_type
+	18, // [18:25] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_sandbox_v1_sandbox_service_proto_init() }
