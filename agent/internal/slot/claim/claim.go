@@ -1,0 +1,233 @@
+// Package claim is the agent's end of a slot's socket: it hands a claim to the sandbox-init that waits in a started slot,
+// and tells whether the command runs or why it does not. The wire package has the conversation. A Conn is for one
+// goroutine at a time; Close may be called by any. The package starts no goroutine that outlives a call, and leaves all
+// file descriptors that it is given to the caller.
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+)
+
+// What a claim is made of; see the wire package.
+type (
+	Claim        = wire.Claim
+	Capabilities = wire.Capabilities
+	Rlimit       = wire.Rlimit
+	Mount        = wire.Mount
+	Failure      = wire.Failure
+	Stage        = wire.Stage
+)
+
+// SocketName is the socket's name in the directory that the slot has at /fsb.
+const SocketName = "claim.sock"
+
+const (
+	firstRetry = time.Millisecond
+	lastRetry  = 20 * time.Millisecond
+	maxAddress = 107 // of a unix socket
+)
+
+// Environment is the environment that a slot's sandbox-init is to be started with: it keeps the Go runtime small while it
+// waits. Nothing of it is left after the claim.
+func Environment() []string { return []string{"GOGC=off", "GOMAXPROCS=1", "GODEBUG=madvdontneed=1"} }
+
+// Conn is a connection to one slot's init.
+type Conn struct {
+	conn    *net.UnixConn
+	version uint32
+}
+
+// Connect connects to a slot that waits, and reads its greeting. A slot takes one connection in its life: the second
+// attempt finds no socket. The error is errdefs.ErrNotFound if there is no socket, or nobody at it.
+func Connect(ctx context.Context, path string) (*Conn, error) {
+	conn, err := dial(ctx, path)
+	if err != nil {
+		if missing(err) {
+			err = errors.Join(err, errdefs.ErrNotFound)
+		}
+		return nil, fmt.Errorf("connecting to a slot: %w", err)
+	}
+	c := &Conn{conn: conn}
+	if err := c.hello(ctx); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("greeting a slot: %w", err)
+	}
+	return c, nil
+}
+
+// Await is Connect for a slot that was started just now: it tries again, until ctx ends, while there is no socket.
+func Await(ctx context.Context, path string) (*Conn, error) {
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		c, err := Connect(ctx, path)
+		if err == nil || !errdefs.IsNotFound(err) {
+			return c, err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, errors.Join(ctx.Err(), err)
+		case <-timer.C:
+		}
+	}
+}
+
+func missing(err error) bool {
+	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+func dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	if len(path) > maxAddress {
+		// The kernel gives an address little room, but follows the name of an open directory.
+		dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = dir.Close() }()
+		path = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+func (c *Conn) hello(ctx context.Context) error {
+	return c.during(ctx, func() error {
+		kind, payload, err := c.read()
+		if err != nil {
+			return err
+		}
+		if kind != wire.TypeHello {
+			return unexpected(kind, payload)
+		}
+		c.version, err = wire.DecodeHello(payload)
+		return err
+	})
+}
+
+// Version is the version of the protocol that the slot's init speaks. One of 1 understands all of today's Claim.
+func (c *Conn) Version() uint32 { return c.version }
+
+// Send hands over the claim with a detached mount of the new root and those that the claim's mounts name by index. It
+// returns when the root is built and nothing of the image has run yet: Go or Close comes next. A *Failure says what the
+// slot could not do; after any error, the slot is of no more use, and Close ends it. A claim that no slot would take is
+// refused without being sent.
+func (c *Conn) Send(ctx context.Context, claim *Claim, root int, mounts ...int) error {
+	if c.version < 1 {
+		return fmt.Errorf("claiming a slot of version %d: %w", c.version, errdefs.ErrNotImplemented)
+	}
+	for _, m := range claim.Mounts {
+		if m.Path == "" && int64(m.FD) >= int64(len(mounts)) {
+			return fmt.Errorf("claiming a slot: mount %s is of descriptor %d, of %d: %w", m.Destination, m.FD, len(mounts), errdefs.ErrInvalidArgument)
+		}
+	}
+	if len(mounts) > wire.MaxMounts {
+		return fmt.Errorf("claiming a slot: %d mounts: %w", len(mounts), errdefs.ErrInvalidArgument)
+	}
+	payload, err := wire.EncodeClaim(claim)
+	if err != nil {
+		return err
+	}
+	header := wire.AppendHeader(nil, wire.TypeClaim, len(payload))
+	rights := unix.UnixRights(append([]int{root}, mounts...)...)
+	return c.during(ctx, func() error {
+		_, _, err := c.conn.WriteMsgUnix(header, rights, nil)
+		if err == nil {
+			_, err = c.conn.Write(payload)
+		}
+		// An init that gave up in between has said why.
+		kind, answer, readErr := c.read()
+		switch {
+		case readErr == nil && kind == wire.TypeReady:
+			return err
+		case readErr == nil:
+			return unexpected(kind, answer)
+		case err != nil:
+			return gone(err)
+		}
+		return gone(readErr)
+	})
+}
+
+// Go lets the slot confine itself and execute the command, and returns nil once that has happened: from then on the slot
+// is the sandbox. A *Failure says why it has not; then, as after any other error, the slot is gone or about to be.
+//
+// A process that is killed from outside between the two, say by the kernel for want of memory, cannot be told from a
+// command that was executed and killed at once: the exit status tells of both.
+func (c *Conn) Go(ctx context.Context) error {
+	return c.during(ctx, func() error {
+		_, err := c.conn.Write(wire.Frame(wire.TypeGo, nil))
+		kind, answer, readErr := c.read()
+		switch {
+		case readErr == nil:
+			return unexpected(kind, answer)
+		case err != nil:
+			return gone(err)
+		case errors.Is(readErr, io.EOF):
+			return nil
+		}
+		return gone(readErr)
+	})
+}
+
+// Close ends the conversation. Before Go it ends the slot; after it, it does nothing to it.
+func (c *Conn) Close() error { return c.conn.Close() }
+
+// during runs f, whose I/O ends when ctx does.
+func (c *Conn) during(ctx context.Context, f func() error) error {
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err := f()
+	if ended := ctx.Err(); err != nil && ended != nil {
+		return errors.Join(ended, err)
+	}
+	return err
+}
+
+func (c *Conn) read() (wire.Type, string, error) {
+	var header [wire.HeaderSize]byte
+	if _, err := io.ReadFull(c.conn, header[:]); err != nil {
+		return 0, "", err
+	}
+	kind, n, err := wire.ParseHeader(header)
+	if err != nil {
+		return 0, "", err
+	}
+	payload := make([]byte, n)
+	if _, err := io.ReadFull(c.conn, payload); err != nil {
+		return 0, "", errors.Join(io.ErrUnexpectedEOF, err)
+	}
+	return kind, string(payload), nil
+}
+
+// unexpected is the error for a frame that is not the one waited for: as a rule, a failure.
+func unexpected(kind wire.Type, payload string) error {
+	if kind != wire.TypeFailure {
+		return fmt.Errorf("a slot sent a message of type %d out of turn: %w", kind, errdefs.ErrFailedPrecondition)
+	}
+	f, err := wire.DecodeFailure(payload)
+	if err != nil {
+		return err
+	}
+	return f
+}
+
+func gone(err error) error {
+	return fmt.Errorf("a slot's init is gone: %w", errors.Join(err, errdefs.ErrUnavailable))
+}

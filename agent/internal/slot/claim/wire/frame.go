@@ -1,0 +1,102 @@
+package wire
+
+// Type is the type of a frame.
+type Type uint8
+
+// The frames. Numbers are never reused.
+const (
+	TypeHello   Type = 1
+	TypeClaim   Type = 2
+	TypeReady   Type = 3
+	TypeGo      Type = 4
+	TypeFailure Type = 5
+)
+
+// HeaderSize is the length of a frame's header.
+const HeaderSize = 5
+
+// Frame is a payload with its header before it.
+func Frame(t Type, payload []byte) []byte {
+	return append(AppendHeader(make([]byte, 0, HeaderSize+len(payload)), t, len(payload)), payload...)
+}
+
+// AppendHeader appends a frame's header.
+func AppendHeader(b []byte, t Type, length int) []byte {
+	return appendUint32(append(b, byte(t)), uint32(length))
+}
+
+// ParseHeader reads a frame's header. It refuses a payload that is larger than a message may be.
+func ParseHeader(header [HeaderSize]byte) (Type, int, error) {
+	n := parseUint32(string(header[1:]))
+	if n > MaxMessage {
+		return 0, 0, &Failure{Stage: StageClaim, Detail: "a frame is larger than allowed"}
+	}
+	return Type(header[0]), int(n), nil
+}
+
+// tag names a field within its message.
+type tag uint16
+
+// critical marks a tag that nobody may skip.
+const critical tag = 1 << 15
+
+const fieldHeader = 6
+
+func appendField(b []byte, t tag, value string) []byte {
+	b = append(b, byte(t), byte(t>>8))
+	b = appendUint32(b, uint32(len(value)))
+	return append(b, value...)
+}
+
+func appendUint32(b []byte, v uint32) []byte {
+	return append(b, byte(v), byte(v>>8), byte(v>>16), byte(v>>24))
+}
+
+func appendUint64(b []byte, v uint64) []byte {
+	return appendUint32(appendUint32(b, uint32(v)), uint32(v>>32))
+}
+
+func parseUint32(s string) uint32 {
+	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
+}
+
+func parseUint64(s string) uint64 { return uint64(parseUint32(s)) | uint64(parseUint32(s[4:]))<<32 }
+
+// fields calls take for each field of a message, until it or the message's form gives an error. take says whether it knew
+// the tag. Values are parts of the message: nothing is copied.
+func fields(message string, take func(t tag, value string) (known bool, err error)) error {
+	for len(message) > 0 {
+		if len(message) < fieldHeader {
+			return malformed("a field is cut off")
+		}
+		t, n := tag(message[0])|tag(message[1])<<8, parseUint32(message[2:])
+		message = message[fieldHeader:]
+		if uint64(n) > uint64(len(message)) {
+			return malformed("a field is longer than its message")
+		}
+		known, err := take(t, message[:n])
+		if err != nil {
+			return err
+		}
+		if !known && t&critical != 0 {
+			return malformed("a field that must be understood is of a later version")
+		}
+		message = message[n:]
+	}
+	return nil
+}
+
+func malformed(detail string) error { return &Failure{Stage: StageClaim, Detail: detail} }
+
+// number reads a field of four bytes.
+func number(value string, to *uint32) error {
+	if len(value) != 4 {
+		return malformed("a number is not four bytes long")
+	}
+	*to = parseUint32(value)
+	return nil
+}
+
+func appendNumber(b []byte, t tag, v uint32) []byte {
+	return appendField(b, t, string(appendUint32(nil, v)))
+}

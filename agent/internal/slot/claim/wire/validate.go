@@ -1,0 +1,55 @@
+package wire
+
+import "syscall"
+
+// validate holds the bounds and forms that both sides rely on; the first that is broken is a Failure.
+func (c *Claim) validate() error {
+	if len(c.Args) == 0 || c.Args[0] == "" {
+		return &Failure{Stage: StageLookup, Errno: syscall.ENOENT}
+	}
+	for _, list := range [][]string{c.Args, c.Env} {
+		for _, s := range list {
+			if hasZero(s) {
+				return malformed("an argument or variable has a zero byte in it")
+			}
+		}
+	}
+	if !isPath(c.Cwd) {
+		return &Failure{Stage: StageCwd, Errno: syscall.EINVAL, Detail: "a path that is not absolute or too long"}
+	}
+	switch {
+	case len(c.Hostname) > maxName || hasZero(c.Hostname):
+		return &Failure{Stage: StageHostname, Errno: syscall.EINVAL}
+	case len(c.Groups) > maxGroups:
+		return &Failure{Stage: StageUser, Errno: syscall.EINVAL, Detail: "groups"}
+	case len(c.Rlimits) > maxRlimits:
+		return &Failure{Stage: StageRlimit, Errno: syscall.EINVAL}
+	case len(c.Seccomp) > maxFilter || len(c.Seccomp)%8 != 0:
+		return &Failure{Stage: StageSeccomp, Errno: syscall.EINVAL}
+	case len(c.AppArmorProfile) > maxProfile || hasZero(c.AppArmorProfile):
+		return &Failure{Stage: StageAppArmor, Errno: syscall.EINVAL}
+	case c.Umask != nil && *c.Umask > 0o777:
+		return malformed("the umask is no file mode")
+	case len(c.Mounts) > MaxMounts:
+		return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "too many of them"}
+	}
+	for _, m := range c.Mounts {
+		if !isPath(m.Destination) || (m.Path != "" && !isPath(m.Path)) {
+			return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "a path that is not absolute or too long"}
+		}
+	}
+	return nil
+}
+
+func tooLong() error { return &Failure{Stage: StageExec, Errno: syscall.E2BIG} }
+
+func isPath(s string) bool { return len(s) > 0 && s[0] == '/' && len(s) < maxPath && !hasZero(s) }
+
+func hasZero(s string) bool {
+	for i := range len(s) {
+		if s[i] == 0 {
+			return true
+		}
+	}
+	return false
+}

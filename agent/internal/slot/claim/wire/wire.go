@@ -1,0 +1,167 @@
+// Package wire is the language between an agent and sandbox-init, pid 1 of a slot: what a claim says, how it is framed,
+// and how it fails. It does no I/O and has no state; its values may be used concurrently once they are built. It is linked
+// into sandbox-init, of which a host has one for each free slot, so it imports next to nothing.
+//
+// The conversation over the slot's socket, each message one frame:
+//
+//	init                          agent
+//	hello{version}  ------------>
+//	                <------------ claim, with the root's and the mounts' file descriptors
+//	ready           ------------>                the root is built; nothing of the image has run
+//	                <------------ go             the claim is durable
+//	end of stream   ------------>                the command runs: the socket is closed on exec
+//
+// In place of ready or of the end of the stream, init may send failure{stage, errno, detail}; it is gone after that. An
+// agent that closes the connection before go ends the slot without anything having run.
+//
+// A frame is a type (1 byte), a length (4 bytes, little endian) and that much payload; a payload is a list of fields, each
+// a tag (2 bytes), a length (4 bytes) and a value. A reader skips fields that it does not know, so that either side may be
+// the older one, unless the tag says that they are critical: whoever does not understand such a field refuses the message.
+package wire
+
+import "syscall"
+
+// Version is the version of the protocol that this code speaks. It grows with each field that an agent wants to know of
+// beforehand whether a slot understands it.
+const Version = 1
+
+// Limits of what is taken from the other side. The kernel's own limit of arguments and environment together is 6 MiB.
+const (
+	MaxMessage = 8 << 20
+	MaxMounts  = 250 // the kernel passes at most 253 file descriptors at once
+	maxGroups  = 1 << 16
+	maxRlimits = 16
+	maxPath    = 4096
+	maxName    = 64
+	maxProfile = 1024
+	maxDetail  = 1024
+	maxFilter  = 4096 * 8 // the kernel's BPF_MAXINSNS
+)
+
+// Claim is everything that makes a slot a sandbox, save the mounts' file descriptors.
+type Claim struct {
+	// Args is the command line. The first is looked up in the PATH of Env as the OCI runtimes do it.
+	Args []string
+	// Env is the whole environment; of a name that occurs twice the last counts. The OCI runtimes add HOME=/ where there
+	// is none; this is the claimer's to do.
+	Env []string
+	// Cwd is absolute. It is made if it is missing.
+	Cwd string
+	// UID, GID and Groups are in numbers.
+	UID, GID uint32
+	Groups   []uint32
+	// Hostname is left as the slot has it if this is empty.
+	Hostname string
+
+	Capabilities Capabilities
+	NoNewPrivs   bool
+	Rlimits      []Rlimit
+	// Seccomp is a BPF program for the kernel: an array of struct sock_filter. None if it is empty.
+	Seccomp []byte
+	// SeccompFlags are SECCOMP_FILTER_FLAG_* of seccomp(2).
+	SeccompFlags uint32
+	// AppArmorProfile is taken on at the exec. None if it is empty.
+	AppArmorProfile string
+	// OOMScoreAdj is left as the slot has it if this is nil.
+	OOMScoreAdj *int32
+	// Umask is 022 if this is nil.
+	Umask *uint32
+	// Mounts are attached to the new root, in this order.
+	Mounts []Mount
+}
+
+// Capabilities are the five sets, as bit masks.
+type Capabilities struct{ Bounding, Effective, Permitted, Inheritable, Ambient uint64 }
+
+// Rlimit is one of RLIMIT_*. An unlimited one is all ones.
+type Rlimit struct {
+	Resource   uint32
+	Soft, Hard uint64
+}
+
+// Attributes of a mount: the kernel's MOUNT_ATTR_*.
+const (
+	ReadOnly = 0x1
+	NoSUID   = 0x2
+	NoDev    = 0x4
+	NoExec   = 0x8
+)
+
+// Mount puts something at a place in the new root.
+type Mount struct {
+	// Destination is absolute. What is missing of it is made. Symbolic links in it never lead out of the root.
+	Destination string
+	// Path names a file or directory within the slot, of which a private copy of its mount is made; empty if FD counts.
+	Path string
+	// FD is which of the claim's further descriptors is the detached mount, the first being 0.
+	FD uint32
+	// Dir tells that Destination is a directory, for making it.
+	Dir bool
+	// Attributes are set on the mount, recursively, beyond those that it has.
+	Attributes uint64
+}
+
+// Stage is the part of a claim that failed.
+type Stage uint8
+
+// The stages, in the order in which sandbox-init passes through them. Numbers are never reused.
+const (
+	StageUnknown    Stage = iota
+	StageClaim            // reading and understanding the claim
+	StageRoot             // attaching the root and pivoting into it
+	StageMount            // attaching a mount
+	StageHostname         // setting the host name
+	StageCwd              // making or entering the working directory
+	StageStdio            // giving the standard streams to the user
+	StageOOM              // setting oom_score_adj
+	StageAppArmor         // setting the AppArmor profile
+	StageRlimit           // setting a limit
+	StageSeccomp          // loading the filter
+	StageCapability       // setting capabilities
+	StageUser             // setting the user or groups
+	StageLookup           // finding the command
+	StageExec             // executing it
+)
+
+var stages = [...]string{
+	"", "reading the claim", "building the root", "mounting", "setting the host name", "entering the working directory",
+	"giving the standard streams to the user", "setting the oom score", "setting the AppArmor profile", "setting limits",
+	"loading the seccomp filter", "setting capabilities", "setting the user", "finding the command", "executing the command",
+}
+
+// String says what the stage does, as a gerund.
+func (s Stage) String() string {
+	if int(s) < len(stages) && s != StageUnknown {
+		return stages[s]
+	}
+	return "claiming the slot"
+}
+
+// Failure is why a claim came to nothing. The slot is gone, or about to be.
+type Failure struct {
+	Stage Stage
+	// Errno is 0 where no system call was to blame.
+	Errno syscall.Errno
+	// Detail names what it was about: a path, a limit, a field.
+	Detail string
+}
+
+// Error is a sentence for logs.
+func (f *Failure) Error() string {
+	text := "sandbox-init: " + f.Stage.String()
+	if f.Detail != "" {
+		text += " " + f.Detail
+	}
+	if f.Errno != 0 {
+		text += ": " + f.Errno.Error()
+	}
+	return text
+}
+
+// Unwrap is the errno.
+func (f *Failure) Unwrap() error {
+	if f.Errno == 0 {
+		return nil
+	}
+	return f.Errno
+}
