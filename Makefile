@@ -86,7 +86,8 @@ breaking: tools ## Compare the APIs with those on main
 	@git archive main proto buf.yaml | tar -x -C .third_party/main
 	@mkdir -p .third_party/main/.third_party && cp -r .third_party/proto .third_party/main/.third_party/
 	@$(TOOLS)/buf build .third_party/main -o .third_party/main.binpb
-	@$(TOOLS)/buf breaking --against .third_party/main.binpb
+	@$(TOOLS)/buf build -o .third_party/here.binpb
+	@$(TOOLS)/buf breaking .third_party/here.binpb --against .third_party/main.binpb
 vuln: tools ## Look for known vulnerabilities in what is used
 	@$(TOOLS)/govulncheck ./...
 verify: tools ## Generate, format, lint and vet; fail if a generated or formatted file changes
