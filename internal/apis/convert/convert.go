@@ -106,7 +106,7 @@ func statusToProto(s *v1alpha1.Sandbox) *sandboxv1.SandboxStatus {
 		Phase: PhaseToProto(st.Phase), AssignedPod: st.AssignedPod, NodeName: st.NodeName, SandboxId: st.SandboxID,
 		Endpoints: slices.Clone(st.Endpoints), Attempt: st.Attempt, Reason: st.Reason, Message: st.Message, Persisted: true,
 		AcceptedResetRevision: microToProto(st.AcceptedResetRevision), StartTime: microToProto(st.StartTime),
-		FinishTime: microToProto(st.FinishTime),
+		FinishTime: microToProto(st.FinishTime), StartPath: StartPathToProto(st.StartPath),
 	}
 	if st.ExitCode != nil {
 		out.ExitCode = proto.Int32(*st.ExitCode)

@@ -58,7 +58,7 @@ func TestToProtoKnowsWhoTheSandboxIs(t *testing.T) {
 	exit := int32(3)
 	created := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
 	s := &v1alpha1.Sandbox{Status: v1alpha1.SandboxStatus{
-		Phase: v1alpha1.PhaseFailed, ExitCode: &exit, Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Error"}},
+		Phase: v1alpha1.PhaseFailed, StartPath: v1alpha1.StartPathSlot, ExitCode: &exit, Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Error"}},
 	}}
 	s.Namespace, s.Name, s.UID = "ns", "n", "metadata-uid"
 	s.CreationTimestamp = metav1.NewTime(created.Add(time.Second))
@@ -67,6 +67,7 @@ func TestToProtoKnowsWhoTheSandboxIs(t *testing.T) {
 	require.Equal(t, created.Add(time.Second), got.GetCreateTime().AsTime())
 	require.True(t, got.GetStatus().GetPersisted())
 	require.EqualValues(t, 3, got.GetStatus().GetExitCode())
+	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, got.GetStatus().GetStartPath())
 	require.Equal(t, "Ready", got.GetStatus().GetConditions()[0].GetType())
 
 	s.Annotations = map[string]string{
@@ -76,6 +77,15 @@ func TestToProtoKnowsWhoTheSandboxIs(t *testing.T) {
 	require.Equal(t, "own-uid", got.GetUid())
 	require.Equal(t, created, got.GetCreateTime().AsTime())
 	require.Equal(t, sandboxv1.Phase_PHASE_PENDING, convert.PhaseToProto(""), "no controller has seen it yet")
+}
+
+func TestStartPathRoundTrips(t *testing.T) {
+	for n := range sandboxv1.StartPath_name {
+		want := sandboxv1.StartPath(n)
+		require.Equal(t, want, convert.StartPathToProto(convert.StartPathFromProto(want)))
+	}
+	require.Equal(t, sandboxv1.StartPath_START_PATH_UNSPECIFIED, convert.StartPathToProto("Warm"))
+	require.Empty(t, convert.StartPathFromProto(99))
 }
 
 func TestEffectiveFillsInDefaults(t *testing.T) {

@@ -88,3 +88,26 @@ func networkFromProto(n sandboxv1.NetworkMode) v1alpha1.NetworkMode {
 	}
 	return ""
 }
+
+// StartPathToProto translates a start path.
+func StartPathToProto(p v1alpha1.StartPath) sandboxv1.StartPath {
+	switch p {
+	case v1alpha1.StartPathSlot:
+		return sandboxv1.StartPath_START_PATH_SLOT
+	case v1alpha1.StartPathCold:
+		return sandboxv1.StartPath_START_PATH_COLD
+	}
+	return sandboxv1.StartPath_START_PATH_UNSPECIFIED
+}
+
+// StartPathFromProto translates a start path; an unspecified one is "".
+func StartPathFromProto(p sandboxv1.StartPath) v1alpha1.StartPath {
+	switch p {
+	case sandboxv1.StartPath_START_PATH_SLOT:
+		return v1alpha1.StartPathSlot
+	case sandboxv1.StartPath_START_PATH_COLD:
+		return v1alpha1.StartPathCold
+	case sandboxv1.StartPath_START_PATH_UNSPECIFIED:
+	}
+	return ""
+}

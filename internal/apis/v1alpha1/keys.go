@@ -84,4 +84,7 @@ const (
 	ConditionFinished = "Finished"
 	// ConditionProgressing is True on a pool while agents come or go.
 	ConditionProgressing = "Progressing"
+	// ConditionSlotsReady is True on a pool while each ready agent that means to keep slots has one free. A pool that wants
+	// none (slots.max is 0) has no such condition.
+	ConditionSlotsReady = "SlotsReady"
 )

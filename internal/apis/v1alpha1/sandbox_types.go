@@ -51,6 +51,18 @@ const (
 	NetworkModeNone NetworkMode = "None"
 )
 
+// StartPath is how a Sandbox's container came to run.
+// +kubebuilder:validation:Enum=Slot;Cold
+type StartPath string
+
+// The start paths.
+const (
+	// StartPathSlot: it claimed a slot, a container that was started ahead of time without an image.
+	StartPathSlot StartPath = "Slot"
+	// StartPathCold: it was created and started when it was asked for.
+	StartPathCold StartPath = "Cold"
+)
+
 // SandboxSpec is what is meant to run. All of it but expireTime, failurePolicy, recoveryTimeoutSeconds and resetRevision
 // is fixed at creation: a container cannot change.
 // +kubebuilder:validation:XValidation:rule="self.image == oldSelf.image && self.poolRef == oldSelf.poolRef",message="image and poolRef cannot change; delete the Sandbox and create it anew"
@@ -179,6 +191,9 @@ type SandboxStatus struct {
 	// attempt counts the containers that this Sandbox had.
 	// +optional
 	Attempt int64 `json:"attempt,omitempty"`
+	// startPath is how the container came to run.
+	// +optional
+	StartPath StartPath `json:"startPath,omitempty"`
 	// exitCode of the process, once it has ended.
 	// +optional
 	ExitCode *int32 `json:"exitCode,omitempty"`
@@ -211,6 +226,7 @@ type SandboxStatus struct {
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`,priority=1
 // +kubebuilder:printcolumn:name="Image",type=string,JSONPath=`.spec.image`,priority=1
 // +kubebuilder:printcolumn:name="Endpoints",type=string,JSONPath=`.status.endpoints`,priority=1
+// +kubebuilder:printcolumn:name="Start",type=string,JSONPath=`.status.startPath`,priority=1
 // +kubebuilder:printcolumn:name="Exit",type=integer,JSONPath=`.status.exitCode`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="the name of a Sandbox is a DNS label: at most 63 lower-case letters, digits and dashes"

@@ -24,6 +24,10 @@ type SandboxPoolSpec struct {
 	// sandboxResources are the limits of sandboxes that ask for none.
 	// +optional
 	SandboxResources *SandboxResources `json:"sandboxResources,omitempty"`
+	// slots are containers that agents start ahead of time, without an image, so that a sandbox only has to claim one. They
+	// are no places: every agent has maxSandboxesPerPod places, whether slots wait in them or not.
+	// +optional
+	Slots *PoolSlots `json:"slots,omitempty"`
 	// agentTemplate is the Pod that each agent runs in. The controller adds what the agent needs: containerd's socket,
 	// host paths, environment, security context, certificate, probes.
 	AgentTemplate AgentTemplate `json:"agentTemplate"`
@@ -53,6 +57,26 @@ type PoolCapacity struct {
 	// +optional
 	BufferMax int32 `json:"bufferMax"`
 }
+
+// PoolSlots bounds the free slots of each agent: started, and not claimed by any sandbox.
+// +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || self.min <= self.max",message="slots.min must not exceed slots.max"
+type PoolSlots struct {
+	// min is the least number of free slots that an agent keeps, as far as it has free places, even where it has reason to
+	// keep fewer, such as memory that runs short. Unset: 0.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	// +optional
+	Min *int32 `json:"min,omitempty"`
+	// max is the greatest number of free slots that an agent keeps. Unset: as many as it has free places. 0: no slots, every
+	// sandbox takes the cold path.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	// +optional
+	Max *int32 `json:"max,omitempty"`
+}
+
+// Off tells that the pool wants no slots.
+func (s *PoolSlots) Off() bool { return s != nil && s.Max != nil && *s.Max == 0 }
 
 // AgentTemplate is a Pod template of which the controller keeps labels, annotations and spec. The container named
 // `agent` is the agent's; it must have an image.
@@ -95,19 +119,24 @@ type SandboxPoolStatus struct {
 	// count against poolMax.
 	// +optional
 	DrainingAgents int32 `json:"drainingAgents"`
-	// totalSlots is the number of places on ready agents.
+	// totalSlots is the number of places on ready agents. It does not count slots: a place is room for one sandbox; a slot is
+	// a container that waits, already started, in a free place. See readySlots.
 	// +optional
 	TotalSlots int32 `json:"totalSlots"`
 	// activeSandboxes is the number of sandboxes assigned to the pool's agents.
 	// +optional
 	ActiveSandboxes int32 `json:"activeSandboxes"`
-	// freeSlots is the number of places on ready agents that no sandbox has.
+	// freeSlots is the number of places on ready agents that no sandbox has, whether a started slot waits in them or not.
 	// +optional
 	FreeSlots int32 `json:"freeSlots"`
+	// readySlots is the number of slots on ready agents that are started and not claimed: so many sandboxes can be had at
+	// once without the cold path.
+	// +optional
+	ReadySlots int32 `json:"readySlots"`
 	// selector is the label selector of the agent Pods, for the scale subresource.
 	// +optional
 	Selector string `json:"selector,omitempty"`
-	// conditions are Ready and Progressing.
+	// conditions are Ready, Progressing and SlotsReady.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -130,6 +159,7 @@ type SandboxPoolStatus struct {
 // +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.capacity.poolMax`
 // +kubebuilder:printcolumn:name="Sandboxes",type=integer,JSONPath=`.status.activeSandboxes`
 // +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeSlots`
+// +kubebuilder:printcolumn:name="Slots",type=integer,JSONPath=`.status.readySlots`,priority=1
 // +kubebuilder:printcolumn:name="Runtime",type=string,JSONPath=`.spec.runtimeHandler`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SandboxPool struct {

@@ -34,7 +34,7 @@ const (
 	// The agent came to be, changed as a whole, or existed when the watch began. `sandboxes` is all that it has: a
 	// sandbox that was known of it and is not listed is gone from it.
 	WatchAgentsResponse_TYPE_AGENT WatchAgentsResponse_Type = 1
-	// The sandboxes listed are new or changed on the agent.
+	// The sandboxes listed are new or changed on the agent. None is listed if only `agent` has changed.
 	WatchAgentsResponse_TYPE_SANDBOXES WatchAgentsResponse_Type = 2
 	// The agent's Pod is gone, and its sandboxes with it.
 	WatchAgentsResponse_TYPE_AGENT_GONE WatchAgentsResponse_Type = 3
@@ -322,7 +322,7 @@ type Pool struct {
 	FreeSlots int32 `protobuf:"varint,15,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
 	// Slots that the ready agents mean to keep free, by their last reports.
 	WantedSlots int32 `protobuf:"varint,16,opt,name=wanted_slots,json=wantedSlots,proto3" json:"wanted_slots,omitempty"`
-	// Least number of free slots on an agent, as far as it has free places. Unset: the default.
+	// Least number of free slots on an agent, as far as it has free places. Unset: none.
 	SlotsMin *int32 `protobuf:"varint,17,opt,name=slots_min,json=slotsMin,proto3,oneof" json:"slots_min,omitempty"`
 	// Greatest number of free slots on an agent. Unset: as many as it has free places. Zero: no slots.
 	SlotsMax      *int32 `protobuf:"varint,18,opt,name=slots_max,json=slotsMax,proto3,oneof" json:"slots_max,omitempty"`
