@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -57,6 +58,8 @@ type Agent struct {
 	creates   int
 	deletes   []*agentv1.Fence
 	watches   int
+
+	slots *agentv1.SlotStatus // immutable value; nil: it knows none
 
 	terms      map[rpc.Role]int64
 	superseded int
@@ -159,7 +162,12 @@ func (a *Agent) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.Ser
 		a.drop(k)
 		return stream.Context().Err()
 	}
-	report = a.started(k, report)
+	stage, path := a.claim()
+	if err := stream.Send(&agentv1.CreateSandboxResponse{Stage: stage, Duration: durationpb.New(2 * time.Millisecond)}); err != nil {
+		a.drop(k)
+		return err
+	}
+	report = a.started(k, report, path)
 	if report == nil {
 		return fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "deleted")
 	}
@@ -173,7 +181,7 @@ func (a *Agent) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.Ser
 	})
 }
 
-func (a *Agent) started(k key, report *agentv1.SandboxReport) *agentv1.SandboxReport {
+func (a *Agent) started(k key, report *agentv1.SandboxReport, path sandboxv1.StartPath) *agentv1.SandboxReport {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.tombs[k] {
@@ -181,7 +189,7 @@ func (a *Agent) started(k key, report *agentv1.SandboxReport) *agentv1.SandboxRe
 	}
 	report = proto.CloneOf(report)
 	report.State = agentv1.SandboxState_SANDBOX_STATE_RUNNING
-	report.StartTime = timestamppb.Now()
+	report.StartTime, report.StartPath = timestamppb.Now(), path
 	for _, p := range report.GetRecord().GetSpec().GetPorts() {
 		report.Endpoints = append(report.Endpoints, fmt.Sprintf("%s:%d", a.info.GetPodIp(), p))
 	}
@@ -226,7 +234,7 @@ func (a *Agent) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStr
 	skip := a.Skip
 	a.Skip = false
 	epoch := strconv.Itoa(a.epoch)
-	snapshot := &agentv1.AgentSnapshot{Info: a.info, Images: a.images, Accepting: a.accepting}
+	snapshot := &agentv1.AgentSnapshot{Info: a.info, Images: a.images, Accepting: a.accepting, Slots: a.slots}
 	for _, t := range a.tombstones {
 		snapshot.Tombstones = append(snapshot.Tombstones, t)
 	}

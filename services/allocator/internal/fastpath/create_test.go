@@ -39,7 +39,8 @@ func TestFastCreate(t *testing.T) {
 	for _, s := range resp.GetTimings() {
 		names = append(names, s.GetStage())
 	}
-	require.Equal(t, []string{"reserve", "agent", "admitted", "started"}, names)
+	require.Equal(t, []string{"reserve", "agent", "admitted", "task", "started"}, names)
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, resp.GetStartPath())
 
 	sb, err := m.get("one")
 	require.NoError(t, err, "it is seen before its custom resource exists")
@@ -64,6 +65,37 @@ func TestFastCreate(t *testing.T) {
 		sb, err := m.get("one")
 		return err == nil && sb.GetStatus().GetPersisted() && sb.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_RUNNING
 	})
+}
+
+// TestStartPath: the answer tells which way the agent went, and so does whoever asks later.
+func TestStartPath(t *testing.T) {
+	m := newMesh(t)
+	a := m.agent("a", 5, nil)
+	a.SetSlots(&agentv1.SlotStatus{Free: 1, Wanted: 1})
+	req := request("one")
+	req.RequestId = "r1"
+	resp, err := m.create(req)
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, resp.GetStartPath())
+	var names []string
+	for _, s := range resp.GetTimings() {
+		names = append(names, s.GetStage())
+	}
+	require.Equal(t, []string{"reserve", "agent", "admitted", "claim", "started"}, names)
+	require.Equal(t, 2*time.Millisecond, resp.GetTimings()[3].GetDuration().AsDuration())
+	again, err := m.create(req)
+	require.NoError(t, err)
+	require.True(t, again.GetReplayed())
+	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, again.GetStartPath())
+	cold, err := m.create(request("two"))
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, cold.GetStartPath(), "there was one slot")
+	m.eventually("both custom resources land", func() bool { return m.resource("one") != nil && m.resource("two") != nil })
+	for name, want := range map[string]sandboxv1.StartPath{"one": sandboxv1.StartPath_START_PATH_SLOT, "two": sandboxv1.StartPath_START_PATH_COLD} {
+		sb, err := m.get(name)
+		require.NoError(t, err)
+		require.Equal(t, want, sb.GetStatus().GetStartPath(), "the status is the controller's to write, the agent's word is known before")
+	}
 }
 
 func TestBadRequestsReachNoAgent(t *testing.T) {

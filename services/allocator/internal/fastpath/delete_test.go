@@ -435,11 +435,12 @@ func TestStrong(t *testing.T) {
 		m := newMesh(t)
 		done := begin(m, strong("one"))
 		controller(m, "one", func(cr *v1alpha1.Sandbox) {
-			cr.Status.Phase, cr.Status.Endpoints = v1alpha1.PhaseRunning, []string{"10.0.0.1:80"}
+			cr.Status.Phase, cr.Status.Endpoints, cr.Status.StartPath = v1alpha1.PhaseRunning, []string{"10.0.0.1:80"}, v1alpha1.StartPathSlot
 		})
 		r := <-done
 		require.NoError(t, r.err)
 		require.Equal(t, []string{"10.0.0.1:80"}, r.resp.GetEndpoints())
+		require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, r.resp.GetStartPath())
 		require.Equal(t, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG, r.resp.GetConsistencyMode())
 		require.Equal(t, string(m.resource("one").UID), r.resp.GetSandbox().GetUid())
 	})

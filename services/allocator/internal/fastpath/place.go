@@ -194,6 +194,8 @@ func stageName(s agentv1.CreateStage) string {
 		return "snapshot"
 	case agentv1.CreateStage_CREATE_STAGE_CONTAINER:
 		return "container"
+	case agentv1.CreateStage_CREATE_STAGE_CLAIM:
+		return "claim"
 	case agentv1.CreateStage_CREATE_STAGE_TASK:
 		return "task"
 	case agentv1.CreateStage_CREATE_STAGE_STARTED:

@@ -145,6 +145,7 @@ func responseOf(item store.Item) *sandboxv1.CreateSandboxResponse {
 	}
 	return &sandboxv1.CreateSandboxResponse{
 		Sandbox: item.Sandbox, Endpoints: item.Sandbox.GetStatus().GetEndpoints(), ConsistencyMode: mode,
+		StartPath: item.Sandbox.GetStatus().GetStartPath(),
 	}
 }
 

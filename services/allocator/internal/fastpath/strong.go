@@ -32,6 +32,7 @@ func (s *Server) createStrong(ctx context.Context, p *plan, key store.Key, recor
 	timings.add("agent", s.config.Clock.Since(began))
 	return &sandboxv1.CreateSandboxResponse{
 		Sandbox: sb, Endpoints: sb.GetStatus().GetEndpoints(), ConsistencyMode: p.mode, Timings: timings,
+		StartPath: sb.GetStatus().GetStartPath(),
 	}, nil
 }
 

@@ -56,14 +56,27 @@ type member struct {
 	joined  time.Time
 	reports map[Key]*agentv1.SandboxReport // immutable values
 	graves  map[Key]*agentv1.Tombstone     // immutable values
+	slots   slots                          // by its last word on them
 	told    standing                       // what watchers were told last
 }
 
-// standing is what changes of an agent without a word of its own: by time, and by reservations that come and go.
+// standing is what the sweep tells of: what changes of an agent without a word of its own, by time, and by reservations that
+// come and go; and its slots, which change twice for each sandbox and are worth no message each time.
 type standing struct {
 	ready     bool
 	reason    string
 	allocated int32
+	slots     slots
+}
+
+// slots is an agentv1.SlotStatus that can be compared.
+type slots struct {
+	free, wanted int32
+	off          string
+}
+
+func slotsOf(s *agentv1.SlotStatus) slots {
+	return slots{free: s.GetFree(), wanted: s.GetWanted(), off: s.GetOffReason()}
 }
 
 // Fleet is the memory of agents.
@@ -121,6 +134,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 		return
 	}
 	m.info = s.GetInfo()
+	m.slots = slotsOf(s.GetSlots())
 	m.seen = true
 	m.heard++
 	added, removed := m.bury(s.GetTombstones(), nil, true)
@@ -152,6 +166,9 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 		return
 	}
 	m.heard++
+	if d.GetSlots() != nil {
+		m.slots = slotsOf(d.GetSlots())
+	}
 	added, removed := m.bury(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
 	sandboxes := make([]registry.Sandbox, 0, len(d.GetSandboxes()))
 	for _, r := range d.GetSandboxes() {
@@ -195,12 +212,19 @@ func (f *Fleet) Heartbeat(uid string) {
 
 // Sweep tells watchers of agents that have changed without a word of their own since watchers were told of them: their
 // readiness by mere time, their number of places by reservations that were made, released or are over. Reserve and Release
-// leave that to it, so that they have nothing to do with watchers. Call it about each second.
+// leave that to it, so that they have nothing to do with watchers. It also tells of slots, without the agent's sandboxes. Call
+// it about each second.
 func (f *Fleet) Sweep() {
 	for _, v := range f.registry.Agents(f.clock.Now()) {
 		f.mu.Lock()
-		if m, ok := f.agents[v.UID]; ok && m.seen && m.told != (standing{v.Ready, v.Reason, int32(v.Allocated)}) {
-			f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(v.UID), slices.Collect(maps.Values(m.reports)))
+		if m, ok := f.agents[v.UID]; ok && m.seen {
+			now := standing{ready: v.Ready, reason: v.Reason, allocated: int32(v.Allocated), slots: m.told.slots}
+			if m.told != now {
+				f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(v.UID), slices.Collect(maps.Values(m.reports)))
+			}
+			if m.told.slots != m.slots {
+				f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, f.agentLocked(v.UID), nil)
+			}
 		}
 		f.mu.Unlock()
 	}
@@ -227,7 +251,10 @@ func (f *Fleet) agentLocked(uid string) *allocatorv1.Agent {
 	if !ok {
 		return nil
 	}
-	a := &allocatorv1.Agent{Info: m.info, Address: m.address, Reason: registry.ReasonConnecting}
+	a := &allocatorv1.Agent{
+		Info: m.info, Address: m.address, Reason: registry.ReasonConnecting,
+		FreeSlots: m.slots.free, WantedSlots: m.slots.wanted, SlotsOffReason: m.slots.off,
+	}
 	if v, ok := f.registry.Agent(f.clock.Now(), uid); ok {
 		a.Allocated, a.ImageCount = int32(v.Allocated), int32(v.Images)
 		a.Ready, a.Reason = v.Ready, v.Reason

@@ -199,3 +199,51 @@ func TestReservationsAreTold(t *testing.T) {
 	require.Equal(t, 1, told(), "over")
 	require.Equal(t, -1, told())
 }
+
+// TestSlotsAreTold: agents' words on their slots are kept, a change is told by the next sweep at the latest, and none of that
+// repeats what sandboxes an agent has.
+func TestSlotsAreTold(t *testing.T) {
+	f, _, _ := newFleet()
+	f.Joined(info(0), "10.0.0.1:1")
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Slots: &agentv1.SlotStatus{Free: 3, Wanted: 5},
+		Sandboxes: []*agentv1.SandboxReport{report("r", running, true)}})
+	initial, w := f.Watch("ns", "p")
+	defer w.Close()
+	require.EqualValues(t, 3, initial[0].GetAgent().GetFreeSlots())
+	require.EqualValues(t, 5, initial[0].GetAgent().GetWantedSlots())
+	f.Sweep()
+	f.Delta("a", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 2, Wanted: 4}})
+	f.Delta("a", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 4, Wanted: 4}})
+	require.Empty(t, w.Events(), "two changes, and not two messages")
+	f.Sweep()
+	e := <-w.Events()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, e.GetType())
+	require.Empty(t, e.GetSandboxes())
+	require.EqualValues(t, 4, e.GetAgent().GetFreeSlots())
+	f.Sweep()
+	require.Empty(t, w.Events(), "told already")
+
+	// A change that comes with a sandbox is told with it, and a change of something else leaves slots as they are.
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("s", running, true)}, Slots: &agentv1.SlotStatus{Free: 3, Wanted: 3}})
+	require.EqualValues(t, 3, (<-w.Events()).GetAgent().GetFreeSlots())
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("s", stopped, true)}})
+	require.EqualValues(t, 3, (<-w.Events()).GetAgent().GetFreeSlots())
+	f.Sweep()
+	require.Empty(t, w.Events())
+
+	// A change of readiness at the same time is told once, with all that the agent has.
+	accepting := false
+	f.Delta("a", &agentv1.AgentDelta{Accepting: &accepting, NotAcceptingReason: "Draining", Slots: &agentv1.SlotStatus{OffReason: "no fsopen"}})
+	e = <-w.Events()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT, e.GetType())
+	require.Len(t, e.GetSandboxes(), 2)
+	require.Equal(t, "no fsopen", e.GetAgent().GetSlotsOffReason())
+	f.Sweep()
+	require.Empty(t, w.Events())
+
+	// An agent of another version, in the same Pod, knows of none.
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true})
+	agent, _ := f.Agent("a")
+	require.Zero(t, agent.GetFreeSlots())
+	require.Empty(t, agent.GetSlotsOffReason())
+}

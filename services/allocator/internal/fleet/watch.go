@@ -64,7 +64,7 @@ func (f *Fleet) publish(t allocatorv1.WatchAgentsResponse_Type, a *allocatorv1.A
 		return
 	}
 	if m, ok := f.agents[a.GetInfo().GetPodUid()]; ok {
-		m.told = standing{a.GetReady(), a.GetReason(), a.GetAllocated()}
+		m.told = standing{a.GetReady(), a.GetReason(), a.GetAllocated(), slots{a.GetFreeSlots(), a.GetWantedSlots(), a.GetSlotsOffReason()}}
 	}
 	for w := range f.watchers {
 		if !w.wants(a) {

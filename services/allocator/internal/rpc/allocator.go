@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
 
@@ -149,13 +150,26 @@ func (a *Allocator) view(p *v1alpha1.SandboxPool) *allocatorv1.Pool {
 		MaxSandboxesPerPod: p.Spec.MaxSandboxesPerPod, RuntimeHandler: p.Spec.RuntimeHandler,
 		DefaultResources: convert.LimitsToProto(p.Spec.SandboxResources), CreateTime: timestamppb.New(p.CreationTimestamp.Time),
 	}
+	if s := p.Spec.Slots; s != nil {
+		out.SlotsMin, out.SlotsMax = copied(s.Min), copied(s.Max)
+	}
 	for _, agent := range a.config.Fleet.Agents(p.Namespace, p.Name) {
 		out.Agents++
 		out.Allocated += agent.GetAllocated()
 		if agent.GetReady() {
 			out.ReadyAgents++
 			out.Capacity += agent.GetInfo().GetCapacity()
+			out.FreeSlots += agent.GetFreeSlots()
+			out.WantedSlots += agent.GetWantedSlots()
 		}
 	}
 	return out
+}
+
+// copied keeps an answer apart from the informer's memory.
+func copied(n *int32) *int32 {
+	if n == nil {
+		return nil
+	}
+	return proto.Int32(*n)
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -135,6 +136,18 @@ func TestAllocateReleaseAndPools(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, pool.GetPool().GetAllocated())
 	require.EqualValues(t, 2, pool.GetPool().GetCapacity())
+	require.Nil(t, pool.GetPool().SlotsMax)
+	f.fleet.Joined(info("b"), "b:1")
+	f.fleet.Snapshot("b", &agentv1.AgentSnapshot{Info: info("b"), NotAcceptingReason: "Draining", Slots: &agentv1.SlotStatus{Free: 1, Wanted: 1}})
+	f.fleet.Delta("a", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 1, Wanted: 2}})
+	f.pools.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: v1alpha1.SandboxPoolSpec{
+		Slots: &v1alpha1.PoolSlots{Max: ptr.To(int32(0))}}})
+	pool, err = f.client.GetPool(ctx, &allocatorv1.GetPoolRequest{Namespace: "ns", Name: "p"})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, pool.GetPool().GetFreeSlots(), "those of the agents that take sandboxes")
+	require.EqualValues(t, 2, pool.GetPool().GetWantedSlots())
+	require.Equal(t, ptr.To(int32(0)), pool.GetPool().SlotsMax)
+	require.Nil(t, pool.GetPool().SlotsMin)
 	for range 2 {
 		_, err = f.client.Release(ctx, &allocatorv1.ReleaseRequest{Fence: one.GetAssignment().GetFence()})
 		require.NoError(t, err)

@@ -82,6 +82,9 @@ func overlay(st *sandboxv1.SandboxStatus, r *agentv1.SandboxReport) {
 	if r.GetStartTime() != nil {
 		st.StartTime = r.GetStartTime()
 	}
+	if r.GetStartPath() != sandboxv1.StartPath_START_PATH_UNSPECIFIED {
+		st.StartPath = r.GetStartPath()
+	}
 }
 
 func setEnd(st *sandboxv1.SandboxStatus, r *agentv1.SandboxReport) {

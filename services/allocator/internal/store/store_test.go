@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -82,6 +83,27 @@ func TestOverlay(t *testing.T) {
 			require.Equal(t, test.phases, item.Sandbox.GetStatus().GetPhase())
 		})
 	}
+}
+
+// TestStartPathOfTheNewestWord: a report that does not tell how the container came to run leaves what the resource says.
+func TestStartPathOfTheNewestWord(t *testing.T) {
+	s := newStore()
+	cr := resource("u", "5", v1alpha1.PhaseRunning)
+	cr.Status.StartPath = v1alpha1.StartPathCold
+	s.SetResource(cr)
+	path := func() sandboxv1.StartPath {
+		item, ok := s.Get(key)
+		require.True(t, ok)
+		return item.Sandbox.GetStatus().GetStartPath()
+	}
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, path())
+	r := report("u", agentv1.SandboxState_SANDBOX_STATE_RUNNING)
+	s.AgentSandboxes("a", []*agentv1.SandboxReport{r})
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, path())
+	r = proto.CloneOf(r)
+	r.StartPath = sandboxv1.StartPath_START_PATH_SLOT
+	s.AgentSandboxes("a", []*agentv1.SandboxReport{r})
+	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, path())
 }
 
 func TestTheLifeOfAFastCreate(t *testing.T) {
