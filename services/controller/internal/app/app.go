@@ -128,7 +128,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 		Client: m.GetClient(), Live: m.GetAPIReader(), Index: index, Agents: conns, Recorder: recorder, Clock: clk, Namespace: cfg.Namespace,
 		Requeue: cfg.RequeueInterval, ShrinkDelay: cfg.ShrinkDelay, Metrics: registry,
 		Injection: pool.Injection{
-			AgentPort: cfg.AgentPort, ContainerdSocket: cfg.ContainerdSocket, ContainerdRoot: cfg.ContainerdRoot, LogRoot: cfg.LogRoot,
+			AgentPort: cfg.AgentPort, ContainerdSocket: cfg.ContainerdSocket, ContainerdRoot: cfg.ContainerdRoot, LogRoot: cfg.LogRoot, SlotRoot: cfg.SlotRoot,
 			TLSSecret: cfg.AgentTLSSecret, Insecure: cfg.TLS.Insecure, Env: telemetryEnv(),
 		},
 	})

@@ -24,6 +24,7 @@ type Config struct {
 	ContainerdSocket   string
 	ContainerdRoot     string
 	LogRoot            string
+	SlotRoot           string
 	AgentTLSSecret     string
 	Namespace          string
 	LeaderElect        bool
@@ -48,6 +49,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ContainerdSocket, "containerd-socket", "/run/containerd/containerd.sock", "`path` of containerd's socket on the nodes")
 	fs.StringVar(&c.ContainerdRoot, "containerd-root", "/var/lib/containerd", "`path` of containerd's root directory on the nodes")
 	fs.StringVar(&c.LogRoot, "log-root", "/var/log/fast-sandbox", "`path` of the sandboxes' logs on the nodes")
+	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`path` where agents and their slots meet on the nodes")
 	fs.StringVar(&c.AgentTLSSecret, "agent-tls-secret", "agent-tls", "`name` of the Secret, in this namespace, with the agents' certificate; copied to where pools are")
 	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this controller runs in")
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
@@ -84,6 +86,7 @@ func (c *Config) Validate() error {
 	require(c.KubeBurst >= c.KubeQPS, "--kube-api-burst is %d, want at least --kube-api-qps", c.KubeBurst)
 	for _, p := range []struct{ flag, path string }{
 		{"containerd-socket", c.ContainerdSocket}, {"containerd-root", c.ContainerdRoot}, {"log-root", c.LogRoot},
+		{"slot-root", c.SlotRoot},
 	} {
 		clean := filepath.IsAbs(p.path) && filepath.Clean(p.path) == p.path && strings.Count(p.path, "/") > 1
 		require(clean, "--%s is %q, want a clean absolute path below a directory", p.flag, p.path)

@@ -43,6 +43,8 @@ type Injection struct {
 	ContainerdSocket, ContainerdRoot string
 	// LogRoot is the directory of the sandboxes' logs, on the node and in the Pod.
 	LogRoot string
+	// SlotRoot is the directory where agents and their slots meet, on the node and in the Pod.
+	SlotRoot string
 	// TLSSecret is the name of the Secret with the agents' certificate; it is not mounted if Insecure.
 	TLSSecret string
 	// Insecure has agents speak plaintext, as the controller does.
@@ -169,6 +171,7 @@ func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 	host("fsb-containerd-root", i.ContainerdRoot, corev1.HostPathDirectory)
 	host("fsb-logs", i.LogRoot, corev1.HostPathDirectoryOrCreate)
 	host("fsb-cgroup", "/sys/fs/cgroup", corev1.HostPathDirectory)
+	host("fsb-slots", i.SlotRoot, corev1.HostPathDirectoryOrCreate)
 	for _, name := range []string{"fsb-state", "fsb-tmp"} {
 		s.Volumes = append(s.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	}
@@ -178,6 +181,7 @@ func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 		{Name: "fsb-logs", MountPath: i.LogRoot},
 		{Name: "fsb-cgroup", MountPath: cgroupPath},
 		{Name: "fsb-state", MountPath: statePath},
+		{Name: "fsb-slots", MountPath: i.SlotRoot}, // by default within the one before
 		{Name: "fsb-tmp", MountPath: "/tmp"},
 	}
 	if !i.Insecure {
@@ -205,7 +209,9 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 		value("FSB_LOG_ROOT", i.LogRoot),
 		value("FSB_CGROUP_ROOT", cgroupPath),
 		value("FSB_STATE_DIR", statePath),
+		value("FSB_SLOT_ROOT", i.SlotRoot),
 	}
+	ours = append(ours, slotBounds(p)...)
 	if i.Insecure {
 		ours = append(ours, value("FSB_INSECURE", "true"))
 	} else {
@@ -224,9 +230,25 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 	}
 }
 
+// slotBounds are the bounds of slots that a pool sets, as the agent wants them.
+func slotBounds(p *v1alpha1.SandboxPool) []corev1.EnvVar {
+	var out []corev1.EnvVar
+	if s := p.Spec.Slots; s != nil && s.Min != nil {
+		out = append(out, corev1.EnvVar{Name: "AGENT_SLOTS_MIN", Value: strconv.Itoa(int(*s.Min))})
+	}
+	if s := p.Spec.Slots; s != nil && s.Max != nil {
+		out = append(out, corev1.EnvVar{Name: "AGENT_SLOTS_MAX", Value: strconv.Itoa(int(*s.Max))})
+	}
+	return out
+}
+
 // templateHash names what an agent Pod is made from: the template and whatever is injected into it.
 func templateHash(p *v1alpha1.SandboxPool, i Injection) string {
-	raw, err := json.Marshal([]any{p.Spec.AgentTemplate, perAgent(p), p.Spec.RuntimeHandler, i})
+	parts := []any{p.Spec.AgentTemplate, perAgent(p), p.Spec.RuntimeHandler, i}
+	if bounds := slotBounds(p); len(bounds) > 0 { // agents from before there were slots are not outdated by that
+		parts = append(parts, bounds)
+	}
+	raw, err := json.Marshal(parts)
 	if err != nil { // all of it came from JSON
 		panic(err)
 	}

@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,7 +18,7 @@ import (
 
 func injection() pool.Injection {
 	return pool.Injection{AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
-		LogRoot: "/var/log/fast-sandbox", TLSSecret: "agent-tls", Env: []corev1.EnvVar{{Name: "OTEL_SERVICE_NAME", Value: "agent"}}}
+		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", TLSSecret: "agent-tls", Env: []corev1.EnvVar{{Name: "OTEL_SERVICE_NAME", Value: "agent"}}}
 }
 
 func aPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
@@ -59,6 +60,7 @@ spec:
     - {name: fsb-containerd-root, hostPath: {path: /var/lib/containerd, type: Directory}}
     - {name: fsb-logs, hostPath: {path: /var/log/fast-sandbox, type: DirectoryOrCreate}}
     - {name: fsb-cgroup, hostPath: {path: /sys/fs/cgroup, type: Directory}}
+    - {name: fsb-slots, hostPath: {path: /var/lib/fast-sandbox/slots, type: DirectoryOrCreate}}
     - {name: fsb-state, emptyDir: {}}
     - {name: fsb-tmp, emptyDir: {}}
     - {name: fsb-tls, secret: {secretName: agent-tls, defaultMode: 256}}
@@ -73,6 +75,7 @@ spec:
         - {name: fsb-logs, mountPath: /var/log/fast-sandbox}
         - {name: fsb-cgroup, mountPath: /host/cgroup}
         - {name: fsb-state, mountPath: /var/lib/fast-sandbox}
+        - {name: fsb-slots, mountPath: /var/lib/fast-sandbox/slots}
         - {name: fsb-tmp, mountPath: /tmp}
         - {name: fsb-tls, mountPath: /etc/fast-sandbox/tls, readOnly: true}
       env:
@@ -89,6 +92,7 @@ spec:
         - {name: FSB_LOG_ROOT, value: /var/log/fast-sandbox}
         - {name: FSB_CGROUP_ROOT, value: /host/cgroup}
         - {name: FSB_STATE_DIR, value: /var/lib/fast-sandbox}
+        - {name: FSB_SLOT_ROOT, value: /var/lib/fast-sandbox/slots}
         - {name: FSB_TLS_CERT_FILE, value: /etc/fast-sandbox/tls/tls.crt}
         - {name: FSB_TLS_KEY_FILE, value: /etc/fast-sandbox/tls/tls.key}
         - {name: FSB_TLS_CA_FILE, value: /etc/fast-sandbox/tls/ca.crt}
@@ -204,4 +208,44 @@ func TestTemplateHash(t *testing.T) {
 	moved := injection()
 	moved.ContainerdRoot = "/data/containerd"
 	require.NotEqual(t, base, hash(aPool(), moved))
+	seen := map[string]bool{base: true}
+	for _, s := range []v1alpha1.PoolSlots{{Min: ptr.To(int32(1))}, {Max: ptr.To(int32(1))}, {Max: ptr.To(int32(0))}, {Min: ptr.To(int32(1)), Max: ptr.To(int32(1))}} {
+		bounded := aPool()
+		bounded.Spec.Slots = &s
+		require.NotContains(t, seen, hash(bounded, injection()))
+		seen[hash(bounded, injection())] = true
+	}
+	unbounded := aPool()
+	unbounded.Spec.Slots = &v1alpha1.PoolSlots{}
+	require.Equal(t, base, hash(unbounded, injection()), "a pool that asks for nothing else is not rolled")
+}
+
+// TestSlotBounds: the pool's bounds win over its template, and what it leaves open the agent decides.
+func TestSlotBounds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		slots *v1alpha1.PoolSlots
+		want  map[string]string
+	}{
+		"unset":   {nil, map[string]string{"AGENT_SLOTS_MAX": "77"}},
+		"empty":   {&v1alpha1.PoolSlots{}, map[string]string{"AGENT_SLOTS_MAX": "77"}},
+		"off":     {&v1alpha1.PoolSlots{Max: ptr.To(int32(0))}, map[string]string{"AGENT_SLOTS_MAX": "0"}},
+		"bounded": {&v1alpha1.PoolSlots{Min: ptr.To(int32(2)), Max: ptr.To(int32(5))}, map[string]string{"AGENT_SLOTS_MIN": "2", "AGENT_SLOTS_MAX": "5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := aPool(func(s *corev1.PodSpec) {
+				s.Containers[1].Env = []corev1.EnvVar{{Name: "AGENT_SLOTS_MAX", Value: "77"}}
+			})
+			p.Spec.Slots = tc.slots
+			pod, err := injection().Pod(p)
+			require.NoError(t, err)
+			got := map[string]string{}
+			for _, e := range pod.Spec.Containers[1].Env {
+				if strings.HasPrefix(e.Name, "AGENT_SLOTS_") {
+					require.NotContains(t, got, e.Name, "a variable is set twice")
+					got[e.Name] = e.Value
+				}
+			}
+			require.Equal(t, tc.want, got)
+		})
+	}
 }

@@ -29,6 +29,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) 
 	st.FreeSlots = max(st.TotalSlots-count(t.onReady), 0)
 	st.Selector = labels.SelectorFromSet(selector(next)).String()
 	r.conclude(s, next, t, want, problem)
+	r.concludeSlots(next, t)
 	if equality.Semantic.DeepEqual(s.pool.Status, *st) {
 		return nil
 	}
@@ -82,6 +83,28 @@ func (r *Reconciler) conclude(s *survey, next *v1alpha1.SandboxPool, t tally, wa
 	}
 }
 
+// concludeSlots tells of slots. Until the Registry is read, what was told of them stands.
+func (r *Reconciler) concludeSlots(next *v1alpha1.SandboxPool, t tally) {
+	if !r.Index.Synced() {
+		return
+	}
+	slots := desired.CountSlots(t.slots)
+	next.Status.ReadySlots = count(slots.Free)
+	if next.Spec.Slots.Off() {
+		meta.RemoveStatusCondition(&next.Status.Conditions, v1alpha1.ConditionSlotsReady)
+		return
+	}
+	c := metav1.Condition{Type: v1alpha1.ConditionSlotsReady, Status: metav1.ConditionFalse, Reason: slots.Reason, Message: truncate(slots.Message),
+		ObservedGeneration: next.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}}
+	switch {
+	case next.DeletionTimestamp != nil:
+		c.Reason, c.Message = reasonDeleting, "the pool is being deleted and keeps no slots"
+	case slots.Ready:
+		c.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&next.Status.Conditions, c)
+}
+
 // reasonDeleting is the reason of a pool's conditions while it drains for good.
 const reasonDeleting = "Deleting"
 
@@ -93,6 +116,8 @@ type tally struct {
 	onReady int
 	// draining agents have left sandboxes, of which the processes of ended have ended.
 	draining, left, ended int
+	// slots are those of ready agents that the Registry knows to be well.
+	slots []desired.SlotAgent
 }
 
 func (s *survey) tally() tally {
@@ -112,6 +137,11 @@ func (s *survey) tally() tally {
 		if isReady(m.pod) {
 			t.ready++
 			t.onReady += m.used
+			if m.known && m.agent.GetReady() {
+				t.slots = append(t.slots, desired.SlotAgent{
+					Free: int(m.agent.GetFreeSlots()), Wanted: int(m.agent.GetWantedSlots()), OffReason: m.agent.GetSlotsOffReason(), Idle: m.used == 0,
+				})
+			}
 		}
 	}
 	return t

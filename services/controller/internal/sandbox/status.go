@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -25,7 +26,7 @@ const unknownExitCode = 255
 func (p *pass) record(r *agentv1.SandboxReport) {
 	st := &p.sandbox.Status
 	st.SandboxID, st.Endpoints = r.GetContainerId(), slices.Clone(r.GetEndpoints())
-	st.StartTime = micro(r.GetStartTime())
+	st.StartTime, st.StartPath = micro(r.GetStartTime()), convert.StartPathFromProto(r.GetStartPath())
 	st.FinishTime = micro(r.GetFinishTime())
 	st.ExitCode = nil
 	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_STOPPED {
@@ -55,7 +56,7 @@ func (p *pass) recordEnd() {
 // forgetEnd makes room for the next container's story.
 func (p *pass) forgetEnd() {
 	st := &p.sandbox.Status
-	st.ExitCode, st.StartTime, st.FinishTime, st.Reason, st.Message = nil, nil, nil, "", ""
+	st.ExitCode, st.StartTime, st.StartPath, st.FinishTime, st.Reason, st.Message = nil, nil, "", nil, "", ""
 	meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionFinished)
 }
 
