@@ -42,7 +42,7 @@ const (
 
 // Environment is the environment that a slot's sandbox-init is to be started with: it keeps the Go runtime small while it
 // waits. Nothing of it is left after the claim.
-func Environment() []string { return []string{"GOGC=off", "GOMAXPROCS=1", "GODEBUG=madvdontneed=1"} }
+func Environment() []string { return []string{"GOGC=off", "GOMAXPROCS=1", "GODEBUG=disablethp=1"} }
 
 // Conn is a connection to one slot's init.
 type Conn struct {

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+)
+
+// keptFD is where the connection stays while everything above it is closed.
+const keptFD = 3
+
+// errAbandoned stands for an agent that went away: nobody is left to be told of a failure.
+var errAbandoned = &wire.Failure{Stage: wire.StageClaim, Detail: "abandoned"}
+
+// channel is the connection to the agent.
+type channel struct{ fd int }
+
+// accept waits for the agent, and for nobody else: root, from outside the slot. There is no socket after that. All calls
+// here block in the kernel with the runtime knowing: that lets the rest of it sleep.
+func accept(path string) (int, error) {
+	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	unix.Umask(0o077)
+	err = unix.Bind(listener, &unix.SockaddrUnix{Name: path})
+	unix.Umask(0o022)
+	if err == nil {
+		err = unix.Listen(listener, 1)
+	}
+	for err == nil {
+		var fd int
+		fd, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		switch {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+			err = nil
+		case err != nil:
+		case !trusted(fd):
+			_ = unix.Close(fd)
+		default:
+			_ = unix.Unlink(path)
+			_ = unix.Close(listener)
+			return fd, nil
+		}
+	}
+	return -1, err
+}
+
+// trusted tells whether the other side is root and none of this slot's own processes: of those from outside its pid
+// namespace, the kernel says 0.
+func trusted(fd int) bool {
+	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	return err == nil && peer.Uid == 0 && peer.Pid == 0
+}
+
+// claim greets the agent and reads what it wants. The file descriptors are the root's and those of the claim's mounts.
+func (c *channel) claim() (*wire.Claim, []int, *wire.Failure) {
+	if !c.write(wire.TypeHello, wire.EncodeHello(wire.Version)) {
+		return nil, nil, errAbandoned
+	}
+	rights := make([]byte, unix.CmsgSpace((wire.MaxMounts+1)*4))
+	payload, rights, failure := c.read(wire.TypeClaim, rights)
+	if failure != nil {
+		return nil, nil, failure
+	}
+	claim, err := wire.DecodeClaim(payload)
+	if err != nil {
+		return nil, nil, err.(*wire.Failure) //nolint:errorlint // DecodeClaim returns nothing else
+	}
+	fds, err := descriptors(rights)
+	if err != nil {
+		return nil, nil, failed(wire.StageClaim, err, "and its file descriptors")
+	}
+	if len(fds) == 0 {
+		return nil, nil, &wire.Failure{Stage: wire.StageClaim, Detail: "which came without a root"}
+	}
+	return claim, fds, nil
+}
+
+// ready tells the agent that the root is built, and waits for its word; false if that never comes.
+func (c *channel) ready() bool {
+	if !c.write(wire.TypeReady, nil) {
+		return false
+	}
+	_, _, failure := c.read(wire.TypeGo, nil)
+	return failure == nil
+}
+
+// fail tells the agent why there will be no sandbox.
+func (c *channel) fail(f *wire.Failure) { c.write(wire.TypeFailure, wire.EncodeFailure(f)) }
+
+func (c *channel) write(t wire.Type, payload []byte) bool {
+	b := wire.Frame(t, payload)
+	for len(b) > 0 {
+		n, err := unix.SendmsgN(c.fd, b, nil, nil, unix.MSG_NOSIGNAL)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
+}
+
+// read waits for the one frame that may come now. The rights that came with it are put into the space for them.
+func (c *channel) read(want wire.Type, space []byte) (string, []byte, *wire.Failure) {
+	var header [wire.HeaderSize]byte
+	var rights []byte
+	for have := 0; have < len(header); {
+		n, rightsLen, flags, _, err := unix.Recvmsg(c.fd, header[have:], space, unix.MSG_CMSG_CLOEXEC)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil || n == 0:
+			return "", nil, errAbandoned
+		case flags&unix.MSG_CTRUNC != 0:
+			return "", nil, &wire.Failure{Stage: wire.StageClaim, Detail: "of which file descriptors were lost"}
+		}
+		if rightsLen > 0 {
+			rights, space = space[:rightsLen], nil
+		}
+		have += n
+	}
+	got, size, err := wire.ParseHeader(header)
+	if err != nil {
+		return "", nil, err.(*wire.Failure) //nolint:errorlint // ParseHeader returns nothing else
+	}
+	if got != want {
+		return "", nil, &wire.Failure{Stage: wire.StageClaim, Detail: "in place of which came another message"}
+	}
+	payload := make([]byte, size)
+	for have := 0; have < size; {
+		n, err := unix.Read(c.fd, payload[have:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n == 0 {
+			return "", nil, errAbandoned
+		}
+		have += n
+	}
+	return string(payload), rights, nil
+}
+
+func descriptors(rights []byte) ([]int, error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, err
+	}
+	var fds []int
+	for i := range messages {
+		more, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			return nil, err
+		}
+		fds = append(fds, more...)
+	}
+	return fds, nil
+}
+
+// closeOthers closes every file descriptor but the standard streams and the connection, so that no path of the image leads
+// to one, and has the kernel close the connection at the exec.
+func (c *channel) closeOthers() *wire.Failure {
+	if c.fd != keptFD {
+		if err := unix.Dup3(c.fd, keptFD, unix.O_CLOEXEC); err != nil {
+			return failed(wire.StageRoot, err, "with the connection kept")
+		}
+		c.fd = keptFD
+	}
+	if err := unix.CloseRange(keptFD+1, ^uint(0)>>32, 0); err != nil {
+		return failed(wire.StageRoot, err, "with all else closed")
+	}
+	return nil
+}

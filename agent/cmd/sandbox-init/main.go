@@ -1,0 +1,73 @@
+// Command sandbox-init is pid 1 of a slot: a container without an image that an agent has started ahead of time. It waits
+// for one claim on its socket, builds the root file system from the mounts that come with it, confines itself as the
+// claim says, and becomes the claim's command. After that nothing of it is left: no memory, file descriptor, mount,
+// variable or capability.
+//
+// It is one of many on its host, and mostly waits: it imports neither os, net nor fmt, and starts no goroutine. All of it
+// runs on one locked thread, since credentials, capabilities and filters belong to threads; the raw system calls of
+// golang.org/x/sys/unix are used and never those of package syscall that reach for every thread.
+//
+// It exits with 125 if the agent went away before it said go, 126 if the claim failed, of which the agent is told, and 127
+// if it could not wait for one.
+package main
+
+import (
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+)
+
+const (
+	socket = "/fsb/claim.sock"
+
+	exitAbandoned = 125
+	exitFailed    = 126
+	exitNoSocket  = 127
+)
+
+func main() {
+	runtime.LockOSThread()
+	fd, err := accept(socket)
+	if err != nil {
+		// The agent has the slot's output; a sandbox never shows this.
+		_, _ = unix.Write(2, []byte("sandbox-init: waiting on "+socket+": "+err.Error()+"\n"))
+		unix.Exit(exitNoSocket)
+	}
+	unix.Exit(serve(&channel{fd: fd}))
+}
+
+// serve takes the one claim. It returns if that came to nothing, with the exit code.
+func serve(c *channel) (code int) {
+	defer func() {
+		if r := recover(); r != nil {
+			c.fail(&wire.Failure{Detail: "in vain: a panic"})
+			code = exitFailed
+		}
+	}()
+	claim, fds, failure := c.claim()
+	entered := false
+	if failure == nil {
+		entered, failure = build(c, claim, fds)
+	}
+	if failure == nil {
+		if !c.ready() {
+			return exitAbandoned
+		}
+		failure = become(claim, entered)
+	}
+	if failure == errAbandoned {
+		return exitAbandoned
+	}
+	c.fail(failure)
+	return exitFailed
+}
+
+func failed(stage wire.Stage, err error, detail string) *wire.Failure {
+	errno, ok := err.(unix.Errno) //nolint:errorlint // system calls return it bare, and errors.As is for wrapped ones
+	if !ok {
+		return &wire.Failure{Stage: stage, Detail: detail + " (" + err.Error() + ")"}
+	}
+	return &wire.Failure{Stage: stage, Errno: errno, Detail: detail}
+}
