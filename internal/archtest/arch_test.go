@@ -23,9 +23,10 @@ const module = "github.com/fast-sandbox/fast-sandbox"
 // pure packages import the standard library, errdefs and each other.
 var pure = []string{
 	"internal/fault", "internal/identity", "internal/lifecycle",
-	"services/allocator/internal/registry", "services/allocator/internal/placement",
+	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement",
 	"services/controller/internal/pool/desired",
 	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
+	"tests/bench/internal/budget", "tests/bench/internal/report", "tests/bench/internal/stat",
 }
 
 // components never import each other; they meet through gen.

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"container/heap"
 	"slices"
 	"strconv"
 	"time"
@@ -27,51 +26,87 @@ type Request struct {
 }
 
 // Allocate reserves a place on the best agent and returns the agent's uid. It is atomic. The same key is answered with the
-// same agent while the place is taken, unless that agent is excluded. Errors are errdefs.ErrResourceExhausted: NoCapacity
-// when no ready agent has room (retry later), PortConflict, with the metadata `port`, when those with room have a port taken.
+// same agent while the place is taken, unless that agent is excluded. Of agents that are equally good any may be chosen, but
+// always the same after the same history. Errors are errdefs.ErrResourceExhausted: NoCapacity when no ready agent has room
+// (retry later), PortConflict, with the metadata `port`, when those with room have a port taken. Success allocates nothing
+// beyond the growth of tables.
 func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	if p := r.byKey[req.Key]; p != nil && p.agent.pool == req.Pool {
-		if !slices.Contains(req.Exclude, p.agent.UID) {
+	if p := r.byKey[req.Key]; p != nil && p.agent.pool.name == req.Pool {
+		if !slices.Contains(req.Exclude, p.agent.uid) {
 			if p.reserved {
-				p.until = now.Add(r.reservation)
-				heap.Fix(&r.expiry, p.index)
+				r.reserve(now, p)
 			}
-			return p.agent.UID, nil
+			return p.agent.uid, nil
 		}
+		a := p.agent
 		r.unreserve(p)
+		a.refresh()
 	}
-	agents := r.pools[req.Pool]
-	v := placement.Choose(agents, &placement.Request{
-		Image: req.Image, Ports: req.Ports, Exclude: req.Exclude,
-		HeardSince: now.Add(-r.heartbeat).UnixNano(),
-	})
-	if v.Chosen == nil {
-		return "", refusal(req, len(agents), v)
+	pool := r.pools[req.Pool]
+	if pool == nil {
+		return "", refusal(&req, 0, placement.Verdict{})
 	}
-	r.reserve(now, r.agents[v.Chosen.UID], req)
-	return v.Chosen.UID, nil
-}
-
-// reserve takes a place on an agent that has room. A place that the agent reports under the key already is used again.
-func (r *Registry) reserve(now time.Time, a *agent, req Request) {
-	p := a.places[req.Key]
+	hidden := r.hide(pool, req.Exclude)
+	id, ok := pool.index.Find(req.Image, req.Ports)
+	var v placement.Verdict
+	if !ok {
+		v = pool.verdict(&req, hidden)
+	}
+	if hidden > 0 {
+		r.show(pool, req.Exclude)
+	}
+	if !ok {
+		return "", refusal(&req, pool.index.Len(), v)
+	}
+	a := pool.agents[id]
+	p := r.on(a, req.Key)
 	if p == nil {
-		p = &place{key: req.Key, agent: a, ports: append([]int32(nil), req.Ports...)}
-		a.places[req.Key] = p
-		a.Allocated++
-		a.take(p.ports)
+		p = r.take(a, req.Key, req.Ports, true)
+	} else { // the agent reports it already
+		r.lead(p)
 	}
-	r.byKey[req.Key] = p
-	if !p.reserved {
-		p.reserved, p.until = true, now.Add(r.reservation)
-		heap.Push(&r.expiry, p)
+	r.reserve(now, p)
+	a.refresh()
+	return a.uid, nil
+}
+
+// hide keeps agents from being chosen, and returns how many of them might have been.
+func (r *Registry) hide(pool *pool, uids []string) int {
+	hidden := 0
+	for _, uid := range uids {
+		if a := r.agents[uid]; a != nil && a.pool == pool && pool.index.Withdraw(a.id) {
+			hidden++
+		}
+	}
+	return hidden
+}
+
+// show undoes hide.
+func (r *Registry) show(pool *pool, uids []string) {
+	for _, uid := range uids {
+		if a := r.agents[uid]; a != nil && a.pool == pool {
+			a.refresh()
+		}
 	}
 }
 
-func refusal(req Request, agents int, v placement.Verdict) error {
+// verdict tells why no agent was chosen, as placement.Choose would. What is offered still has a port taken.
+func (p *pool) verdict(req *Request, hidden int) placement.Verdict {
+	offered := p.index.Offered()
+	v := placement.Verdict{
+		NotReady: p.index.Len() - p.full - offered - hidden,
+		Full:     p.full, Excluded: hidden, Conflicting: offered,
+	}
+	if offered > 0 {
+		v.Port = p.index.Crowded(req.Ports)
+	}
+	return v
+}
+
+func refusal(req *Request, agents int, v placement.Verdict) error {
 	pool := req.Pool.Namespace + "/" + req.Pool.Name
 	var err *fault.Error
 	switch {
@@ -94,15 +129,13 @@ func (r *Registry) Release(now time.Time, key Key, agentUID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	if agentUID == "" {
-		if p := r.byKey[key]; p != nil {
-			r.unreserve(p)
-		}
-		return
+	p := r.byKey[key]
+	for agentUID != "" && p != nil && p.agent.uid != agentUID {
+		p = p.twin
 	}
-	if a, ok := r.agents[agentUID]; ok {
-		if p := a.places[key]; p != nil {
-			r.unreserve(p)
-		}
+	if p != nil {
+		a := p.agent
+		r.unreserve(p)
+		a.refresh()
 	}
 }

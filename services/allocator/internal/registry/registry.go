@@ -10,16 +10,16 @@
 //	   |                     | Release | 30 s         | Release | 30 s
 //	   | report              v                        v
 //	   +----------------> (free)                 [reported] --> (free), as above
+//
+// Which agent is the best is placement's rule; finding it is the index's work. What is here keeps the index true: refresh
+// is called after every change of an agent.
 package registry
 
 import (
-	"container/heap"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry/index"
 )
 
 // Defaults of the seeds and of AllocatorService.
@@ -48,79 +48,21 @@ type Pool struct {
 	Namespace, Name string
 }
 
-// Sandbox is an agent's word on one place.
-type Sandbox struct {
-	Key Key
-	// Ports that the sandbox has on its agent.
-	Ports []int32
-	// Gone tells that the place is free again.
-	Gone bool
-}
-
-// Snapshot is an agent's whole state.
-type Snapshot struct {
-	UID           string
-	Pool          Pool
-	Capacity      int
-	ReservedPorts []int32
-	Sandboxes     []Sandbox
-	Images        []string
-	Accepting     bool
-	Reason        string
-}
-
-// Delta is a change of an agent's state.
-type Delta struct {
-	UID           string
-	Sandboxes     []Sandbox
-	ImagesAdded   []string
-	ImagesRemoved []string
-	// Accepting is nil if it did not change.
-	Accepting *bool
-	Reason    string
-}
-
-// View is the state of one agent.
-type View struct {
-	UID                 string
-	Pool                Pool
-	Capacity, Allocated int
-	Images              int
-	Ready               bool
-	// Reason tells why the agent is not ready; empty while it is.
-	Reason string
-	// Heard is when the agent was last heard of; zero if never.
-	Heard time.Time
-}
-
-type agent struct {
-	placement.Agent
-	pool     Pool
-	reserved []int32
-	reason   string
-	seen     bool // a snapshot was received
-	places   map[Key]*place
-}
-
-type place struct {
-	key      Key
-	agent    *agent
-	ports    []int32
-	reported bool
-	reserved bool
-	until    time.Time
-	index    int // in the heap while reserved
-}
-
 // Registry is the memory of places.
 type Registry struct {
 	heartbeat, reservation time.Duration
 
 	mu     sync.Mutex
 	agents map[string]*agent
-	pools  map[Pool][]*placement.Agent // in the order of uids
-	byKey  map[Key]*place              // where a sandbox's place was last given or reported
-	expiry expiries                    // reservations by their end
+	pools  map[Pool]*pool
+	// byKey is where a sandbox's place was last given or reported; place.twin leads to others of the same key.
+	byKey map[Key]*place
+	// expiry holds the places that are reserved, the next to end first; heard the agents that are not silent, the next to
+	// become so first. Both ends lie a fixed time ahead, so that what is new belongs at the back.
+	expiry node[place]
+	heard  node[agent]
+	spare  []*place
+	epoch  uint64 // counts snapshots
 }
 
 // New returns an empty registry. Zero durations take the defaults.
@@ -131,17 +73,50 @@ func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	if reservation <= 0 {
 		reservation = DefaultReservation
 	}
-	return &Registry{
+	r := &Registry{
 		heartbeat: heartbeatTimeout, reservation: reservation,
-		agents: map[string]*agent{}, pools: map[Pool][]*placement.Agent{}, byKey: map[Key]*place{},
+		agents: map[string]*agent{}, pools: map[Pool]*pool{}, byKey: map[Key]*place{},
+	}
+	r.expiry.init(nil)
+	r.heard.init(nil)
+	return r
+}
+
+// enter brings the state to `now`: reservations that are over end here, in the order of their ends, and agents that have
+// been silent for too long can be chosen no more. The lock is held.
+func (r *Registry) enter(now time.Time) {
+	for !r.expiry.alone() {
+		p := r.expiry.next.owner
+		if now.Before(p.until) {
+			break
+		}
+		a := p.agent
+		r.unreserve(p)
+		a.refresh()
+	}
+	for !r.heard.alone() {
+		a := r.heard.next.owner
+		if now.Sub(a.heard) <= r.heartbeat {
+			break
+		}
+		a.hearing.leave()
+		a.refresh()
 	}
 }
 
-// enter brings the state to `now`: reservations that are over end here, in the order of their ends. The lock is held.
-func (r *Registry) enter(now time.Time) {
-	for len(r.expiry) > 0 && !now.Before(r.expiry[0].until) {
-		r.unreserve(r.expiry[0])
+// hear notes that an agent was heard of. Callers read their clocks before they have the lock, so that words may come a
+// little out of order.
+func (r *Registry) hear(now time.Time, a *agent) {
+	if !a.hearing.alone() && now.Before(a.heard) {
+		return
 	}
+	a.heard = now
+	a.hearing.leave()
+	at := r.heard.prev
+	for at != &r.heard && at.owner.heard.After(now) {
+		at = at.prev
+	}
+	a.hearing.follow(at)
 }
 
 // Join makes an agent known that was not heard of yet; it is not ready. An agent that is known stays as it is.
@@ -151,43 +126,58 @@ func (r *Registry) Join(uid string, pool Pool) {
 	r.join(uid, pool)
 }
 
-func (r *Registry) join(uid string, pool Pool) *agent {
-	if a, ok := r.agents[uid]; ok {
-		if a.pool != pool {
-			r.unlist(a)
-			a.pool = pool
-			r.list(a)
-		}
-		return a
+func (r *Registry) join(uid string, name Pool) *agent {
+	a, ok := r.agents[uid]
+	if !ok {
+		a = &agent{uid: uid, reason: ReasonConnecting}
+		a.hearing.init(a)
+		a.places.init(nil)
+		r.agents[uid] = a
+		r.enrol(a, name)
+	} else if a.pool.name != name {
+		r.move(a, name)
 	}
-	a := &agent{pool: pool, reason: ReasonConnecting, places: map[Key]*place{}}
-	a.UID = uid
-	a.Images = map[string]struct{}{}
-	a.Ports = map[int32]int{}
-	r.agents[uid] = a
-	r.list(a)
 	return a
 }
 
-func (r *Registry) list(a *agent) {
-	l := r.pools[a.pool]
-	i, _ := slices.BinarySearchFunc(l, a.UID, byUID)
-	r.pools[a.pool] = slices.Insert(l, i, &a.Agent)
+// enrol puts an agent without images and ports into a pool.
+func (r *Registry) enrol(a *agent, name Pool) {
+	p := r.pools[name]
+	if p == nil {
+		p = &pool{name: name, index: index.New()}
+		r.pools[name] = p
+	}
+	a.pool = p
+	a.id = p.index.Join()
+	for int(a.id) >= len(p.agents) {
+		p.agents = append(p.agents, nil)
+	}
+	p.agents[a.id] = a
 }
 
-func (r *Registry) unlist(a *agent) {
-	l := r.pools[a.pool]
-	if i, ok := slices.BinarySearchFunc(l, a.UID, byUID); ok {
-		l = slices.Delete(l, i, i+1)
+// expel takes an agent, whose ports are freed, out of its pool.
+func (r *Registry) expel(a *agent) {
+	p := a.pool
+	a.setFull(false)
+	p.index.Leave(a.id)
+	p.agents[a.id] = nil
+	if p.index.Len() == 0 {
+		delete(r.pools, p.name)
 	}
-	if len(l) == 0 {
-		delete(r.pools, a.pool)
-		return
-	}
-	r.pools[a.pool] = l
 }
 
-func byUID(a *placement.Agent, uid string) int { return strings.Compare(a.UID, uid) }
+// move takes an agent to another pool with all that it has.
+func (r *Registry) move(a *agent, name Pool) {
+	images := a.pool.index.ImagesOf(a.id)
+	a.eachPorts(a.freePorts)
+	r.expel(a)
+	r.enrol(a, name)
+	a.eachPorts(a.takePorts)
+	for _, image := range images {
+		a.pool.index.AddImage(a.id, image)
+	}
+	a.refresh()
+}
 
 // Leave forgets an agent and every place on it. An unknown agent is forgotten already.
 func (r *Registry) Leave(uid string) {
@@ -197,76 +187,11 @@ func (r *Registry) Leave(uid string) {
 	if !ok {
 		return
 	}
-	for _, p := range a.places {
-		p.reported = false
-		r.unreserve(p)
+	for !a.places.alone() {
+		r.gone(a.places.next.owner)
 	}
-	r.unlist(a)
+	a.freePorts(a.ports)
+	r.expel(a)
+	a.hearing.leave()
 	delete(r.agents, uid)
-}
-
-// free removes a place that nobody holds any more.
-func (r *Registry) free(p *place) {
-	if p.reported || p.reserved {
-		return
-	}
-	a := p.agent
-	if a.places[p.key] != p {
-		return
-	}
-	delete(a.places, p.key)
-	a.Allocated--
-	a.release(p.ports)
-	if r.byKey[p.key] == p {
-		delete(r.byKey, p.key)
-	}
-}
-
-// unreserve ends a reservation, if there is one, and frees the place if the agent does not report it.
-func (r *Registry) unreserve(p *place) {
-	if p.reserved {
-		heap.Remove(&r.expiry, p.index)
-		p.reserved = false
-	}
-	r.free(p)
-}
-
-func (a *agent) take(ports []int32) {
-	for _, p := range ports {
-		a.Ports[p]++
-	}
-}
-
-func (a *agent) release(ports []int32) {
-	for _, p := range ports {
-		if a.Ports[p]--; a.Ports[p] <= 0 {
-			delete(a.Ports, p)
-		}
-	}
-}
-
-// expiries is a heap of reservations by their end.
-type expiries []*place
-
-func (e expiries) Len() int           { return len(e) }
-func (e expiries) Less(i, j int) bool { return e[i].until.Before(e[j].until) }
-func (e expiries) Swap(i, j int) {
-	e[i], e[j] = e[j], e[i]
-	e[i].index, e[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (e *expiries) Push(x any) {
-	p := x.(*place)
-	p.index = len(*e)
-	*e = append(*e, p)
-}
-
-// Pop implements heap.Interface.
-func (e *expiries) Pop() any {
-	old := *e
-	p := old[len(old)-1]
-	old[len(old)-1] = nil
-	*e = old[:len(old)-1]
-	return p
 }

@@ -1,8 +1,43 @@
 package registry
 
-import (
-	"time"
-)
+import "time"
+
+// Sandbox is an agent's word on one place.
+type Sandbox struct {
+	Key Key
+	// Ports that the sandbox has on its agent.
+	Ports []int32
+	// Gone tells that the place is free again.
+	Gone bool
+}
+
+// Snapshot is an agent's whole state.
+type Snapshot struct {
+	UID      string
+	Pool     Pool
+	Capacity int
+	// FreeSlots is the number of slots that are started and unclaimed.
+	FreeSlots     int
+	ReservedPorts []int32
+	Sandboxes     []Sandbox
+	Images        []string
+	Accepting     bool
+	Reason        string
+}
+
+// Delta is a change of an agent's state.
+type Delta struct {
+	UID           string
+	Sandboxes     []Sandbox
+	ImagesAdded   []string
+	ImagesRemoved []string
+	// FreeSlots is the number of slots that are started and unclaimed once Sandboxes are as they are told here; nil if it
+	// did not change.
+	FreeSlots *int
+	// Accepting is nil if it did not change.
+	Accepting *bool
+	Reason    string
+}
 
 // ApplySnapshot replaces what is known of an agent by its own word: sandboxes that it does not list are gone from it.
 // Reservations stay until they are reported or over, for a create may be on its way. An unknown agent joins.
@@ -11,28 +46,30 @@ func (r *Registry) ApplySnapshot(now time.Time, s Snapshot) {
 	defer r.mu.Unlock()
 	r.enter(now)
 	a := r.join(s.UID, s.Pool)
-	a.release(a.reserved)
-	a.reserved = append([]int32(nil), s.ReservedPorts...)
-	a.take(a.reserved)
-	a.Capacity = s.Capacity
+	a.freePorts(a.ports)
+	a.ports = append(a.ports[:0], s.ReservedPorts...)
+	a.takePorts(a.ports)
+	a.capacity = s.Capacity
 	a.seen = true
-	a.Heard = now.UnixNano()
+	r.hear(now, a)
 	a.setAccepting(s.Accepting, s.Reason)
-	clear(a.Images)
+	a.pool.index.ClearImages(a.id)
 	for _, image := range s.Images {
-		a.Images[image] = struct{}{}
+		a.pool.index.AddImage(a.id, image)
 	}
-	listed := make(map[Key]bool, len(s.Sandboxes))
-	for _, sb := range s.Sandboxes {
-		listed[sb.Key] = !sb.Gone
-		r.report(a, sb)
+	r.epoch++
+	for i := range s.Sandboxes {
+		r.report(a, &s.Sandboxes[i])
 	}
-	for key, p := range a.places {
-		if p.reported && !listed[key] {
-			p.reported = false
-			r.free(p)
+	for n := a.places.next; n != &a.places; {
+		p := n.owner
+		n = n.next // p may be gone from here on
+		if p.reported && p.snapshot != r.epoch {
+			r.unreport(p)
 		}
 	}
+	a.count(s.FreeSlots)
+	a.refresh()
 }
 
 // ApplyDelta changes what is known of an agent. It returns false, and changes nothing, for an agent that no snapshot was
@@ -45,19 +82,23 @@ func (r *Registry) ApplyDelta(now time.Time, d Delta) bool {
 	if !ok || !a.seen {
 		return false
 	}
-	a.Heard = now.UnixNano()
+	r.hear(now, a)
 	if d.Accepting != nil {
 		a.setAccepting(*d.Accepting, d.Reason)
 	}
 	for _, image := range d.ImagesRemoved {
-		delete(a.Images, image)
+		a.pool.index.RemoveImage(a.id, image)
 	}
 	for _, image := range d.ImagesAdded {
-		a.Images[image] = struct{}{}
+		a.pool.index.AddImage(a.id, image)
 	}
-	for _, sb := range d.Sandboxes {
-		r.report(a, sb)
+	for i := range d.Sandboxes {
+		r.report(a, &d.Sandboxes[i])
 	}
+	if d.FreeSlots != nil {
+		a.count(*d.FreeSlots)
+	}
+	a.refresh()
 	return true
 }
 
@@ -67,87 +108,55 @@ func (r *Registry) Heartbeat(now time.Time, uid string) {
 	defer r.mu.Unlock()
 	r.enter(now)
 	if a, ok := r.agents[uid]; ok && a.seen {
-		a.Heard = now.UnixNano()
+		silent := a.hearing.alone()
+		r.hear(now, a)
+		if silent {
+			a.refresh()
+		}
 	}
 }
 
 // report takes an agent's word on one place. A report confirms a reservation and ends its expiry: from here on the agent
-// says when the place is free.
-func (r *Registry) report(a *agent, sb Sandbox) {
-	p, ok := a.places[sb.Key]
-	if sb.Gone {
-		if ok {
-			p.reported = false
-			r.unreserve(p)
+// says when the place is free. The agent must be refreshed afterwards.
+func (r *Registry) report(a *agent, sb *Sandbox) {
+	p := r.on(a, sb.Key)
+	switch {
+	case sb.Gone:
+		if p != nil {
+			r.gone(p)
 		}
 		return
-	}
-	if !ok {
-		p = &place{key: sb.Key, agent: a}
-		a.places[sb.Key] = p
-		a.Allocated++
-	}
-	a.release(p.ports)
-	p.ports = append([]int32(nil), sb.Ports...)
-	a.take(p.ports)
-	p.reported = true
-	r.unreserve(p)
-	if r.byKey[sb.Key] == nil {
-		r.byKey[sb.Key] = p
-	}
-}
-
-func (a *agent) setAccepting(accepting bool, reason string) {
-	a.Accepting = accepting
-	a.reason = ""
-	if !accepting {
-		if a.reason = reason; reason == "" {
-			a.reason = reasonRefusing
+	case p == nil:
+		p = r.take(a, sb.Key, sb.Ports, false)
+	default:
+		a.freePorts(p.ports)
+		p.ports = append(p.ports[:0], sb.Ports...)
+		a.takePorts(p.ports)
+		if p.reserved && !p.reported {
+			a.pending--
+			a.claimed++
 		}
 	}
+	p.reported = true
+	p.snapshot = r.epoch
+	r.unreserve(p)
 }
 
-func (r *Registry) readiness(a *agent, now time.Time) (bool, string) {
-	switch {
-	case !a.seen:
-		return false, ReasonConnecting
-	case a.Heard < now.Add(-r.heartbeat).UnixNano():
-		return false, ReasonHeartbeat
-	case !a.Accepting:
-		return false, a.reason
+// gone takes an agent's word that a place is free, whoever held it.
+func (r *Registry) gone(p *place) {
+	reported := p.reported
+	r.unreserve(p)
+	if reported {
+		p.reported = false
+		r.free(p)
 	}
-	return true, ""
 }
 
-// Agent returns the state of one agent; false if it is not known.
-func (r *Registry) Agent(now time.Time, uid string) (View, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.enter(now)
-	a, ok := r.agents[uid]
-	if !ok {
-		return View{}, false
+// unreport notes that an agent does not know a place any more; a reservation of it stays.
+func (r *Registry) unreport(p *place) {
+	p.reported = false
+	if p.reserved {
+		p.agent.pending++
 	}
-	return r.view(a, now), true
-}
-
-// Agents returns the state of every agent, in no order.
-func (r *Registry) Agents(now time.Time) []View {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.enter(now)
-	views := make([]View, 0, len(r.agents))
-	for _, a := range r.agents {
-		views = append(views, r.view(a, now))
-	}
-	return views
-}
-
-func (r *Registry) view(a *agent, now time.Time) View {
-	v := View{UID: a.UID, Pool: a.pool, Capacity: a.Capacity, Allocated: a.Allocated, Images: len(a.Images)}
-	v.Ready, v.Reason = r.readiness(a, now)
-	if a.Heard != 0 {
-		v.Heard = time.Unix(0, a.Heard)
-	}
-	return v
+	r.free(p)
 }

@@ -1,0 +1,149 @@
+package registry_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
+)
+
+// history drives two registries and the model through the same random events.
+type history struct {
+	m     *model
+	twins [2]*registry.Registry
+}
+
+var (
+	someUIDs   = rapid.SampledFrom([]string{"a", "b", "c", "d", "e"})
+	somePools  = rapid.SampledFrom([]registry.Pool{pool, pool, pool, pool, {Namespace: "other", Name: "default"}})
+	someImages = rapid.SliceOfN(rapid.SampledFrom([]string{"i", "j", "k"}), 0, 3)
+	somePorts  = rapid.SliceOfNDistinct(rapid.Int32Range(80, 83), 0, 2, rapid.ID[int32])
+	someKeys   = rapid.Custom(func(t *rapid.T) registry.Key {
+		return registry.Key{SandboxUID: fmt.Sprint(rapid.IntRange(1, 8).Draw(t, "uid")), Attempt: rapid.Int64Range(1, 2).Draw(t, "attempt")}
+	})
+	someSandboxes = rapid.Custom(func(t *rapid.T) registry.Sandbox {
+		return registry.Sandbox{Key: someKeys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Gone: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
+	})
+)
+
+func (h *history) both(f func(*registry.Registry)) {
+	for _, r := range h.twins {
+		f(r)
+	}
+}
+
+func (h *history) snapshot(t *rapid.T) {
+	s := registry.Snapshot{
+		UID: someUIDs.Draw(t, "agent"), Pool: somePools.Draw(t, "pool"), Capacity: rapid.IntRange(0, 5).Draw(t, "capacity"),
+		FreeSlots: rapid.IntRange(0, 3).Draw(t, "slots"), ReservedPorts: somePorts.Draw(t, "reserved"),
+		Sandboxes: rapid.SliceOfN(someSandboxes, 0, 3).Draw(t, "sandboxes"), Images: someImages.Draw(t, "images"),
+		Accepting: rapid.IntRange(0, 4).Draw(t, "accepting") > 0,
+	}
+	if !s.Accepting {
+		s.Reason = "Draining"
+	}
+	h.m.snapshot(s)
+	h.both(func(r *registry.Registry) { r.ApplySnapshot(h.m.now, s) })
+}
+
+func (h *history) delta(t *rapid.T) {
+	d := registry.Delta{
+		UID: someUIDs.Draw(t, "agent"), Sandboxes: rapid.SliceOfN(someSandboxes, 0, 3).Draw(t, "sandboxes"),
+		ImagesAdded: someImages.Draw(t, "added"), ImagesRemoved: someImages.Draw(t, "removed"),
+	}
+	if rapid.Bool().Draw(t, "slots told") {
+		d.FreeSlots = new(rapid.IntRange(0, 3).Draw(t, "slots"))
+	}
+	if rapid.IntRange(0, 3).Draw(t, "acceptance told") == 0 {
+		d.Accepting = new(rapid.Bool().Draw(t, "accepting"))
+		if !*d.Accepting {
+			d.Reason = "Draining"
+		}
+	}
+	known := h.m.delta(d)
+	h.both(func(r *registry.Registry) { require.Equal(t, known, r.ApplyDelta(h.m.now, d)) })
+}
+
+// confirm has an agent report what is reserved on it, as agents do.
+func (h *history) confirm(t *rapid.T) {
+	d := registry.Delta{UID: someUIDs.Draw(t, "agent")}
+	if a := h.m.agents[d.UID]; a != nil {
+		for _, k := range slices.SortedFunc(maps.Keys(a.places), func(a, b registry.Key) int {
+			return 2*strings.Compare(a.SandboxUID, b.SandboxUID) + int(a.Attempt-b.Attempt)
+		}) {
+			if a.places[k].reserved && rapid.Bool().Draw(t, "confirmed") {
+				d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Key: k, Ports: a.places[k].ports})
+			}
+		}
+	}
+	h.m.delta(d)
+	h.both(func(r *registry.Registry) { r.ApplyDelta(h.m.now, d) })
+}
+
+func (h *history) release(t *rapid.T) {
+	k, uid := someKeys.Draw(t, "key"), rapid.SampledFrom([]string{"", "a", "b", "c", "d", "e"}).Draw(t, "agent")
+	h.m.release(k, uid)
+	h.both(func(r *registry.Registry) { r.Release(h.m.now, k, uid) })
+}
+
+func (h *history) allocate(t *rapid.T) {
+	req := registry.Request{
+		Key: someKeys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
+		Ports: somePorts.Draw(t, "ports"), Exclude: rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "nobody"}), 0, 2).Draw(t, "exclude"),
+	}
+	first, err := h.twins[0].Allocate(h.m.now, req)
+	second, err2 := h.twins[1].Allocate(h.m.now, req)
+	require.Equal(t, first, second, "the same history makes the same choice")
+	require.Equal(t, err == nil, err2 == nil)
+	h.m.allocate(t, req, first, err)
+}
+
+func TestRegistryEqualsTheNaiveModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := &history{m: newModel(), twins: [2]*registry.Registry{registry.New(0, 0), registry.New(0, 0)}}
+		on := func(what string, f func(uid string)) func(*rapid.T) {
+			return func(t *rapid.T) {
+				f(someUIDs.Draw(t, what))
+			}
+		}
+		for range 4 {
+			h.snapshot(t)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"snapshot": h.snapshot, "delta": h.delta, "confirm": h.confirm, "release": h.release,
+			"allocate": h.allocate, "allocate more": h.allocate, "allocate most": h.allocate,
+			"join": func(t *rapid.T) {
+				uid, in := someUIDs.Draw(t, "agent"), somePools.Draw(t, "pool")
+				h.m.join(uid, in)
+				h.both(func(r *registry.Registry) { r.Join(uid, in) })
+			},
+			"leave": on("leaving", func(uid string) {
+				h.m.leave(uid)
+				h.both(func(r *registry.Registry) { r.Leave(uid) })
+			}),
+			"heartbeat": on("heard", func(uid string) {
+				h.m.heartbeat(uid)
+				h.both(func(r *registry.Registry) { r.Heartbeat(h.m.now, uid) })
+			}),
+			"heartbeats": func(*rapid.T) {
+				for uid := range h.m.agents {
+					h.m.heartbeat(uid)
+					h.both(func(r *registry.Registry) { r.Heartbeat(h.m.now, uid) })
+				}
+			},
+			"time": func(t *rapid.T) {
+				h.m.pass(time.Duration(rapid.SampledFrom([]int{0, 1, 2, 5, 10, 12}).Draw(t, "seconds")) * time.Second)
+			},
+			"": func(t *rapid.T) {
+				h.both(func(r *registry.Registry) { h.m.compare(t, r.Agents(h.m.now)) })
+			},
+		})
+	})
+}
