@@ -13,8 +13,9 @@ func (c *cli) newAgents() *cobra.Command {
 	all, pool := false, ""
 	cmd := &cobra.Command{
 		Use: "agents", Aliases: []string{"agent"},
-		Short:             "List agents",
-		Long:              "List the agents of a namespace as the allocator sees them at this moment.",
+		Short: "List agents",
+		Long: "List the agents of a namespace as the allocator sees them at this moment. SLOTS is how many of the slots that an agent\n" +
+			"means to keep ready are free; -o wide tells why one keeps none although its pool wants some.",
 		Example:           "  fsb-ctl agents\n  fsb-ctl agents --pool default -o wide",
 		Args:              exactly(),
 		ValidArgsFunction: cobra.NoFileCompletions,

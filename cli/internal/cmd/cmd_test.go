@@ -188,7 +188,7 @@ func running(name string) *sandboxv1.Sandbox {
 		Spec: &sandboxv1.SandboxSpec{Image: "docker.io/library/busybox:1.37", Pool: "default", Command: []string{"sh", "-c", "sleep 1"}},
 		Status: &sandboxv1.SandboxStatus{
 			Phase: sandboxv1.Phase_PHASE_RUNNING, AssignedPod: "agent-1", NodeName: "node-1", Endpoints: []string{"10.0.0.3:80"},
-			SandboxId: "uid-" + name + "-1", Attempt: 1,
+			SandboxId: "uid-" + name + "-1", Attempt: 1, StartPath: sandboxv1.StartPath_START_PATH_SLOT,
 		},
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -31,6 +32,9 @@ func mesh() *fake {
 		pools: []*allocatorv1.Pool{{
 			Namespace: "default", Name: "default", PoolMin: 1, PoolMax: 4, BufferMin: 2, BufferMax: 8, MaxSandboxesPerPod: 10,
 			RuntimeHandler: "io.containerd.runc.v2", Agents: 2, ReadyAgents: 1, Capacity: 10, Allocated: 3, CreateTime: ago(2 * time.Hour),
+			FreeSlots: 5, WantedSlots: 7,
+		}, {
+			Namespace: "default", Name: "off", RuntimeHandler: "runsc", CreateTime: ago(2 * time.Hour), SlotsMax: proto.Int32(0),
 		}},
 		agents: []*allocatorv1.Agent{{
 			Info: &agentv1.AgentInfo{
@@ -38,8 +42,10 @@ func mesh() *fake {
 				RuntimeHandler: "io.containerd.runc.v2", Version: "v1",
 			},
 			Address: "10.0.0.3:5758", Allocated: 3, ImageCount: 5, Ready: true, LastHeartbeatTime: ago(time.Second),
+			FreeSlots: 5, WantedSlots: 7,
 		}, {
 			Info: &agentv1.AgentInfo{PodName: "agent-2", Namespace: "default", Pool: "default"}, Reason: "Disconnected",
+			SlotsOffReason: "the kernel has no fsopen",
 		}},
 	}
 }
@@ -53,9 +59,9 @@ web             Running          default   agent-1   <none>   5m
 a-longer-name   Failed (Error)   default   agent-1   7        5m
 `},
 		"list wide of all namespaces": {"list -A -o wide", `
-NAMESPACE   NAME            PHASE            POOL      AGENT     EXIT     AGE   NODE     IMAGE                            ENDPOINTS     UID
-default     web             Running          default   agent-1   <none>   5m    node-1   docker.io/library/busybox:1.37   10.0.0.3:80   uid-web
-default     a-longer-name   Failed (Error)   default   agent-1   7        5m    node-1   docker.io/library/busybox:1.37   10.0.0.3:80   uid-a-longer-name
+NAMESPACE   NAME            PHASE            POOL      AGENT     EXIT     AGE   NODE     IMAGE                            ENDPOINTS     START   UID
+default     web             Running          default   agent-1   <none>   5m    node-1   docker.io/library/busybox:1.37   10.0.0.3:80   Slot    uid-web
+default     a-longer-name   Failed (Error)   default   agent-1   7        5m    node-1   docker.io/library/busybox:1.37   10.0.0.3:80   Slot    uid-a-longer-name
 `},
 		"list names":     {"list -o name", "\nsandbox/web\nsandbox/a-longer-name\n"},
 		"list of none":   {"list -n empty -o json", "\n{\n  \"sandboxes\": []\n}\n"},
@@ -89,7 +95,8 @@ web    Running   default   agent-1   <none>   5m
     "endpoints": [
       "10.0.0.3:80"
     ],
-    "attempt": "1"
+    "attempt": "1",
+    "startPath": "START_PATH_SLOT"
   },
   "createTime": "2030-01-02T02:59:05Z"
 }
@@ -115,44 +122,52 @@ status:
   nodeName: node-1
   phase: PHASE_RUNNING
   sandboxId: uid-web-1
+  startPath: START_PATH_SLOT
 uid: uid-web
 `},
 		"get name": {"get web -o name", "\nsandbox/web\n"},
 		"describe": {"describe web", `
-Name:        web
-Namespace:   default
-UID:         uid-web
-Labels:      k=v
-Created:     2030-01-02T02:59:05Z (5m ago)
-Phase:       Running
-Image:       docker.io/library/busybox:1.37
-Command:     sh -c "sleep 1"
-Pool:        default
-Agent:       agent-1
-Node:        node-1
-Container:   uid-web-1
-Attempt:     1
-Endpoints:   10.0.0.3:80
-Persisted:   false
+Name:         web
+Namespace:    default
+UID:          uid-web
+Labels:       k=v
+Created:      2030-01-02T02:59:05Z (5m ago)
+Phase:        Running
+Image:        docker.io/library/busybox:1.37
+Command:      sh -c "sleep 1"
+Pool:         default
+Agent:        agent-1
+Node:         node-1
+Container:    uid-web-1
+Attempt:      1
+Endpoints:    10.0.0.3:80
+Persisted:    false
+Start Path:   Slot
 `},
 		"pools": {"pool list", `
-NAME      AGENTS   READY   CAPACITY   USED   FREE   AGE
-default   2        1       10         3      7      120m
+NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE
+default   2        1       10         3      7      5/7     120m
+off       0        0       0          0      0      off     120m
 `},
 		"pool wide": {"pool get default -o wide", `
-NAME      AGENTS   READY   CAPACITY   USED   FREE   AGE    MIN   MAX   BUFFER   PER-AGENT   RUNTIME
-default   2        1       10         3      7      120m   1     4     2-8      10          io.containerd.runc.v2
+NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME
+default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2
 `},
-		"pool name": {"pool list -o name", "\nsandboxpool/default\n"},
+		"pools wide": {"pool list -o wide", `
+NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME
+default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2
+off       0        0       0          0      0      off     120m   0     0     0-0      0           0-0          runsc
+`},
+		"pool name": {"pool list -o name", "\nsandboxpool/default\nsandboxpool/off\n"},
 		"agents": {"agents", `
-NAME      POOL      NODE     READY   USED   CAPACITY   HEARTBEAT
-agent-1   default   node-1   True    3      10         1s
-agent-2   default   <none>   False   0      0          <unknown>
+NAME      POOL      NODE     READY   USED   CAPACITY   SLOTS   HEARTBEAT
+agent-1   default   node-1   True    3      10         5/7     1s
+agent-2   default   <none>   False   0      0          off     <unknown>
 `},
 		"agents wide": {"agents -o wide", `
-NAME      POOL      NODE     READY   USED   CAPACITY   HEARTBEAT   ADDRESS         RUNTIME                 IMAGES   VERSION   REASON
-agent-1   default   node-1   True    3      10         1s          10.0.0.3:5758   io.containerd.runc.v2   5        v1        <none>
-agent-2   default   <none>   False   0      0          <unknown>   <none>          <none>                  0        <none>    Disconnected
+NAME      POOL      NODE     READY   USED   CAPACITY   SLOTS   HEARTBEAT   ADDRESS         RUNTIME                 IMAGES   VERSION   REASON         SLOTS-OFF-REASON
+agent-1   default   node-1   True    3      10         5/7     1s          10.0.0.3:5758   io.containerd.runc.v2   5        v1        <none>         <none>
+agent-2   default   <none>   False   0      0          off     <unknown>   <none>          <none>                  0        <none>    Disconnected   the kernel has no fsopen
 `},
 		"agents yaml": {"agents -o name", "\npod/agent-1\npod/agent-2\n"},
 	}

@@ -12,8 +12,9 @@ import (
 func (c *cli) newPool() *cobra.Command {
 	pool := &cobra.Command{
 		Use: "pool", Aliases: []string{"pools", "sbp"},
-		Short:   "Show pools",
-		Long:    "Show pools: the agents that run sandboxes, and how much room they have.",
+		Short: "Show pools",
+		Long: "Show pools: the agents that run sandboxes, how much room they have, and how many of the slots that they mean to keep\n" +
+			"ready are free (SLOTS; off: the pool wants none).",
 		Example: "  fsb-ctl pool list\n  fsb-ctl pool get default -o yaml",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {

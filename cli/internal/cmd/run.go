@@ -29,7 +29,8 @@ func (c *cli) newRun() *cobra.Command {
 		Long: `Run a sandbox, and return once its process has started. Without NAME the server makes one up.
 
 What follows -- is the command, in the place of the image's own entry point (--keep-entrypoint: its arguments).
-Standard output gets the name and then the endpoints, one on each line; standard error tells where the time went.
+Standard output gets the name and then the endpoints, one on each line; standard error tells where it runs, whether it
+claimed a started slot or took the cold path, and where the time went, in milliseconds.
 
 With --attach the process's output goes to standard output until it ends, and its exit code becomes that of fsb-ctl;
 Ctrl-C leaves the sandbox running. --rm is --attach and deletes the sandbox in the end, also on Ctrl-C.
@@ -156,7 +157,7 @@ func (c *cli) printCreated(out *sandboxv1.CreateSandboxResponse, quiet bool) err
 	return err
 }
 
-// timings tells where the time went.
+// timings tells which way the create went, and where the time went.
 func (c *cli) timings(out *sandboxv1.CreateSandboxResponse, took time.Duration) {
 	s := out.GetSandbox()
 	how := strings.ToLower(strings.TrimPrefix(out.GetConsistencyMode().String(), "CONSISTENCY_MODE_"))
@@ -164,12 +165,7 @@ func (c *cli) timings(out *sandboxv1.CreateSandboxResponse, took time.Duration) 
 		how += ", answered before"
 	}
 	c.infof("sandbox %q started on %s (node %s, %s)", s.GetName(), orNone(s.GetStatus().GetAssignedPod()), orNone(s.GetStatus().GetNodeName()), how)
-	t := render.NewTable("STAGE", "TIME")
-	for _, stage := range out.GetTimings() {
-		t.Add(stage.GetStage(), render.Millis(stage.GetDuration().AsDuration()))
-	}
-	t.Add("in all, seen from here", render.Millis(took))
-	_ = t.Flush(c.Err)
+	c.infof("%s", render.Started(out, took))
 }
 
 func orNone(s string) string {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -30,7 +31,8 @@ type world struct {
 	changed   chan struct{} // closed at each change
 	code      int32
 	output    []string
-	hang      bool // the process never ends
+	hang      bool   // the process never ends
+	waited    func() // runs while a create is waited for
 	following chan struct{}
 }
 
@@ -57,14 +59,18 @@ func (w *world) create(_ context.Context, in *sandboxv1.CreateSandboxRequest) (*
 	}
 	s := running(name)
 	s.Namespace = in.GetNamespace()
+	if w.waited != nil {
+		w.waited()
+	}
 	w.change(func() {
 		w.creates = append(w.creates, in)
 		w.sandboxes[name] = s
 	})
 	return &sandboxv1.CreateSandboxResponse{
 		Sandbox: s, Endpoints: s.GetStatus().GetEndpoints(), ConsistencyMode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST,
+		StartPath: sandboxv1.StartPath_START_PATH_SLOT,
 		Timings: []*sandboxv1.StageTiming{
-			{Stage: "reserve", Duration: durationpb.New(12 * time.Microsecond)}, {Stage: "started", Duration: durationpb.New(1300 * time.Microsecond)},
+			{Stage: "reserve", Duration: durationpb.New(12 * time.Microsecond)}, {Stage: "claim", Duration: durationpb.New(1300 * time.Microsecond)},
 		},
 	}, nil
 }
@@ -138,14 +144,12 @@ func (w *world) logs(in *sandboxv1.StreamLogsRequest, stream sandboxv1.SandboxSe
 func TestRunReturnsAfterTheStart(t *testing.T) {
 	w := newWorld(0)
 	b := start(t, w.fake())
+	w.waited = func() { b.clock.(*clocktesting.FakeClock).Step(6100 * time.Microsecond) }
 	r := b.run(t, "run", "web", "--image", "img")
 	require.Zero(t, r.code, r.err)
 	require.Equal(t, "web\n10.0.0.3:80\n", r.out)
 	require.Equal(t, `sandbox "web" started on agent-1 (node node-1, fast)
-STAGE                    TIME
-reserve                  0.012 ms
-started                  1.3 ms
-in all, seen from here   0.000 ms
+started in 6.1 ms (slot): reserve 0.01, claim 1.3, outside 4.8
 `, r.err)
 
 	r = b.run(t, "run", "-q", "--image", "img")
@@ -156,7 +160,9 @@ in all, seen from here   0.000 ms
 	require.NotEqual(t, w.creates[0].GetRequestId(), w.creates[1].GetRequestId())
 
 	require.Equal(t, "sandbox/made-up\n", b.run(t, "run", "-o", "name", "--image", "img").out)
-	require.Contains(t, b.run(t, "run", "-o", "json", "--image", "img").out, `"timings": [`)
+	asJSON := b.run(t, "run", "-o", "json", "--image", "img").out
+	require.Contains(t, asJSON, `"timings": [`)
+	require.Contains(t, asJSON, `"startPath": "START_PATH_SLOT"`)
 	require.Empty(t, w.deletes)
 }
 
@@ -237,7 +243,7 @@ func TestRunRmPrintsTheOutputAndExitsWithTheCode(t *testing.T) {
 			r := b.run(t, append(append([]string{"run", "py", "--image", "img"}, c.args...), "--", "x")...)
 			require.EqualValues(t, c.code, r.code, r.err)
 			require.Equal(t, "42\n\x00", r.out)
-			require.Contains(t, r.err, "STAGE")
+			require.Contains(t, r.err, "started in ")
 			require.NotContains(t, r.err, "error")
 			require.Equal(t, c.kept, w.sandboxes["py"] != nil)
 			if !c.kept {

@@ -75,6 +75,7 @@ func Describe(w io.Writer, s *sandboxv1.Sandbox, now time.Time) error {
 	d.add("Attempt", fmt.Sprint(st.GetAttempt()))
 	d.add("Endpoints", strings.Join(st.GetEndpoints(), ", "))
 	d.add("Persisted", fmt.Sprint(st.GetPersisted()))
+	d.optional("Start Path", StartPath(st.GetStartPath()))
 	d.time("Started", st.GetStartTime())
 	d.time("Finished", st.GetFinishTime())
 	if err := d.write(w); err != nil {

@@ -9,39 +9,65 @@ import (
 
 // Pools is the table of pools.
 func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Table {
-	header := []string{"NAME", "AGENTS", "READY", "CAPACITY", "USED", "FREE", "AGE"}
+	header := []string{"NAME", "AGENTS", "READY", "CAPACITY", "USED", "FREE", "SLOTS", "AGE"}
 	if namespaces {
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "MIN", "MAX", "BUFFER", "PER-AGENT", "RUNTIME")
+		header = append(header, "MIN", "MAX", "BUFFER", "PER-AGENT", "SLOT-RANGE", "RUNTIME")
 	}
 	t := NewTable(header...)
 	for _, p := range pools {
 		row := []string{
 			p.GetName(), fmt.Sprint(p.GetAgents()), fmt.Sprint(p.GetReadyAgents()), fmt.Sprint(p.GetCapacity()),
-			fmt.Sprint(p.GetAllocated()), fmt.Sprint(max(0, p.GetCapacity()-p.GetAllocated())), Age(p.GetCreateTime().AsTime(), now),
+			fmt.Sprint(p.GetAllocated()), fmt.Sprint(max(0, p.GetCapacity()-p.GetAllocated())), poolSlots(p), Age(p.GetCreateTime().AsTime(), now),
 		}
 		if namespaces {
 			row = append([]string{p.GetNamespace()}, row...)
 		}
 		if wide {
 			row = append(row, fmt.Sprint(p.GetPoolMin()), fmt.Sprint(p.GetPoolMax()),
-				fmt.Sprintf("%d-%d", p.GetBufferMin(), p.GetBufferMax()), fmt.Sprint(p.GetMaxSandboxesPerPod()), p.GetRuntimeHandler())
+				fmt.Sprintf("%d-%d", p.GetBufferMin(), p.GetBufferMax()), fmt.Sprint(p.GetMaxSandboxesPerPod()), slotRange(p), p.GetRuntimeHandler())
 		}
 		t.Add(row...)
 	}
 	return t
 }
 
+// slotsOff stands for the slots of whoever keeps none.
+const slotsOff = "off"
+
+// poolSlots is the number of free slots out of those that agents mean to keep.
+func poolSlots(p *allocatorv1.Pool) string {
+	if p.SlotsMax != nil && p.GetSlotsMax() == 0 && p.GetFreeSlots() == 0 {
+		return slotsOff
+	}
+	return fmt.Sprintf("%d/%d", p.GetFreeSlots(), p.GetWantedSlots())
+}
+
+// slotRange is what the pool says of each agent's free slots: as many as it has free places, where it says nothing.
+func slotRange(p *allocatorv1.Pool) string {
+	if p.SlotsMax == nil {
+		return fmt.Sprintf("%d-all", p.GetSlotsMin())
+	}
+	return fmt.Sprintf("%d-%d", p.GetSlotsMin(), p.GetSlotsMax())
+}
+
+func agentSlots(a *allocatorv1.Agent) string {
+	if a.GetSlotsOffReason() != "" && a.GetFreeSlots() == 0 {
+		return slotsOff
+	}
+	return fmt.Sprintf("%d/%d", a.GetFreeSlots(), a.GetWantedSlots())
+}
+
 // Agents is the table of agents.
 func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *Table {
-	header := []string{"NAME", "POOL", "NODE", "READY", "USED", "CAPACITY", "HEARTBEAT"}
+	header := []string{"NAME", "POOL", "NODE", "READY", "USED", "CAPACITY", "SLOTS", "HEARTBEAT"}
 	if namespaces {
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "ADDRESS", "RUNTIME", "IMAGES", "VERSION", "REASON")
+		header = append(header, "ADDRESS", "RUNTIME", "IMAGES", "VERSION", "REASON", "SLOTS-OFF-REASON")
 	}
 	t := NewTable(header...)
 	for _, a := range agents {
@@ -52,13 +78,13 @@ func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *
 		}
 		row := []string{
 			info.GetPodName(), info.GetPool(), info.GetNodeName(), ready, fmt.Sprint(a.GetAllocated()), fmt.Sprint(info.GetCapacity()),
-			Age(a.GetLastHeartbeatTime().AsTime(), now),
+			agentSlots(a), Age(a.GetLastHeartbeatTime().AsTime(), now),
 		}
 		if namespaces {
 			row = append([]string{info.GetNamespace()}, row...)
 		}
 		if wide {
-			row = append(row, a.GetAddress(), info.GetRuntimeHandler(), fmt.Sprint(a.GetImageCount()), info.GetVersion(), a.GetReason())
+			row = append(row, a.GetAddress(), info.GetRuntimeHandler(), fmt.Sprint(a.GetImageCount()), info.GetVersion(), a.GetReason(), a.GetSlotsOffReason())
 		}
 		t.Add(row...)
 	}

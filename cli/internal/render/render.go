@@ -134,15 +134,15 @@ func Age(t time.Time, now time.Time) string {
 	return duration.HumanDuration(max(0, now.Sub(t)))
 }
 
-// Millis is a short time in milliseconds, to three figures or so.
+// Millis is a short time in milliseconds, to three figures or so, without the unit.
 func Millis(d time.Duration) string {
 	ms := float64(d) / float64(time.Millisecond)
 	switch {
 	case ms >= 100:
-		return fmt.Sprintf("%.0f ms", ms)
+		return fmt.Sprintf("%.0f", ms)
 	case ms >= 1:
-		return fmt.Sprintf("%.1f ms", ms)
+		return fmt.Sprintf("%.1f", ms)
 	default:
-		return fmt.Sprintf("%.3f ms", ms)
+		return fmt.Sprintf("%.2f", ms)
 	}
 }

@@ -22,7 +22,7 @@ func Sandboxes(c Columns) *Table {
 	}
 	header = append(header, "NAME", "PHASE", "POOL", "AGENT", "EXIT", "AGE")
 	if c.Wide {
-		header = append(header, "NODE", "IMAGE", "ENDPOINTS", "UID")
+		header = append(header, "NODE", "IMAGE", "ENDPOINTS", "START", "UID")
 	}
 	return NewTable(header...)
 }
@@ -39,10 +39,40 @@ func Row(c Columns, event string, s *sandboxv1.Sandbox, now time.Time) []string 
 	st := s.GetStatus()
 	row = append(row, s.GetName(), PhaseWord(s), s.GetSpec().GetPool(), st.GetAssignedPod(), Exit(st), Age(s.GetCreateTime().AsTime(), now))
 	if c.Wide {
-		row = append(row, st.GetNodeName(), s.GetSpec().GetImage(), strings.Join(st.GetEndpoints(), ","), s.GetUid())
+		row = append(row, st.GetNodeName(), s.GetSpec().GetImage(), strings.Join(st.GetEndpoints(), ","), StartPath(st.GetStartPath()), s.GetUid())
 	}
 	return row
 }
+
+// Started is one line on a create: how long the caller waited for it, which way it went, and what its stages took. What no
+// stage accounts for, the connection above all, is told as `outside`. The stages of an answer that was given before are those
+// of another call, and left out.
+func Started(out *sandboxv1.CreateSandboxResponse, took time.Duration) string {
+	line := "started in " + Millis(took) + " ms"
+	if out.GetReplayed() {
+		line = "answered in " + Millis(took) + " ms"
+	}
+	if path := StartPath(out.GetStartPath()); path != "" {
+		line += " (" + strings.ToLower(path) + ")"
+	}
+	var parts []string
+	rest := took
+	for _, t := range out.GetTimings() {
+		d := t.GetDuration().AsDuration()
+		parts = append(parts, t.GetStage()+" "+Millis(d))
+		rest -= d
+	}
+	if len(parts) == 0 || out.GetReplayed() {
+		return line
+	}
+	if rest > 0 {
+		parts = append(parts, "outside "+Millis(rest))
+	}
+	return line + ": " + strings.Join(parts, ", ")
+}
+
+// StartPath is a start path's word: Slot, Cold; empty while it is not known.
+func StartPath(p sandboxv1.StartPath) string { return word(p.String(), "START_PATH_") }
 
 // Exit is the exit code, empty while there is none.
 func Exit(st *sandboxv1.SandboxStatus) string {
