@@ -85,6 +85,18 @@ func TestOnlyTheContainersOwnProcessesBelong(t *testing.T) {
 	}
 }
 
+func TestTheShimOfASlotServesOthers(t *testing.T) {
+	for line, want := range map[string]bool{
+		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock":                     false,
+		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock delete":              true,
+		"runc --root /run/containerd/runc/k8s.io create --bundle /b --pid-file /p slot.1":               true,
+		"runc --root /run/containerd/runc/k8s.io --log /b/log.json create --bundle /b --pid-file slot.2": false,
+	} {
+		ours, _ := ctrd.Belongs([]byte(strings.ReplaceAll(line, " ", "\x00")+"\x00"), "k8s.io", "slot.1")
+		require.Equal(t, want, ours, line)
+	}
+}
+
 func TestGoneAndIDs(t *testing.T) {
 	require.True(t, ctrd.IsGone(errors.New("process already finished: not found")))
 	require.True(t, ctrd.IsGone(errors.New("write cgroup.procs: no such device")))

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // stray is a process that belongs to a container.
@@ -54,7 +56,8 @@ func (r *Remover) kill(list []stray) {
 	}
 }
 
-// strays are the container's shim and the OCI runtime that works on it, found by their command lines.
+// strays are the container's shim and the OCI runtime that works on it, found by their command lines. The shim that was
+// started for a slot is never one: it serves other slots as well, and ends by itself after the last of them.
 func (r *Remover) strays(id string) []stray {
 	if r.ProcRoot == "" {
 		return nil
@@ -90,7 +93,8 @@ func belongs(cmdline []byte, namespace, id string) (ours, leave bool) {
 	}
 	switch base := filepath.Base(args[0]); {
 	case strings.HasPrefix(base, "containerd-shim"):
-		return has("-namespace", namespace) && has("-id", id), slices.Contains(args, "delete")
+		leave = slices.Contains(args, "delete")
+		return has("-namespace", namespace) && has("-id", id) && (leave || !identity.IsSlotID(id)), leave
 	case base == "runc" || base == "crun":
 		root := slices.Index(args, "--root")
 		inNamespace := root > 0 && root+1 < len(args) && filepath.Base(args[root+1]) == namespace

@@ -51,6 +51,20 @@ func (i Identity) ContainerID() string {
 	return i.SandboxUID + "-" + strconv.FormatInt(i.Attempt, 10)
 }
 
+// slotPrefix begins the ids of containers that were started as slots, for all of their lives. No uid of a sandbox has a dot.
+const slotPrefix = "slot."
+
+// SlotID is the id of a slot, given a name that is unique on its node for all time.
+func SlotID(unique string) string { return slotPrefix + unique }
+
+// IsSlotID tells whether a container was started as a slot.
+func IsSlotID(id string) bool { return strings.HasPrefix(id, slotPrefix) }
+
+// Fits tells whether a container of the id can be of this identity: a slot keeps its id when it is claimed.
+func (i Identity) Fits(id string) bool {
+	return IsSlotID(id) || (i.State == StateClaimed && i.ContainerID() == id)
+}
+
 // Labels are the labels that a container of this identity carries.
 func (i Identity) Labels() map[string]string {
 	l := map[string]string{KeyManaged: "true", KeyAgentUID: i.AgentUID, KeyPool: i.Pool, KeyState: i.State}

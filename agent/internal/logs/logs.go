@@ -101,7 +101,20 @@ func (s *Store) Create(id, hostname string) (Paths, error) {
 		return Paths{}, fmt.Errorf("creating the log of %s: %w", id, err)
 	}
 	s.Adopt(id)
-	return Paths{Output: filepath.Join(dir, outputName), Hostname: filepath.Join(dir, hostnameName)}, nil
+	return paths(dir), nil
+}
+
+// Paths are the files of a sandbox whose directory is there.
+func (s *Store) Paths(id string) (Paths, error) {
+	dir, err := s.dir(id)
+	if err != nil {
+		return Paths{}, err
+	}
+	return paths(dir), nil
+}
+
+func paths(dir string) Paths {
+	return Paths{Output: filepath.Join(dir, outputName), Hostname: filepath.Join(dir, hostnameName)}
 }
 
 func (s *Store) owns(dir string) bool {

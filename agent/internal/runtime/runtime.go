@@ -72,6 +72,8 @@ const (
 	StageContainer
 	// StageTask: the task is there; its process is not started.
 	StageTask
+	// StageClaim stands in the place of StageTask where a slot is claimed: the root file system is in it.
+	StageClaim
 )
 
 // Network is how a container is connected.
@@ -155,6 +157,8 @@ type Found struct {
 	CreatedAt time.Time
 	// Task is the state of its task.
 	Task TaskState
+	// Claiming tells that a claim made the container and never came to its end: nobody was told of it, whatever runs in it.
+	Claiming bool
 }
 
 // Progress is how far a pull has come.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
@@ -25,12 +26,13 @@ const adoptParallel = 8
 //	none      no      yes                    STOPPED: it was acknowledged and its process is lost
 //	none      no      no                     removed: nobody was told of it
 //	created   -       -                      removed: it never ran
+//	claiming  -       -                      removed: nobody was told of it
 //
 // One whose attempt has a tombstone is deleted on, with its whole grace period again.
 //
-// A container whose labels or record cannot be read, or that is a slot of an earlier life, or an older attempt beside a
-// newer one, is removed if nobody was told of it; an unreadable one that was acknowledged is reported with what its
-// labels tell.
+// A container whose labels or record cannot be read, or that is an older attempt beside a newer one, is removed if nobody
+// was told of it; an unreadable one that was acknowledged is reported with what its labels tell. Slots of an earlier life,
+// claimed by nobody or by halves, are removed in the background.
 func (m *Manager) Adopt(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	found, err := m.config.Runtime.List(ctx, map[string]string{
@@ -44,6 +46,11 @@ func (m *Manager) Adopt(ctx context.Context) error {
 	var drop []runtime.Found
 	for _, f := range found {
 		e, why := m.recognise(f)
+		if e == nil && m.config.Slots != nil && identity.IsSlotID(f.ID) {
+			log.V(2).Info("removing a slot of an earlier life", "container", f.ID, "why", why)
+			m.config.Slots.Drop(f.ID)
+			continue
+		}
 		if e == nil {
 			log.Info("removing a container that is no sandbox", "container", f.ID, "why", why)
 			drop = append(drop, f)
@@ -102,6 +109,7 @@ func (m *Manager) takeOver(ctx context.Context, entries map[string]*entry, log l
 		}
 	}
 	m.adopted = true
+	m.tellPlaces()
 	return nil
 }
 
@@ -156,8 +164,10 @@ func (m *Manager) recognise(f runtime.Found) (*entry, string) {
 		return nil, err.Error()
 	case id.State == identity.StateSlot:
 		return nil, "a slot of an earlier life of the agent"
-	case id.ContainerID() != f.ID:
+	case !id.Fits(f.ID):
 		return nil, "its id does not fit its labels"
+	case f.Claiming:
+		return nil, "its claim was cut off, and nobody was told of it"
 	case f.Task == runtime.TaskCreated:
 		return nil, "it was never started"
 	case f.Task == runtime.TaskNone && f.Report == nil && !started && !id.Persisted:
@@ -185,7 +195,11 @@ func (m *Manager) recognise(f runtime.Found) (*entry, string) {
 		report.State = agentv1.SandboxState_SANDBOX_STATE_STOPPED
 	}
 	report.Record, report.Persisted, report.Endpoints = record, id.Persisted, m.endpoints(record)
-	return newEntry(record, report), ""
+	report.StartPath = sandboxv1.StartPath_START_PATH_COLD
+	if identity.IsSlotID(f.ID) {
+		report.StartPath = sandboxv1.StartPath_START_PATH_SLOT
+	}
+	return newEntry(f.ID, record, report), ""
 }
 
 // decodeRecord reads the record and holds it against the labels.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"strconv"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
@@ -15,9 +16,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -117,11 +120,12 @@ func (m *Manager) take(ctx context.Context, record *agentv1.SandboxRecord, persi
 	if record.GetTraceparent() == "" {
 		record.Traceparent = obs.Traceparent(ctx)
 	}
-	e := newEntry(record, &agentv1.SandboxReport{
+	e := newEntry(containerID(record.GetFence()), record, &agentv1.SandboxReport{
 		Record: record, State: agentv1.SandboxState_SANDBOX_STATE_CREATING, Endpoints: m.endpoints(record), Persisted: persisted,
 	})
 	e.stages = []StageTiming{{agentv1.CreateStage_CREATE_STAGE_ADMITTED, m.clock.Since(now)}}
 	m.sandboxes[record.GetFence().GetSandboxUid()] = e
+	m.tellPlaces()
 	m.publish(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{e.report}})
 	detached, release := m.detach(ctx)
 	detached, e.cancel = context.WithTimeout(detached, m.config.CreateTimeout)
@@ -133,8 +137,7 @@ func (m *Manager) take(ctx context.Context, record *agentv1.SandboxRecord, persi
 	return e
 }
 
-func newEntry(record *agentv1.SandboxRecord, report *agentv1.SandboxReport) *entry {
-	id := containerID(record.GetFence())
+func newEntry(id string, record *agentv1.SandboxRecord, report *agentv1.SandboxReport) *entry {
 	report.ContainerId = id
 	return &entry{
 		record: record, id: id, report: report, cancel: func() {}, changed: make(chan struct{}),
@@ -160,8 +163,9 @@ func (m *Manager) endpoints(record *agentv1.SandboxRecord) []string {
 // runCreate builds the sandbox; the outcome is settled under the lock, so that a caller's leaving or a delete that comes
 // at the same moment either finds it started or makes it fail.
 func (m *Manager) runCreate(ctx context.Context, e *entry) {
-	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", e.record.GetNamespace()+"/"+e.record.GetName(), "container", e.id)
+	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", e.record.GetNamespace()+"/"+e.record.GetName())
 	err := m.build(ctx, e)
+	log = log.WithValues("container", e.id)
 	m.mu.Lock()
 	if err == nil {
 		err = ctx.Err()
@@ -236,8 +240,11 @@ func (m *Manager) undo(ctx context.Context, e *entry, cause error, log logr.Logg
 	settle()
 }
 
-// build makes log, container and process, and notes the start.
+// build makes log, container and process, by a slot if one is to be had, and notes the start.
 func (m *Manager) build(ctx context.Context, e *entry) error {
+	if m.config.Slots != nil {
+		defer m.config.Slots.Begin()()
+	}
 	since := m.clock.Now()
 	reach := func(stage agentv1.CreateStage) {
 		now := m.clock.Now()
@@ -247,51 +254,62 @@ func (m *Manager) build(ctx context.Context, e *entry) error {
 		m.mu.Unlock()
 		since = now
 	}
-	c, err := m.container(e)
-	if errdefs.IsAlreadyExists(err) {
-		return errForeign(err, e.id)
+	reached := func(s runtime.Stage) { reach(stageOf(s)) }
+	path := sandboxv1.StartPath_START_PATH_SLOT
+	started, err := m.claim(ctx, e, reached)
+	if errors.Is(err, errNoSlot) {
+		path = sandboxv1.StartPath_START_PATH_COLD
+		started, err = m.start(ctx, e, reached)
 	}
 	if err != nil {
-		return err
-	}
-	err = m.config.Runtime.Create(ctx, c, func(s runtime.Stage) { reach(stageOf(s)) })
-	if errdefs.IsAlreadyExists(err) {
-		return errForeign(err, e.id)
-	}
-	if err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	started := m.clock.Now()
-	if err := m.config.Runtime.Start(ctx, e.id); err != nil {
-		return err
-	}
-	if err := m.config.Logs.MarkStarted(e.id, started); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	report, _ := proto.Clone(e.report).(*agentv1.SandboxReport)
-	report.StartTime = timestamppb.New(started)
+	report.StartTime, report.StartPath, report.ContainerId = timestamppb.New(started), path, e.id
 	e.report = report
 	m.mu.Unlock()
 	reach(agentv1.CreateStage_CREATE_STAGE_STARTED)
 	return nil
 }
 
-// container says what to run, and makes its log.
-func (m *Manager) container(e *entry) (runtime.Container, error) {
+// start makes and starts a container of its own, and returns when its process was started.
+func (m *Manager) start(ctx context.Context, e *entry, reached func(runtime.Stage)) (time.Time, error) {
+	paths, err := m.config.Logs.Create(e.id, e.record.GetName())
+	if errdefs.IsAlreadyExists(err) {
+		return time.Time{}, errForeign(err, e.id)
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	e.madeLog = true
+	c, err := m.container(e, paths)
+	if err == nil {
+		err = m.config.Runtime.Create(ctx, c, reached)
+	}
+	if errdefs.IsAlreadyExists(err) {
+		return time.Time{}, errForeign(err, e.id)
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	started := m.clock.Now()
+	if err := m.config.Runtime.Start(ctx, e.id); err != nil {
+		return time.Time{}, err
+	}
+	return started, m.config.Logs.MarkStarted(e.id, started)
+}
+
+// container says what to run.
+func (m *Manager) container(e *entry, paths logs.Paths) (runtime.Container, error) {
 	r := e.record
 	record, err := anypb.New(r)
 	if err != nil {
 		return runtime.Container{}, fmt.Errorf("encoding the record of %s: %w", e.id, err)
 	}
-	paths, err := m.config.Logs.Create(e.id, r.GetName())
-	if err != nil {
-		return runtime.Container{}, err
-	}
-	e.madeLog = true
 	m.mu.Lock()
 	persisted := e.report.GetPersisted()
 	m.mu.Unlock()
@@ -327,6 +345,8 @@ func stageOf(s runtime.Stage) agentv1.CreateStage {
 		return agentv1.CreateStage_CREATE_STAGE_CONTAINER
 	case runtime.StageTask:
 		return agentv1.CreateStage_CREATE_STAGE_TASK
+	case runtime.StageClaim:
+		return agentv1.CreateStage_CREATE_STAGE_CLAIM
 	}
 	return agentv1.CreateStage_CREATE_STAGE_UNSPECIFIED
 }

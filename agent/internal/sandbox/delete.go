@@ -128,13 +128,13 @@ func (m *Manager) startDelete(ctx context.Context, e *entry, grace *durationpb.D
 }
 
 func (m *Manager) runDelete(ctx context.Context, e *entry) {
-	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", e.record.GetNamespace()+"/"+e.record.GetName(), "container", e.id)
 	// A create that runs was cancelled; it cleans up after itself, or has won and is then deleted as any other.
 	select {
 	case <-e.created:
 	case <-ctx.Done():
 		return
 	}
+	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", e.record.GetNamespace()+"/"+e.record.GetName(), "container", e.id)
 	m.mu.Lock()
 	failed := e.createErr != nil
 	m.mu.Unlock()

@@ -44,6 +44,7 @@ func (m *Manager) Drain(ctx context.Context, agentUID string, resume bool) (int,
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.setTaking(func() { m.draining = !resume })
+	m.tellPlaces()
 	return len(m.sandboxes), nil
 }
 

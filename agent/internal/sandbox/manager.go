@@ -67,6 +67,9 @@ type Config struct {
 	Info *agentv1.AgentInfo
 	// State keeps what the runtime cannot: whether the agent is drained. Tombstones keeps a file for each tombstone.
 	State, Tombstones Store
+	// Slots has the slots that Claimer claims; both are nil where there are none.
+	Slots   Slots
+	Claimer Claimer
 	// CreateTimeout bounds a create, the pull of its image included. Zero: 2 min.
 	CreateTimeout time.Duration
 	// Clock; nil is the real one.
@@ -95,13 +98,15 @@ type Manager struct {
 	tombstones *tombstones
 	graves     map[string]*grave // by sandbox uid
 	images     []string          // sorted
+	slots      *agentv1.SlotStatus
 	watchers   map[*Watcher]struct{}
 }
 
 // entry is one sandbox. Its fields are guarded by the manager's lock but for those of the first group.
 type entry struct {
 	record *agentv1.SandboxRecord
-	id     string
+	// id is the container's. A create that takes a slot changes it, under the lock; it is fixed once created is closed.
+	id string
 	// madeLog is the create's own: it has made the log directory.
 	madeLog bool
 
@@ -270,6 +275,7 @@ func (e *entry) wake() {
 // remove forgets an entry: its last report is TERMINATED. mu is held.
 func (m *Manager) remove(e *entry) {
 	delete(m.sandboxes, e.record.GetFence().GetSandboxUid())
+	m.tellPlaces()
 	m.set(e, func(r *agentv1.SandboxReport) { r.State = agentv1.SandboxState_SANDBOX_STATE_TERMINATED })
 	closeOnce(e.ended)
 	closeOnce(e.gone)

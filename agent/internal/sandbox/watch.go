@@ -38,6 +38,7 @@ func (m *Manager) Watch() (*Watcher, error) {
 	w := &Watcher{deltas: make(chan *agentv1.AgentDelta, watcherBuffer), Snapshot: &agentv1.AgentSnapshot{
 		Info: m.config.Info, Sandboxes: m.reports(), Images: slices.Clone(m.images),
 		Accepting: m.taking(), NotAcceptingReason: m.notTakingReason(), Tombstones: m.reportedTombstones(),
+		Slots: m.slots,
 	}}
 	m.watchers[w] = struct{}{}
 	return w, nil

@@ -28,6 +28,8 @@ type Setup struct {
 	Runtime runtime.Runtime
 	// Image has sh, sleep, echo, a file /data.txt that is not executable; its command is `sh -c "echo default command"`.
 	Image string
+	// OtherImage is an image that is there as well, of other layers; for RunSlots alone.
+	OtherImage string
 	// MissingImage is a reference that its registry does not know; AwayImage one whose registry does not answer.
 	MissingImage, AwayImage string
 	// UnknownUserImage is an image that is there, whose user its /etc/passwd does not have.
@@ -36,30 +38,48 @@ type Setup struct {
 	LogRoot string
 }
 
+// test is one of the suite's.
+type test struct {
+	name string
+	run  func(*testing.T, *suite)
+}
+
 // Run tests a runtime; setup is called for each test.
 func Run(t *testing.T, setup func(t *testing.T) Setup) {
 	t.Helper()
-	for _, c := range []struct {
-		name string
-		run  func(*testing.T, *suite)
-	}{
-		{"a container's life", life},
+	run(t, setup, false, append(processes(), []test{
 		{"stages come in order", stages},
-		{"what is wrong with a request has a reason", faults},
 		{"a failed create is deleted whole", failedCreate},
 		{"an existing container is left alone", exists},
+		{"images are listed and watched", images},
+	}...))
+}
+
+// processes are the tests of what runs, however it was started.
+func processes() []test {
+	return []test{
+		{"a container's life", life},
+		{"what is wrong with a request has a reason", faults},
 		{"a signal ends a process", signals},
 		{"delete kills what runs and may be repeated", deletes},
 		{"a finished container keeps its report", finishes},
 		{"labels are kept", labels},
 		{"list selects by label", lists},
-		{"images are listed and watched", images},
 		{"waiting ends with the context", waits},
-	} {
+	}
+}
+
+func run(t *testing.T, setup func(t *testing.T) Setup, slots bool, tests []test) {
+	t.Helper()
+	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			c.run(t, &suite{Setup: setup(t), ctx: ctx})
+			s := &suite{Setup: setup(t), ctx: ctx}
+			if slots {
+				s.slots = s.Runtime.(runtime.Slots)
+			}
+			c.run(t, s)
 		})
 	}
 }
@@ -68,11 +88,16 @@ type suite struct {
 	Setup
 
 	ctx context.Context //nolint:containedctx // of one test
+	// slots are how containers are started; nil for Create and Start.
+	slots runtime.Slots
 }
 
 func (s *suite) container(t *testing.T, command ...string) runtime.Container {
 	t.Helper()
 	id := uuid.NewString() + "-1"
+	if s.slots != nil {
+		id = "slot." + id
+	}
 	dir := filepath.Join(s.LogRoot, id)
 	makeLog(t, filepath.Join(dir, "output.log"))
 	record, err := anypb.New(durationpb.New(time.Minute))
@@ -83,17 +108,36 @@ func (s *suite) container(t *testing.T, command ...string) runtime.Container {
 		require.NoError(t, s.Runtime.Delete(ctx, id))
 		require.NoError(t, os.RemoveAll(dir))
 	})
-	return runtime.Container{
+	c := runtime.Container{
 		ID: id, Image: s.Image, Command: command, Record: record, Hostname: "host", LogPath: filepath.Join(dir, "output.log"),
-		Labels: map[string]string{"test": id, "fast-sandbox.io/managed": "true"}, Network: runtime.NetworkNone,
+		HostnamePath: filepath.Join(dir, "hostname"),
+		Labels:       map[string]string{"test": id, "fast-sandbox.io/managed": "true"}, Network: runtime.NetworkNone,
 	}
+	if s.slots != nil {
+		c.Network = runtime.NetworkAgent
+		s.startSlot(t, c)
+	}
+	return c
+}
+
+// launch does all that it takes to run a container.
+func (s *suite) launch(c runtime.Container) error {
+	if s.slots != nil {
+		if err := s.slots.Claim(s.ctx, c, func(runtime.Stage) {}); err != nil {
+			return err
+		}
+		return s.slots.SlotClaimed(c.ID)
+	}
+	if err := s.Runtime.Create(s.ctx, c, func(runtime.Stage) {}); err != nil {
+		return err
+	}
+	return s.Runtime.Start(s.ctx, c.ID)
 }
 
 func (s *suite) start(t *testing.T, command ...string) runtime.Container {
 	t.Helper()
 	c := s.container(t, command...)
-	require.NoError(t, s.Runtime.Create(s.ctx, c, func(runtime.Stage) {}))
-	require.NoError(t, s.Runtime.Start(s.ctx, c.ID))
+	require.NoError(t, s.launch(c))
 	return c
 }
 
@@ -110,10 +154,7 @@ func (s *suite) found(t *testing.T, id string) *runtime.Found {
 
 func life(t *testing.T, s *suite) {
 	require.NoError(t, s.Runtime.Ping(s.ctx))
-	c := s.container(t, "sh", "-c", "exit 3")
-	require.NoError(t, s.Runtime.Create(s.ctx, c, func(runtime.Stage) {}))
-	require.Equal(t, runtime.TaskCreated, s.found(t, c.ID).Task)
-	require.NoError(t, s.Runtime.Start(s.ctx, c.ID))
+	c := s.start(t, "sh", "-c", "exit 3")
 	exit, err := s.Runtime.Wait(s.ctx, c.ID)
 	require.NoError(t, err)
 	require.Equal(t, int32(3), exit.Code)
@@ -131,6 +172,7 @@ func stages(t *testing.T, s *suite) {
 	c := s.container(t, "sleep", "1000")
 	var reached []runtime.Stage
 	require.NoError(t, s.Runtime.Create(s.ctx, c, func(st runtime.Stage) { reached = append(reached, st) }))
+	require.Equal(t, runtime.TaskCreated, s.found(t, c.ID).Task)
 	require.Equal(t, []runtime.Stage{runtime.StageImage, runtime.StageSnapshot, runtime.StageContainer, runtime.StageTask}, reached)
 }
 
@@ -154,10 +196,7 @@ func faults(t *testing.T, s *suite) {
 		t.Run(c.name, func(t *testing.T) {
 			container := s.container(t, "sleep", "1000")
 			c.change(&container)
-			err := s.Runtime.Create(s.ctx, container, func(runtime.Stage) {})
-			if err == nil {
-				err = s.Runtime.Start(s.ctx, container.ID)
-			}
+			err := s.launch(container)
 			require.ErrorIs(t, err, c.class)
 			require.Equal(t, c.reason, fault.ReasonOf(err), "%v", err)
 			require.NoError(t, s.Runtime.Delete(s.ctx, container.ID))
@@ -171,6 +210,7 @@ func makeLog(t *testing.T, path string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "hostname"), []byte("host\n"), 0o644)) //nolint:gosec // as logs makes it
 }
 
 func failedCreate(t *testing.T, s *suite) {

@@ -58,6 +58,7 @@ type container struct {
 	spec   runtime.Container
 	found  runtime.Found
 	exit   runtime.Exit
+	slot   bool // not claimed
 	ended  chan struct{}
 	onTERM int32
 	// handles: the process catches SIGTERM; lingers: and runs on all the same.
@@ -220,25 +221,18 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pr
 
 // Create keeps the container.
 func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
-	name, err := runtime.NormalizeImage(c.Image)
-	if err != nil {
-		return err
-	}
 	r.mu.Lock()
-	img := r.images[name]
 	_, exists := r.containers[c.ID]
 	r.mu.Unlock()
 	if exists {
 		return fmt.Errorf("container %s: %w", c.ID, errdefs.ErrAlreadyExists)
 	}
-	if !img.Local {
-		if _, err := r.Pull(ctx, name, nil); err != nil {
-			return err
-		}
+	if err := r.ensure(ctx, c); err != nil {
+		return err
 	}
 	reached(runtime.StageImage)
-	if img.NoUser {
-		return fault.New(errdefs.ErrFailedPrecondition, fault.UserNotFound, "image %s has no such user", name)
+	if err := r.checkUser(c); err != nil {
+		return err
 	}
 	if err := r.enter(ctx, OpCreate, c.ID); err != nil {
 		return err
@@ -260,6 +254,34 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	r.containers[c.ID].found.Task = runtime.TaskCreated
 	r.mu.Unlock()
 	reached(runtime.StageTask)
+	return nil
+}
+
+// ensure pulls the container's image if it is not there.
+func (r *Runtime) ensure(ctx context.Context, c runtime.Container) error {
+	name, err := runtime.NormalizeImage(c.Image)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	img := r.images[name]
+	r.mu.Unlock()
+	if !img.Local {
+		_, err = r.Pull(ctx, name, nil)
+	}
+	return err
+}
+
+func (r *Runtime) checkUser(c runtime.Container) error {
+	name, err := runtime.NormalizeImage(c.Image)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.images[name].NoUser {
+		return fault.New(errdefs.ErrFailedPrecondition, fault.UserNotFound, "image %s has no such user", name)
+	}
 	return nil
 }
 

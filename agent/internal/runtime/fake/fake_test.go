@@ -11,16 +11,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestConformance(t *testing.T) {
-	conformance.Run(t, func(t *testing.T) conformance.Setup {
-		t.Helper()
-		return conformance.Setup{
-			Runtime: fake.New(map[string]fake.Image{
-				"docker.io/library/busybox:test": {Local: true}, "docker.io/library/nouser:test": {Local: true, NoUser: true},
-				"localhost:1/away:1": {Away: true},
-			}),
-			Image: "busybox:test", MissingImage: "localhost:1/nope:1", AwayImage: "localhost:1/away:1", UnknownUserImage: "nouser:test",
-			LogRoot: t.TempDir(),
-		}
-	})
+func setup(t *testing.T) conformance.Setup {
+	t.Helper()
+	return conformance.Setup{
+		Runtime: fake.New(map[string]fake.Image{
+			"docker.io/library/busybox:test": {Local: true}, "docker.io/library/nouser:test": {Local: true, NoUser: true},
+			"docker.io/library/other:test": {Local: true}, "localhost:1/away:1": {Away: true},
+		}),
+		Image: "busybox:test", OtherImage: "other:test", MissingImage: "localhost:1/nope:1", AwayImage: "localhost:1/away:1",
+		UnknownUserImage: "nouser:test", LogRoot: t.TempDir(),
+	}
 }
+
+func TestConformance(t *testing.T) { conformance.Run(t, setup) }
+
+func TestSlotConformance(t *testing.T) { conformance.RunSlots(t, setup) }

@@ -145,8 +145,9 @@ func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mount
 }
 
 // secure fills what the template leaves open. Root, because containerd's socket and directories are root's. SYS_ADMIN
-// mounts image layers for a look at /etc/passwd where they cannot be read side by side; the others read and write
-// directories that belong to any user of any image.
+// mounts the root file systems of slots' sandboxes, and image layers for a look at /etc/passwd where they cannot be read
+// side by side; the others read and write directories that belong to any user of any image, and what an overlay does in its
+// layers it does with the capabilities of whoever mounted it.
 func secure(s *corev1.SecurityContext) {
 	s.RunAsUser = cmpOr(s.RunAsUser, ptr.To(int64(0)))
 	s.RunAsNonRoot = cmpOr(s.RunAsNonRoot, ptr.To(false))
@@ -155,7 +156,7 @@ func secure(s *corev1.SecurityContext) {
 	s.SeccompProfile = cmpOr(s.SeccompProfile, &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault})
 	s.Capabilities = cmpOr(s.Capabilities, &corev1.Capabilities{
 		Drop: []corev1.Capability{"ALL"},
-		Add:  []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "SYS_ADMIN"},
+		Add:  []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "LINUX_IMMUTABLE", "MKNOD", "SETFCAP", "SYS_ADMIN"},
 	})
 }
 

@@ -1,0 +1,253 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+// shelf is a few slots, as slot.Pool would keep them, and what the manager said of them.
+type shelf struct {
+	mu      sync.Mutex
+	free    []string
+	places  []int
+	dropped []string
+	busy    int
+}
+
+func (s *shelf) SetPlaces(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.places = append(s.places, n)
+}
+
+func (s *shelf) Begin() func() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.busy--
+	}
+}
+
+func (s *shelf) Take(string) (string, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.free) == 0 {
+		return "", false
+	}
+	id := s.free[0]
+	s.free = s.free[1:]
+	return id, true
+}
+
+func (s *shelf) Drop(ids ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropped = append(s.dropped, ids...)
+}
+
+func (s *shelf) lastPlaces() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.places[len(s.places)-1]
+}
+
+// withSlots is a world whose agent has n started slots.
+func withSlots(t *testing.T, n int) (*world, *shelf) {
+	t.Helper()
+	s := &shelf{}
+	rt := newRuntime()
+	w := boot(t, rt, t.TempDir(), func(c *sandbox.Config) {
+		c.Slots, c.Claimer = s, rt
+		for i := range n {
+			id := identity.SlotID(fmt.Sprint(i))
+			paths, err := c.Logs.Create(id, "")
+			require.NoError(t, err)
+			require.NoError(t, rt.StartSlot(t.Context(), runtime.Slot{
+				ID: id, LogPath: paths.Output, HostnamePath: paths.Hostname,
+				Labels: identity.Identity{AgentUID: me, Pool: "default", State: identity.StateSlot}.Labels(),
+			}))
+		}
+	})
+	require.NoError(t, w.Adopt(t.Context()))
+	// The first life's Adopt knows nothing of what was started for this test.
+	s.dropped = nil
+	for i := range n {
+		id := identity.SlotID(fmt.Sprint(i))
+		_, err := w.logs.Create(id, "")
+		require.NoError(t, err)
+		s.free = append(s.free, id)
+	}
+	w.SetAccepting(true, "")
+	return w, s
+}
+
+func TestACreateTakesASlot(t *testing.T) {
+	w, s := withSlots(t, 1)
+	require.Equal(t, 3, s.lastPlaces())
+	var stages []agentv1.CreateStage
+	report, err := w.Create(t.Context(), record("a", 1), false, func(st sandbox.StageTiming) { stages = append(stages, st.Stage) })
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, report.GetStartPath())
+	require.Equal(t, "slot.0", report.GetContainerId())
+	require.Equal(t, []agentv1.CreateStage{
+		agentv1.CreateStage_CREATE_STAGE_ADMITTED, agentv1.CreateStage_CREATE_STAGE_IMAGE, agentv1.CreateStage_CREATE_STAGE_SNAPSHOT,
+		agentv1.CreateStage_CREATE_STAGE_CONTAINER, agentv1.CreateStage_CREATE_STAGE_CLAIM, agentv1.CreateStage_CREATE_STAGE_STARTED,
+	}, stages)
+	require.Equal(t, 2, s.lastPlaces())
+	require.Zero(t, s.busy)
+	f, ok := w.runtime.Found("slot.0")
+	require.True(t, ok)
+	require.False(t, f.Claiming)
+	i, err := identity.Parse(f.Labels)
+	require.NoError(t, err)
+	require.Equal(t, "a", i.SandboxUID)
+
+	cold := w.mustCreate(t, record("b", 1))
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, cold.GetStartPath(), "no slot is no error")
+	require.Equal(t, "b-1", cold.GetContainerId())
+
+	// Every call finds it under the slot's id.
+	require.NoError(t, w.MarkPersisted(t.Context(), record("a", 1).GetFence()))
+	id, _, err := w.Log(t.Context(), record("a", 1).GetFence())
+	require.NoError(t, err)
+	require.Equal(t, "slot.0", id)
+	for _, uid := range []string{"a", "b"} {
+		_, _, err = w.delete(t.Context(), record(uid, 1).GetFence(), 0)
+		require.NoError(t, err)
+	}
+	require.Equal(t, 3, s.lastPlaces())
+	w.requireNothing(t)
+}
+
+func TestASandboxWithoutNetworkTakesNoSlot(t *testing.T) {
+	w, s := withSlots(t, 1)
+	report := w.mustCreate(t, record("a", 1, func(r *agentv1.SandboxRecord) { r.Spec.Network = sandboxv1.NetworkMode_NETWORK_MODE_NONE }))
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, report.GetStartPath())
+	require.Len(t, s.free, 1)
+}
+
+func TestALostSlotCostsNothing(t *testing.T) {
+	w, s := withSlots(t, 1)
+	w.runtime.Exit("slot.0", runtime.Exit{Code: 137})
+	report := w.mustCreate(t, record("a", 1))
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, report.GetStartPath())
+	require.Equal(t, "a-1", report.GetContainerId())
+	require.Equal(t, []string{"slot.0"}, s.dropped)
+}
+
+func TestARequestsFaultCostsTheSlot(t *testing.T) {
+	w, _ := withSlots(t, 1)
+	_, err := w.create(t.Context(), record("a", 1, command("nope")))
+	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.CommandNotFound)
+	w.requireNothing(t)
+	require.True(t, w.Accepting())
+}
+
+func TestACancelledClaimLeavesNothing(t *testing.T) {
+	w, _ := withSlots(t, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	w.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
+		if op == fake.OpGo {
+			cancel()
+			<-ctx.Done()
+		}
+		return nil
+	})
+	_, err := w.create(ctx, record("a", 1))
+	require.ErrorIs(t, err, context.Canceled)
+	w.runtime.Hook(nil)
+	require.Eventually(t, func() bool { return len(w.runtime.IDs()) == 0 && len(w.Reports()) == 0 }, patience, tick)
+}
+
+func TestSlotsAreReportedAndDrained(t *testing.T) {
+	w, s := withSlots(t, 0)
+	watch, err := w.Watch()
+	require.NoError(t, err)
+	defer w.Unwatch(watch)
+	require.Nil(t, watch.Snapshot.GetSlots())
+	for range 2 {
+		w.SetSlots(&agentv1.SlotStatus{Free: 2, Wanted: 3})
+	}
+	require.Equal(t, int32(2), (<-watch.Deltas()).GetSlots().GetFree())
+	require.Empty(t, watch.Deltas(), "what did not change is not told")
+	_, err = w.Drain(t.Context(), me, false)
+	require.NoError(t, err)
+	require.Zero(t, s.lastPlaces(), "nobody will want one")
+	_, err = w.Drain(t.Context(), me, true)
+	require.NoError(t, err)
+	require.Equal(t, 3, s.lastPlaces())
+}
+
+// TestAKillInTheMiddleOfAClaim stops a create before each of its steps, and lets another life of the agent look.
+func TestAKillInTheMiddleOfAClaim(t *testing.T) {
+	for _, c := range []struct {
+		step fake.Op
+		// claimed: the container carries the sandbox's labels already.
+		claimed bool
+	}{{fake.OpClaim, false}, {fake.OpGo, true}, {fake.OpStart, true}, {fake.OpClaimed, true}} {
+		for _, persisted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, persisted %t", c.step, persisted), func(t *testing.T) {
+				w, _ := withSlots(t, 1)
+				reached, release := make(chan struct{}), make(chan struct{})
+				once := sync.OnceFunc(func() { close(reached) })
+				w.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
+					if op == c.step {
+						once()
+						<-release
+					}
+					return nil
+				})
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_, _ = w.Create(t.Context(), record("a", 1), persisted, func(sandbox.StageTiming) {})
+				}()
+				defer func() { close(release); <-done }()
+				<-reached
+				f, ok := w.runtime.Found("slot.0")
+				require.True(t, ok)
+				i, err := identity.Parse(f.Labels)
+				require.NoError(t, err, "it is one or the other, whole")
+				require.Equal(t, c.claimed, i.State == identity.StateClaimed)
+				require.Equal(t, c.claimed, f.Record != nil)
+
+				next := &shelf{}
+				second := boot(t, w.runtime, w.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, w.runtime })
+				require.NoError(t, second.Adopt(t.Context()))
+				require.Empty(t, second.Reports(), "nobody was told of it")
+				require.True(t, slices.Contains(next.dropped, "slot.0"))
+			})
+		}
+	}
+}
+
+func TestAClaimedSlotIsAdopted(t *testing.T) {
+	w, _ := withSlots(t, 1)
+	want := w.mustCreate(t, record("a", 1))
+	next := &shelf{}
+	second := boot(t, w.runtime, w.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, w.runtime })
+	require.NoError(t, second.Adopt(t.Context()))
+	require.Empty(t, next.dropped)
+	reports := second.Reports()
+	require.Len(t, reports, 1)
+	require.Equal(t, want.GetContainerId(), reports[0].GetContainerId())
+	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, reports[0].GetStartPath())
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, reports[0].GetState())
+}
