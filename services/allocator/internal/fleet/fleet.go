@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -149,7 +150,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	f.registry.ApplySnapshot(f.clock.Now(), registry.Snapshot{
 		UID: uid, Pool: registry.Pool{Namespace: m.info.GetNamespace(), Name: m.info.GetPool()},
 		Capacity: int(m.info.GetCapacity()), ReservedPorts: m.info.GetReservedPorts(), Sandboxes: sandboxes,
-		Images: s.GetImages(), Accepting: s.GetAccepting(), Reason: s.GetNotAcceptingReason(),
+		Images: s.GetImages(), Accepting: s.GetAccepting(), Reason: s.GetNotAcceptingReason(), FreeSlots: int(m.slots.free),
 	})
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
 	f.mu.Unlock()
@@ -166,8 +167,10 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 		return
 	}
 	m.heard++
+	var freeSlots *int
 	if d.GetSlots() != nil {
 		m.slots = slotsOf(d.GetSlots())
+		freeSlots = ptr.To(int(m.slots.free))
 	}
 	added, removed := m.bury(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
 	sandboxes := make([]registry.Sandbox, 0, len(d.GetSandboxes()))
@@ -182,7 +185,7 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	}
 	f.registry.ApplyDelta(f.clock.Now(), registry.Delta{
 		UID: uid, Sandboxes: sandboxes, ImagesAdded: d.GetImagesAdded(), ImagesRemoved: d.GetImagesRemoved(),
-		Accepting: d.Accepting, Reason: d.GetNotAcceptingReason(),
+		Accepting: d.Accepting, Reason: d.GetNotAcceptingReason(), FreeSlots: freeSlots,
 	})
 	agent := f.agentLocked(uid)
 	if d.Accepting != nil || len(d.GetImagesAdded())+len(d.GetImagesRemoved()) > 0 {

@@ -247,3 +247,27 @@ func TestSlotsAreTold(t *testing.T) {
 	require.Zero(t, agent.GetFreeSlots())
 	require.Empty(t, agent.GetSlotsOffReason())
 }
+
+// TestPlacementFollowsSlots: the registry hears of slots in snapshots and in changes.
+func TestPlacementFollowsSlots(t *testing.T) {
+	f, _, _ := newFleet()
+	for uid, free := range map[string]int32{"a": 0, "b": 1} {
+		who := &agentv1.AgentInfo{PodUid: uid, PodName: "pod-" + uid, Namespace: "ns", Pool: "p", Capacity: 9}
+		f.Joined(who, uid+":1")
+		f.Snapshot(uid, &agentv1.AgentSnapshot{Info: who, Accepting: true, Slots: &agentv1.SlotStatus{Free: free, Wanted: 9}})
+	}
+	reserve := func(uid string) string {
+		t.Helper()
+		a, err := f.Reserve(registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}})
+		require.NoError(t, err)
+		return a.GetFence().GetAgentUid()
+	}
+	require.Equal(t, "b", reserve("u1"), "it has the slot")
+	require.Equal(t, "a", reserve("u2"), "the slot of b is spoken for, and a has less to do")
+	f.Delta("b", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 5, Wanted: 5}})
+	for i := range 3 {
+		require.Equal(t, "b", reserve(fmt.Sprint("v", i)))
+	}
+	f.Delta("b", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{OffReason: "memory is short"}})
+	require.Equal(t, "a", reserve("w"))
+}
