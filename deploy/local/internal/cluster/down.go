@@ -65,7 +65,7 @@ func Down(ctx context.Context, o Options) error {
 
 // removeFiles removes what the cluster has written; with purge, caches and logs too.
 func removeFiles(c components.Config, rest remains, purge bool) error {
-	paths := append(c.StateDirs(), c.RunDir)
+	paths := append(c.StateDirs(), c.RunDir, components.AgentSlotDir)
 	for _, task := range rest.tasks {
 		paths = append(paths, filepath.Join(runcRoot, task.namespace, task.id))
 		streams, _ := filepath.Glob(filepath.Join(fifoRoot, "*", task.id+"-std*"))
@@ -88,7 +88,7 @@ func removeFiles(c components.Config, rest remains, purge bool) error {
 		removeEmpty(filepath.Join(runcRoot, task.namespace))
 	}
 	removeEmpty(runcRoot, fifoRoot, filepath.Dir(runcRoot), podLogLinks, cniResults, filepath.Dir(cniResults), devicePlugins,
-		filepath.Dir(devicePlugins), c.DataDir)
+		filepath.Dir(devicePlugins), filepath.Dir(components.AgentSlotDir), c.DataDir)
 	return failed
 }
 

@@ -38,6 +38,7 @@ func TestContracts(t *testing.T) {
 	require.Equal(t, "/var/lib/fsb-local/containerd", config().ContainerdRoot())
 	require.Equal(t, "/run/fsb-local/containerd", config().ContainerdState())
 	require.Equal(t, "/var/log/fast-sandbox", components.AgentLogDir)
+	require.Equal(t, "/var/lib/fast-sandbox/slots", components.AgentSlotDir)
 	require.Equal(t, "fsb-local", components.NodeName)
 	require.Equal(t, "/var/lib/fsb-local/kubeconfig", config().Kubeconfig())
 }

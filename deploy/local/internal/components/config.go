@@ -23,6 +23,9 @@ const (
 // AgentLogDir is where agents keep the output of sandboxes on the node.
 const AgentLogDir = "/var/log/fast-sandbox"
 
+// AgentSlotDir is where agents and their slots meet on the node; nothing in it is worth keeping.
+const AgentSlotDir = "/var/lib/fast-sandbox/slots"
+
 // Config is all that the components' configuration depends on.
 type Config struct {
 	// BinDir holds fsb-local itself, the directory containerd with its programs, and Fast Sandbox's own binaries.
