@@ -34,16 +34,16 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	if p := r.byKey[req.Key]; p != nil && p.agent.pool.name == req.Pool {
-		if !slices.Contains(req.Exclude, p.agent.uid) {
-			if p.reserved {
-				r.reserve(now, p)
+	first := r.byKey[req.Key]
+	if first != nil && first.agent.pool.name == req.Pool {
+		if a := first.agent; !slices.Contains(req.Exclude, a.uid) {
+			if first.reserved {
+				r.reserve(now, first)
 			}
-			return p.agent.uid, nil
+			return a.uid, nil
 		}
-		a := p.agent
-		r.unreserve(p)
-		a.refresh()
+		r.release(first)
+		first = r.byKey[req.Key]
 	}
 	pool := r.pools[req.Pool]
 	if pool == nil {
@@ -62,11 +62,13 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 		return "", refusal(&req, pool.index.Len(), v)
 	}
 	a := pool.agents[id]
-	p := r.on(a, req.Key)
-	if p == nil {
-		p = r.take(a, req.Key, req.Ports, true)
-	} else { // the agent reports it already
-		r.lead(p)
+	p := first.on(a)
+	switch {
+	case p == nil:
+		p = r.take(a, req.Key, req.Ports, first, true)
+	case p != first: // the agent reports it already
+		r.unchain(p)
+		r.lead(p, first)
 	}
 	r.reserve(now, p)
 	a.refresh()
@@ -134,8 +136,6 @@ func (r *Registry) Release(now time.Time, key Key, agentUID string) {
 		p = p.twin
 	}
 	if p != nil {
-		a := p.agent
-		r.unreserve(p)
-		a.refresh()
+		r.release(p)
 	}
 }

@@ -16,21 +16,32 @@ import (
 
 // history drives two registries and the model through the same random events.
 type history struct {
-	m     *model
-	twins [2]*registry.Registry
+	m         *model
+	twins     [2]*registry.Registry
+	uids      *rapid.Generator[string]
+	keys      *rapid.Generator[registry.Key]
+	sandboxes *rapid.Generator[registry.Sandbox]
+}
+
+// newHistory returns an empty history of so many agents and sandboxes at the most. The fewer there are, the more often a
+// sandbox has places on several agents.
+func newHistory(agents, sandboxes int) *history {
+	h := &history{m: newModel(), twins: [2]*registry.Registry{registry.New(0, 0), registry.New(0, 0)}}
+	h.uids = rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}[:agents])
+	h.keys = rapid.Custom(func(t *rapid.T) registry.Key {
+		n := rapid.IntRange(0, sandboxes-1).Draw(t, "sandbox")
+		return registry.Key{SandboxUID: fmt.Sprint(n / 2), Attempt: int64(1 + n%2)}
+	})
+	h.sandboxes = rapid.Custom(func(t *rapid.T) registry.Sandbox {
+		return registry.Sandbox{Key: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Gone: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
+	})
+	return h
 }
 
 var (
-	someUIDs   = rapid.SampledFrom([]string{"a", "b", "c", "d", "e"})
 	somePools  = rapid.SampledFrom([]registry.Pool{pool, pool, pool, pool, {Namespace: "other", Name: "default"}})
 	someImages = rapid.SliceOfN(rapid.SampledFrom([]string{"i", "j", "k"}), 0, 3)
 	somePorts  = rapid.SliceOfNDistinct(rapid.Int32Range(80, 83), 0, 2, rapid.ID[int32])
-	someKeys   = rapid.Custom(func(t *rapid.T) registry.Key {
-		return registry.Key{SandboxUID: fmt.Sprint(rapid.IntRange(1, 8).Draw(t, "uid")), Attempt: rapid.Int64Range(1, 2).Draw(t, "attempt")}
-	})
-	someSandboxes = rapid.Custom(func(t *rapid.T) registry.Sandbox {
-		return registry.Sandbox{Key: someKeys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Gone: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
-	})
 )
 
 func (h *history) both(f func(*registry.Registry)) {
@@ -41,9 +52,9 @@ func (h *history) both(f func(*registry.Registry)) {
 
 func (h *history) snapshot(t *rapid.T) {
 	s := registry.Snapshot{
-		UID: someUIDs.Draw(t, "agent"), Pool: somePools.Draw(t, "pool"), Capacity: rapid.IntRange(0, 5).Draw(t, "capacity"),
+		UID: h.uids.Draw(t, "agent"), Pool: somePools.Draw(t, "pool"), Capacity: rapid.IntRange(0, 5).Draw(t, "capacity"),
 		FreeSlots: rapid.IntRange(0, 3).Draw(t, "slots"), ReservedPorts: somePorts.Draw(t, "reserved"),
-		Sandboxes: rapid.SliceOfN(someSandboxes, 0, 3).Draw(t, "sandboxes"), Images: someImages.Draw(t, "images"),
+		Sandboxes: rapid.SliceOfN(h.sandboxes, 0, 3).Draw(t, "sandboxes"), Images: someImages.Draw(t, "images"),
 		Accepting: rapid.IntRange(0, 4).Draw(t, "accepting") > 0,
 	}
 	if !s.Accepting {
@@ -55,7 +66,7 @@ func (h *history) snapshot(t *rapid.T) {
 
 func (h *history) delta(t *rapid.T) {
 	d := registry.Delta{
-		UID: someUIDs.Draw(t, "agent"), Sandboxes: rapid.SliceOfN(someSandboxes, 0, 3).Draw(t, "sandboxes"),
+		UID: h.uids.Draw(t, "agent"), Sandboxes: rapid.SliceOfN(h.sandboxes, 0, 3).Draw(t, "sandboxes"),
 		ImagesAdded: someImages.Draw(t, "added"), ImagesRemoved: someImages.Draw(t, "removed"),
 	}
 	if rapid.Bool().Draw(t, "slots told") {
@@ -73,7 +84,7 @@ func (h *history) delta(t *rapid.T) {
 
 // confirm has an agent report what is reserved on it, as agents do.
 func (h *history) confirm(t *rapid.T) {
-	d := registry.Delta{UID: someUIDs.Draw(t, "agent")}
+	d := registry.Delta{UID: h.uids.Draw(t, "agent")}
 	if a := h.m.agents[d.UID]; a != nil {
 		for _, k := range slices.SortedFunc(maps.Keys(a.places), func(a, b registry.Key) int {
 			return 2*strings.Compare(a.SandboxUID, b.SandboxUID) + int(a.Attempt-b.Attempt)
@@ -88,14 +99,14 @@ func (h *history) confirm(t *rapid.T) {
 }
 
 func (h *history) release(t *rapid.T) {
-	k, uid := someKeys.Draw(t, "key"), rapid.SampledFrom([]string{"", "a", "b", "c", "d", "e"}).Draw(t, "agent")
+	k, uid := h.keys.Draw(t, "key"), rapid.SampledFrom([]string{"", "a", "b", "c", "d", "e"}).Draw(t, "agent")
 	h.m.release(k, uid)
 	h.both(func(r *registry.Registry) { r.Release(h.m.now, k, uid) })
 }
 
 func (h *history) allocate(t *rapid.T) {
 	req := registry.Request{
-		Key: someKeys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
+		Key: h.keys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
 		Ports: somePorts.Draw(t, "ports"), Exclude: rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "nobody"}), 0, 2).Draw(t, "exclude"),
 	}
 	first, err := h.twins[0].Allocate(h.m.now, req)
@@ -106,11 +117,17 @@ func (h *history) allocate(t *rapid.T) {
 }
 
 func TestRegistryEqualsTheNaiveModel(t *testing.T) {
+	for name, size := range map[string][2]int{"many": {5, 16}, "few": {2, 2}} {
+		t.Run(name, func(t *testing.T) { equalsTheModel(t, size[0], size[1]) })
+	}
+}
+
+func equalsTheModel(t *testing.T, agents, sandboxes int) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := &history{m: newModel(), twins: [2]*registry.Registry{registry.New(0, 0), registry.New(0, 0)}}
+		h := newHistory(agents, sandboxes)
 		on := func(what string, f func(uid string)) func(*rapid.T) {
 			return func(t *rapid.T) {
-				f(someUIDs.Draw(t, what))
+				f(h.uids.Draw(t, what))
 			}
 		}
 		for range 4 {
@@ -120,7 +137,7 @@ func TestRegistryEqualsTheNaiveModel(t *testing.T) {
 			"snapshot": h.snapshot, "delta": h.delta, "confirm": h.confirm, "release": h.release,
 			"allocate": h.allocate, "allocate more": h.allocate, "allocate most": h.allocate,
 			"join": func(t *rapid.T) {
-				uid, in := someUIDs.Draw(t, "agent"), somePools.Draw(t, "pool")
+				uid, in := h.uids.Draw(t, "agent"), somePools.Draw(t, "pool")
 				h.m.join(uid, in)
 				h.both(func(r *registry.Registry) { r.Join(uid, in) })
 			},

@@ -10,26 +10,27 @@ type place struct {
 	reported bool
 	reserved bool
 	until    time.Time
-	twin     *place // another place of the same key, on another agent
-	expiring node[place]
-	beside   node[place] // among the places of its agent
-	snapshot uint64      // the last snapshot that listed it
+	// twin and elder chain places of the same key on different agents. The one without an elder answers for the key.
+	twin, elder *place
+	expiring    node[place]
+	beside      node[place] // among the places of its agent
+	snapshot    uint64      // the last snapshot that listed it
 }
 
 // maxSpare bounds the places that are kept for use, to about 1 MiB.
 const maxSpare = 4096
 
-// on returns the place of a key on an agent, nil if there is none.
-func (r *Registry) on(a *agent, key Key) *place {
-	p := r.byKey[key]
+// on returns the place that an agent has among those of a key, nil if there is none.
+func (p *place) on(a *agent) *place {
 	for p != nil && p.agent != a {
 		p = p.twin
 	}
 	return p
 }
 
-// take takes a place for a key that has none on the agent. The newest place of a key comes first if it is `current`.
-func (r *Registry) take(a *agent, key Key, ports []int32, current bool) *place {
+// take takes a place for a key that has none on the agent. first is the place that answers for the key, nil if there is
+// none; the new one answers in its stead if it leads.
+func (r *Registry) take(a *agent, key Key, ports []int32, first *place, leads bool) *place {
 	var p *place
 	if n := len(r.spare); n > 0 {
 		p = r.spare[n-1]
@@ -41,42 +42,49 @@ func (r *Registry) take(a *agent, key Key, ports []int32, current bool) *place {
 	}
 	p.key, p.agent = key, a
 	p.ports = append(p.ports[:0], ports...)
-	if first := r.byKey[key]; first != nil && !current {
-		p.twin, first.twin = first.twin, p
+	if first == nil || leads {
+		r.lead(p, first)
 	} else {
-		p.twin = first
-		r.byKey[key] = p
+		p.behind(first)
 	}
-	p.beside.follow(a.places.prev)
+	p.beside.follow(&a.places)
 	a.allocated++
 	a.takePorts(p.ports)
 	return p
 }
 
-// lead makes a place the first of its key.
-func (r *Registry) lead(p *place) {
-	if r.byKey[p.key] == p {
-		return
+// lead makes a place, which is in no chain, answer for its key before the others of the key, if any.
+func (r *Registry) lead(p, first *place) {
+	p.twin, p.elder = first, nil
+	if first != nil {
+		first.elder = p
 	}
-	r.unchain(p)
-	p.twin = r.byKey[p.key]
 	r.byKey[p.key] = p
 }
 
+// behind chains a place behind another one of its key.
+func (p *place) behind(first *place) {
+	p.twin, p.elder = first.twin, first
+	if p.twin != nil {
+		p.twin.elder = p
+	}
+	first.twin = p
+}
+
+// unchain takes a place away from its key.
 func (r *Registry) unchain(p *place) {
-	first := r.byKey[p.key]
-	if first == p {
-		if p.twin == nil {
-			delete(r.byKey, p.key)
-		} else {
-			r.byKey[p.key] = p.twin
-		}
-		return
+	switch {
+	case p.elder != nil:
+		p.elder.twin = p.twin
+	case p.twin != nil:
+		r.byKey[p.key] = p.twin
+	default:
+		delete(r.byKey, p.key)
 	}
-	for first.twin != p {
-		first = first.twin
+	if p.twin != nil {
+		p.twin.elder = p.elder
 	}
-	first.twin = p.twin
+	p.twin, p.elder = nil, nil
 }
 
 // reserve keeps a place until the reservation is over, counted from now. The lock is held.
@@ -109,6 +117,13 @@ func (r *Registry) unreserve(p *place) {
 	r.free(p)
 }
 
+// release is unreserve for a single place.
+func (r *Registry) release(p *place) {
+	a := p.agent
+	r.unreserve(p)
+	a.refresh()
+}
+
 // free removes a place that nobody holds any more.
 func (r *Registry) free(p *place) {
 	if p.reported || p.reserved {
@@ -118,7 +133,7 @@ func (r *Registry) free(p *place) {
 	p.beside.leave()
 	p.agent.allocated--
 	p.agent.freePorts(p.ports)
-	p.key, p.agent, p.twin = Key{}, nil, nil
+	p.key, p.agent = Key{}, nil
 	if len(r.spare) < maxSpare {
 		r.spare = append(r.spare, p)
 	}

@@ -55,7 +55,7 @@ type Registry struct {
 	mu     sync.Mutex
 	agents map[string]*agent
 	pools  map[Pool]*pool
-	// byKey is where a sandbox's place was last given or reported; place.twin leads to others of the same key.
+	// byKey is where a sandbox's place was last given or reported; place.twin leads to the others of its key.
 	byKey map[Key]*place
 	// expiry holds the places that are reserved, the next to end first; heard the agents that are not silent, the next to
 	// become so first. Both ends lie a fixed time ahead, so that what is new belongs at the back.
@@ -90,9 +90,7 @@ func (r *Registry) enter(now time.Time) {
 		if now.Before(p.until) {
 			break
 		}
-		a := p.agent
-		r.unreserve(p)
-		a.refresh()
+		r.release(p)
 	}
 	for !r.heard.alone() {
 		a := r.heard.next.owner

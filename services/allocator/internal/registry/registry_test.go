@@ -178,3 +178,93 @@ func TestConcurrentAllocatesNeverOverfill(t *testing.T) {
 		require.Equal(t, 10, taken[fmt.Sprint("agent-", i)])
 	}
 }
+
+// TestPlacesOfOneKey: a sandbox that several agents report is answered for by the one that was chosen last, then by others.
+func TestPlacesOfOneKey(t *testing.T) {
+	r := registry.New(0, 0)
+	req := request("x")
+	report := func(uid string, gone bool) {
+		r.ApplyDelta(epoch, registry.Delta{UID: uid, Sandboxes: []registry.Sandbox{{Key: req.Key, Gone: gone}}})
+	}
+	where := func(exclude ...string) string {
+		excluding := req
+		excluding.Exclude = exclude
+		uid, err := r.Allocate(epoch, excluding)
+		require.NoError(t, err)
+		return uid
+	}
+	r.ApplySnapshot(epoch, snapshot("a", 1))
+	for _, uid := range []string{"b", "c"} {
+		r.ApplySnapshot(epoch, snapshot(uid, 5))
+	}
+	for _, uid := range []string{"a", "b", "c"} {
+		report(uid, false)
+	}
+	require.Equal(t, "a", where())
+	require.Equal(t, "b", where("a"), "as good as c, and joined earlier")
+	require.Equal(t, "b", where(), "the last choice stands")
+
+	s := snapshot("b", 5)
+	s.FreeSlots = 3
+	r.ApplySnapshot(epoch, s)
+	v, ok := r.Agent(epoch, "b")
+	require.True(t, ok)
+	require.Equal(t, 1, v.Allocated, "reserved still")
+	require.Equal(t, 2, v.FreeSlots, "a create may be on its way")
+	report("b", true)
+	require.Equal(t, "a", where(), "full, but it is there")
+
+	report("b", false)
+	report("b", true)
+	report("c", true)
+	require.Equal(t, "a", where())
+	report("a", true)
+	require.Equal(t, "b", where(), "chosen afresh, for its slots")
+}
+
+// TestSlotsAreSpokenFor follows the count of slots through reports that cross reservations.
+func TestSlotsAreSpokenFor(t *testing.T) {
+	r := registry.New(0, 0)
+	s := snapshot("a", 9)
+	s.FreeSlots = 3
+	r.ApplySnapshot(epoch, s)
+	free := func() int {
+		v, ok := r.Agent(epoch, "a")
+		require.True(t, ok)
+		return v.FreeSlots
+	}
+	allocate := func(uid string) {
+		_, err := r.Allocate(epoch, request(uid))
+		require.NoError(t, err)
+	}
+	report := func(slots *int, uids ...string) {
+		d := registry.Delta{UID: "a", FreeSlots: slots}
+		for _, uid := range uids {
+			d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Key: request(uid).Key})
+		}
+		r.ApplyDelta(epoch, d)
+	}
+	require.Equal(t, 3, free())
+	allocate("1")
+	allocate("1")
+	require.Equal(t, 2, free(), "once for one place")
+	allocate("2")
+	allocate("3")
+	allocate("4")
+	require.Zero(t, free(), "the fourth finds none")
+	r.Release(epoch, request("4").Key, "a")
+	r.Release(epoch, request("3").Key, "a")
+	require.Equal(t, 1, free(), "what failed has claimed none")
+	report(new(3))
+	require.Equal(t, 1, free(), "counted before the agent knew of the two")
+	report(nil, "1")
+	require.Equal(t, 1, free(), "reported before its slot is counted")
+	report(new(2))
+	require.Equal(t, 1, free(), "counted: one claimed, one on its way")
+	report(new(1), "2")
+	require.Equal(t, 1, free())
+	report(new(3))
+	require.Equal(t, 3, free(), "refilled")
+	report(new(-1))
+	require.Zero(t, free())
+}

@@ -119,7 +119,8 @@ func (r *Registry) Heartbeat(now time.Time, uid string) {
 // report takes an agent's word on one place. A report confirms a reservation and ends its expiry: from here on the agent
 // says when the place is free. The agent must be refreshed afterwards.
 func (r *Registry) report(a *agent, sb *Sandbox) {
-	p := r.on(a, sb.Key)
+	first := r.byKey[sb.Key]
+	p := first.on(a)
 	switch {
 	case sb.Gone:
 		if p != nil {
@@ -127,7 +128,7 @@ func (r *Registry) report(a *agent, sb *Sandbox) {
 		}
 		return
 	case p == nil:
-		p = r.take(a, sb.Key, sb.Ports, false)
+		p = r.take(a, sb.Key, sb.Ports, first, false)
 	default:
 		a.freePorts(p.ports)
 		p.ports = append(p.ports[:0], sb.Ports...)
