@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -155,7 +156,8 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 			}
 		}
 		r := &agentv1.SandboxReport{Record: req.GetRecord(), State: agentv1.SandboxState_SANDBOX_STATE_RUNNING, ContainerId: idOf(f),
-			Endpoints: []string{"10.0.0.9:8080"}, StartTime: timestamppb.Now(), Persisted: req.GetPersisted()}
+			Endpoints: []string{"10.0.0.9:8080"}, StartTime: timestamppb.Now(), Persisted: req.GetPersisted(),
+			StartPath: sandboxv1.StartPath_START_PATH_SLOT}
 		a.mu.Lock()
 		if a.tombstones[idOf(f)] {
 			a.mu.Unlock()

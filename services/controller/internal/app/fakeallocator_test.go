@@ -112,6 +112,17 @@ func (a *allocator) reserves(x *agent, n int32) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }
 
+// slots says how an agent is off for slots, as an allocator does: without its sandboxes.
+func (a *allocator) slots(x *agent, free, wanted int32, off string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid := x.info.GetPodUid()
+	m := proto.CloneOf(a.meta[uid])
+	m.FreeSlots, m.WantedSlots, m.SlotsOffReason = free, wanted, off
+	a.meta[uid] = m
+	a.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, uid, nil)
+}
+
 // accepts tells whether an agent takes sandboxes; unlike the others it may be called for one that is not in the Registry.
 func (a *allocator) accepts(x *agent, draining bool) {
 	a.mu.Lock()

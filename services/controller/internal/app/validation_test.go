@@ -86,6 +86,8 @@ func TestManifestsAreRefusedAtOnce(t *testing.T) {
 		"no greatest":            {goodPool, set("spec", "capacity", "poolMax")(nil), "spec.capacity.poolMax"},
 		"agents without a place": {goodPool, set("spec", "maxSandboxesPerPod")(int64(0)), "spec.maxSandboxesPerPod"},
 		"runtime with a slash":   {goodPool, set("spec", "runtimeHandler")("a/b"), "spec.runtimeHandler"},
+		"slots upside down":      {goodPool, set("spec", "slots")(map[string]any{"min": int64(3), "max": int64(2)}), "slots.min must not exceed slots.max"},
+		"slots below none":       {goodPool, set("spec", "slots")(map[string]any{"max": int64(-1)}), "spec.slots.max"},
 		"no template":            {goodPool, set("spec", "agentTemplate")(nil), "spec.agentTemplate"},
 		"unknown default limit":  {goodPool, set("spec", "sandboxResources")(map[string]any{"limits": map[string]any{"disk": "1"}}), "only cpu, memory and pids"},
 	} {

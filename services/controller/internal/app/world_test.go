@@ -152,7 +152,7 @@ func newWorld(t *testing.T) *world {
 	w.namespace = ns.Name
 	w.config = app.Config{
 		AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
-		LogRoot: "/var/log/fast-sandbox", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
+		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
 		RequeueInterval: 200 * time.Millisecond, DeletionPoll: 100 * time.Millisecond, ExpirationCheck: 500 * time.Millisecond,
 		LeaderElect: true, LeaseDuration: leader.DefaultLeaseDuration, LeaseRenewDeadline: leader.DefaultRenewDeadline,
 		LeaseRetryPeriod: leader.DefaultRetryPeriod, HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
