@@ -31,6 +31,14 @@ type (
 	Stage        = wire.Stage
 )
 
+// Attributes of a Mount.
+const (
+	MountReadOnly = wire.ReadOnly
+	MountNoSUID   = wire.NoSUID
+	MountNoDev    = wire.NoDev
+	MountNoExec   = wire.NoExec
+)
+
 // SocketName is the socket's name in the directory that the slot has at /fsb.
 const SocketName = "claim.sock"
 

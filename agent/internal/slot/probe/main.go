@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -123,6 +124,7 @@ func mounts() []string {
 		}
 		found = append(found, strings.Join([]string{f[4], f[5], fstype[0]}, " "))
 	}
+	slices.Sort(found) // a slot's come in another order
 	return found
 }
 

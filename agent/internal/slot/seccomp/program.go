@@ -22,6 +22,7 @@ const (
 	ifEqual     = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 	ifGreater   = unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K
 	ifNotLess   = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+	ifBits      = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
 	ret         = unix.BPF_RET | unix.BPF_K
 	longestJump = 255
 )
@@ -37,11 +38,18 @@ func program(a arch, fallback uint32, calls []call, limit uint32) []instruction 
 		{Code: ret, K: unix.SECCOMP_RET_KILL_THREAD},
 		{Code: load, K: offsetNumber},
 	}
+	beyond := []instruction{{Code: ifGreater, Jf: 1, K: limit}, {Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}}
 	switch {
+	case limit > 0 && a.x32:
+		p = append(p, instruction{Code: ifBits, Jt: uint8(len(beyond)), K: x32Bit})
+		fallthrough
 	case limit > 0:
-		p = append(p, instruction{Code: ifGreater, Jf: 1, K: limit}, instruction{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)})
-	case a.x32:
-		p = append(p, instruction{Code: ifNotLess, Jf: 1, K: x32Bit}, instruction{Code: ret, K: unix.SECCOMP_RET_KILL_THREAD})
+		p = append(p, beyond...)
+	}
+	if a.x32 {
+		// -1 is what a tracer makes of a call that it wants skipped.
+		p = append(p, instruction{Code: ifNotLess, Jf: 2, K: x32Bit}, instruction{Code: ifEqual, Jt: 1, K: ^uint32(0)},
+			instruction{Code: ret, K: unix.SECCOMP_RET_KILL_THREAD})
 	}
 	return append(p, search(spans(calls, fallback))...)
 }

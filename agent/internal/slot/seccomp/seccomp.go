@@ -4,7 +4,8 @@
 //
 //   - a system call of another architecture kills the thread;
 //   - a number above all those that the profile names is ENOSYS, as on a kernel that is older than it, unless the profile
-//     allows by default; on amd64 this takes in those of the x32 ABI, which otherwise kill the thread;
+//     allows by default;
+//   - on amd64, a number of the x32 ABI kills the thread;
 //   - a name that is not known on the architecture is passed over, and so is a rule whose action is the default one;
 //   - the conditions of one rule must all hold, but if several are on one argument each counts as a rule of its own;
 //   - a system call's rules are alternatives, of which an unconditional one wins over all others.

@@ -73,6 +73,8 @@ func (m machine) run(arch, number uint32, args [6]uint64) (result uint32, steps 
 			holds = accumulator == k
 		case unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K:
 			holds = accumulator > k
+		case unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K:
+			holds = accumulator&k != 0
 		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
 			holds = accumulator >= k
 		default:
@@ -106,10 +108,11 @@ func naive(t require.TestingT, goarch string, p *specs.LinuxSeccomp, number uint
 		}
 	}
 	allows := p.DefaultAction == specs.ActAllow || p.DefaultAction == specs.ActLog || p.DefaultAction == specs.ActTrace
+	x32 := goarch == "amd64" && number&0x40000000 != 0
 	switch {
-	case last > 0 && number > last && !allows && fallback != 0x50000|uint32(unix.ENOSYS):
+	case !x32 && last > 0 && number > last && !allows && fallback != 0x50000|uint32(unix.ENOSYS):
 		return 0x50000 | uint32(unix.ENOSYS)
-	case goarch == "amd64" && number >= 0x40000000 && (allows || last == 0 || fallback == 0x50000|uint32(unix.ENOSYS)):
+	case goarch == "amd64" && number >= 0x40000000 && number != math.MaxUint32:
 		return 0
 	}
 	var conditional []uint32
@@ -200,7 +203,7 @@ func TestTheDefaultProfileMeansWhatItSays(t *testing.T) {
 				}
 			}
 			values := interesting(p)
-			numbers := []uint32{math.MaxUint32, 0x40000000, 0x40000000 + 39, 0x3fffffff, 5000}
+			numbers := []uint32{math.MaxUint32, 0x80000000, 0xc0000001, 0x40000000, 0x40000000 + 39, 0x3fffffff, 5000}
 			for n := range uint32(1024) {
 				numbers = append(numbers, n)
 			}
@@ -260,7 +263,7 @@ func TestProfiles(t *testing.T) {
 						for i := range args {
 							args[i] = number.Draw(t, "argument")
 						}
-						for _, n := range []uint32{n, n + 1, n | 0x40000000} {
+						for _, n := range []uint32{n, n + 1, n | 0x40000000, n | 0x80000000, math.MaxUint32} {
 							got, _ := m.run(audit[goarch], n, args)
 							require.Equal(t, naive(t, goarch, p, n, args), got, "call %d", n)
 						}

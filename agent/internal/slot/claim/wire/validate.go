@@ -1,6 +1,12 @@
 package wire
 
-import "syscall"
+import (
+	"slices"
+	"syscall"
+)
+
+// unchanged is what setresuid(2) takes for "as it is", which would be root.
+const unchanged = ^uint32(0)
 
 // validate holds the bounds and forms that both sides rely on; the first that is broken is a Failure.
 func (c *Claim) validate() error {
@@ -18,6 +24,8 @@ func (c *Claim) validate() error {
 		return &Failure{Stage: StageCwd, Errno: syscall.EINVAL, Detail: "a path that is not absolute or too long"}
 	}
 	switch {
+	case c.UID == unchanged || c.GID == unchanged || slices.Contains(c.Groups, unchanged):
+		return &Failure{Stage: StageUser, Errno: syscall.EINVAL}
 	case len(c.Hostname) > maxName || hasZero(c.Hostname):
 		return &Failure{Stage: StageHostname, Errno: syscall.EINVAL}
 	case len(c.Groups) > maxGroups:
