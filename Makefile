@@ -126,6 +126,26 @@ DURATION ?= 2m
 SEED ?= 1
 INTEGRATION = $(shell git grep -l --untracked '^//go:build integration' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
+##### Benchmarks: docs/performance.md says what the numbers mean. BENCH_FLAGS="-o json --check --samples FILE --plot DIR"
+
+.PHONY: bench bench-create bench-burst bench-density bench-registry bench-scale bench-docs bench-binary bench-tool
+bench: bench-binary ## Measure everything, beside its alternatives: make bench BENCH_FLAGS="-o json"
+	@.ci/with-cluster $(BIN)/bench all $(BENCH_FLAGS)
+bench-create bench-burst bench-density: bench-binary ## One suite on the local cluster
+	@.ci/with-cluster $(BIN)/bench $(@:bench-%=%) $(BENCH_FLAGS)
+bench-registry: bench-tool ## One suite, which needs no cluster
+	@$(BIN)/bench registry $(BENCH_FLAGS)
+bench-scale: bench-tool ## One allocator with 2,000 simulated agents; an API server and etcd of its own
+	@$(MAKE) components kube >&2
+	@$(BIN)/bench scale --bin $(BIN) $(BENCH_FLAGS)
+bench-docs: bench-binary ## Measure everything anew for docs/performance.md
+	@.ci/with-cluster $(BIN)/bench all --save $(BIN)/bench-results --plot docs/performance $(BENCH_FLAGS)
+	@$(BIN)/bench report --from $(BIN)/bench-results
+bench-binary: bench-tool
+	@$(MAKE) build >&2
+bench-tool: deps
+	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/bench ./tests/bench
+
 .PHONY: clean
 clean: ## Remove what was built
 	@rm -rf $(BIN) .third_party

@@ -9,6 +9,8 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"net/url"
@@ -22,39 +24,61 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// Authority issues certificates into a folder that goes with the test.
+// Authority issues certificates into a folder.
 type Authority struct {
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// New makes an authority.
+// New makes an authority whose folder goes with the test.
 func New(t testing.TB) *Authority {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := Make(t.TempDir())
 	require.NoError(t, err)
+	return a
+}
+
+// TLS is Issue for a test.
+func (a *Authority) TLS(t testing.TB, role rpc.Role) rpc.TLS {
+	t.Helper()
+	files, err := a.Issue(role)
+	require.NoError(t, err)
+	return files
+}
+
+// Make makes an authority in a folder, for programs that are no tests. What it issues is good for an hour.
+func Make(dir string) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making an authority: %w", err)
+	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
+	if err != nil {
+		return nil, fmt.Errorf("making an authority: %w", err)
+	}
 	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	a := &Authority{dir: t.TempDir(), cert: cert, key: key}
-	write(t, filepath.Join(a.dir, "ca.crt"), "CERTIFICATE", der)
-	return a
+	if err != nil {
+		return nil, fmt.Errorf("making an authority: %w", err)
+	}
+	return &Authority{dir: dir, cert: cert, key: key}, write(filepath.Join(dir, "ca.crt"), "CERTIFICATE", der)
 }
 
-// TLS issues a certificate of the role, for its server name, localhost and 127.0.0.1, and returns its files. Issuing the
+// Issue issues a certificate of the role, for its server name, localhost and 127.0.0.1, and returns its files. Issuing the
 // same role again replaces them.
-func (a *Authority) TLS(t testing.TB, role rpc.Role) rpc.TLS {
-	t.Helper()
+func (a *Authority) Issue(role rpc.Role) (rpc.TLS, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	if err != nil {
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+	}
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	require.NoError(t, err)
+	if err != nil {
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+	}
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: string(role)},
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
@@ -64,19 +88,20 @@ func (a *Authority) TLS(t testing.TB, role rpc.Role) rpc.TLS {
 		URIs: []*url.URL{{Scheme: "spiffe", Host: rpc.Domain, Path: "/" + string(role)}},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	require.NoError(t, err)
+	if err != nil {
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+	}
 	keyDER, err := x509.MarshalECPrivateKey(key)
-	require.NoError(t, err)
+	if err != nil {
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+	}
 	files := rpc.TLS{
 		CertFile: filepath.Join(a.dir, string(role)+".crt"), KeyFile: filepath.Join(a.dir, string(role)+".key"),
 		CAFile: filepath.Join(a.dir, "ca.crt"),
 	}
-	write(t, files.CertFile, "CERTIFICATE", der)
-	write(t, files.KeyFile, "EC PRIVATE KEY", keyDER)
-	return files
+	return files, errors.Join(write(files.CertFile, "CERTIFICATE", der), write(files.KeyFile, "EC PRIVATE KEY", keyDER))
 }
 
-func write(t testing.TB, path, kind string, der []byte) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+func write(path, kind string, der []byte) error {
+	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
 }

@@ -1,0 +1,119 @@
+// Package budget holds what the suites are held to (DESIGN section 9, issue 4) and judges what was measured by it. It is
+// pure.
+package budget
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Budget bounds one value of a suite from above, and where Least is set from below, too.
+type Budget struct {
+	// Key of the value.
+	Key string
+	// Limit is the greatest good value.
+	Limit float64
+	// Least is the least good value.
+	Least float64
+	// Aim is a value that would be better yet; zero for none. It fails nothing.
+	Aim float64
+	// What the value is.
+	What string
+}
+
+// Outcome of a budget.
+type Outcome string
+
+// The outcomes. What was not measured is not met either.
+const (
+	Met         Outcome = "met"
+	Missed      Outcome = "missed"
+	NotMeasured Outcome = "not measured"
+)
+
+// Verdict is a budget with what was measured.
+type Verdict struct {
+	Key      string   `json:"key"`
+	What     string   `json:"what"`
+	Limit    float64  `json:"limit"`
+	Least    float64  `json:"least,omitempty"`
+	Aim      float64  `json:"aim,omitempty"`
+	Measured *float64 `json:"measured"`
+	Outcome  Outcome  `json:"verdict"`
+	AimMet   bool     `json:"aim_met,omitempty"`
+}
+
+// Create is that of a single create; all are ratios to other series of the same run.
+func Create() []Budget {
+	return []Budget{
+		{Key: "slot_over_raw_p50", Limit: 0.15, Aim: 0.08, What: "fast create with a slot, p50, over raw containerd p50"},
+		{Key: "slot_over_raw_p99", Limit: 0.40, Aim: 0.20, What: "fast create with a slot, p99, over raw containerd p50"},
+		{Key: "cold_over_raw", Limit: 1.20, What: "fast create on the cold path, p50, over raw containerd p50"},
+		{Key: "strong_over_pod", Limit: 0.25, What: "strong create, p50, over a Pod's create to Ready, p50"},
+		{Key: "slot_stages_over_client", Limit: 1.10, Least: 0.90, What: "sum of the stages' p50 over the client's p50, with a slot"},
+		{Key: "cold_stages_over_client", Limit: 1.10, Least: 0.90, What: "sum of the stages' p50 over the client's p50, cold"},
+	}
+}
+
+// Burst is that of creates that come all at once.
+func Burst() []Budget {
+	return []Budget{
+		{Key: "all_p99_over_raw_p50", Limit: 2, What: "burst with slots for all: p99 over the p50 of single raw containerd creates"},
+	}
+}
+
+// Registry is that of the Registry's Allocate.
+func Registry() []Budget {
+	return []Budget{
+		{Key: "ns_per_op_1000", Limit: 2000, What: "Allocate at 1,000 agents, ns"},
+		{Key: "growth_100_to_100000", Limit: 3, What: "Allocate at 100,000 agents over 100 agents"},
+		{Key: "allocs_per_op_max", Limit: 0, What: "allocations of one Allocate, at any number of agents"},
+	}
+}
+
+// Scale is that of one allocator under load.
+func Scale() []Budget {
+	return []Budget{
+		{Key: "cpu_cores", Limit: 1, What: "CPU seconds of the allocator per second"},
+		{Key: "rss_mib", Limit: 1024, What: "resident memory of the allocator, MiB, greatest"},
+	}
+}
+
+// Density is that of memory.
+func Density() []Budget {
+	return []Budget{
+		{Key: "free_slot_mib", Limit: 2, What: "PSS of a free slot with its share of the shim, MiB"},
+	}
+}
+
+// Judge judges values by budgets, in the budgets' order.
+func Judge(budgets []Budget, values map[string]float64) []Verdict {
+	out := make([]Verdict, 0, len(budgets))
+	for _, b := range budgets {
+		v := Verdict{Key: b.Key, What: b.What, Limit: b.Limit, Least: b.Least, Aim: b.Aim, Outcome: NotMeasured}
+		if x, ok := values[b.Key]; ok {
+			v.Measured = &x
+			v.Outcome = Missed
+			if x <= b.Limit && x >= b.Least {
+				v.Outcome = Met
+			}
+			v.AimMet = b.Aim > 0 && x <= b.Aim
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// Check returns an error that names each verdict that is not Met.
+func Check(verdicts []Verdict) error {
+	var bad []string
+	for _, v := range verdicts {
+		if v.Outcome != Met {
+			bad = append(bad, fmt.Sprintf("%s (%s)", v.Key, v.Outcome))
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	return fmt.Errorf("budgets are not kept: %s", strings.Join(bad, ", "))
+}

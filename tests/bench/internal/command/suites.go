@@ -1,0 +1,77 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/burst"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/create"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/density"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/gobench"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/scale"
+)
+
+func via(fs *pflag.FlagSet, to *string) {
+	fs.StringVar(to, "via", mesh.ViaLeader, "`way` to the allocator: leader (straight to the leading one) or service")
+}
+
+func createSuite(fs *pflag.FlagSet) suite {
+	o := create.Options{}
+	fs.IntVar(&o.Rounds, "rounds", 100, "`number` of rounds, each with a sample of every series")
+	fs.IntVar(&o.PodEvery, "pod-every", 4, "a Pod in each so many `rounds` only, for it takes a second")
+	fs.DurationVar(&o.Pause, "pause", 600*time.Millisecond, "greatest `time` between samples; each pause is random")
+	fs.Uint64Var(&o.Seed, "seed", 1, "`seed` of pauses and order")
+	via(fs, &o.Via)
+	return suite{"create", "single creates, beside raw containerd and plain Kubernetes", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return create.Run(ctx, o, r)
+	}}
+}
+
+func burstSuite(fs *pflag.FlagSet) suite {
+	o := burst.Options{}
+	fs.IntVarP(&o.N, "number", "n", 50, "`number` of creates at once")
+	fs.IntVar(&o.Raw, "raw", 20, "`number` of raw containers, one at a time, that are the yardstick")
+	via(fs, &o.Via)
+	return suite{"burst", "many creates at once, with slots for all, for half and for none of them", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return burst.Run(ctx, o, r)
+	}}
+}
+
+func registrySuite(fs *pflag.FlagSet) suite {
+	o := gobench.Options{}
+	fs.IntVar(&o.Count, "count", 3, "`number` of runs of each benchmark; the median counts")
+	fs.StringVar(&o.Time, "benchtime", "1s", "`time` of each run, as go test takes it")
+	return suite{"registry", "the Registry's Allocate by the number of agents", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return gobench.Run(ctx, o, r)
+	}}
+}
+
+func scaleSuite(fs *pflag.FlagSet) suite {
+	o := scale.Options{}
+	fs.StringVar(&o.Bin, "bin", "bin", "`directory` of the built binaries, k8s/ with an API server and etcd in it")
+	fs.IntVar(&o.Agents, "agents", 2000, "`number` of simulated agents")
+	fs.IntVar(&o.Sandboxes, "sandboxes", 50, "`number` of sandboxes on each")
+	fs.DurationVar(&o.Heartbeat, "heartbeat", time.Second, "`interval` of agents' heartbeats")
+	fs.Float64Var(&o.Rate, "rate", 50, "creates `per second`, and as many deletes")
+	fs.DurationVar(&o.Duration, "duration", time.Minute, "`time` that is measured")
+	return suite{"scale", "one allocator with many agents", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return scale.Run(ctx, o, r)
+	}}
+}
+
+func densitySuite(fs *pflag.FlagSet) suite {
+	o := density.Options{}
+	fs.IntVarP(&o.N, "number", "n", 40, "`number` of places that are really filled")
+	return suite{"density", "memory of slots and of sandboxes", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return density.Run(ctx, o, r)
+	}}
+}

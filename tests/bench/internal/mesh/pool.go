@@ -1,0 +1,165 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+)
+
+const (
+	readyTime = 2 * time.Minute
+	goneTime  = 2 * time.Minute
+	poolTick  = 250 * time.Millisecond
+	slotTick  = 50 * time.Millisecond
+)
+
+// Pool says what pool is wanted: one agent, so that all figures are one agent's.
+type Pool struct {
+	Name string
+	// Places is how many sandboxes its agent takes.
+	Places int
+	// Slots bounds the slots; nil leaves the default, as many as there are free places.
+	Slots *int
+}
+
+// Slots is how a pool is off for slots.
+type Slots struct {
+	// Free are started and unclaimed, Wanted is what the agent means to keep.
+	Free, Wanted int
+	// Off is why there are none although some are wanted.
+	Off string
+}
+
+// Open makes a pool, in place of one of that name which an earlier run may have left, and waits until its agent is ready
+// and has the slots that it wants.
+func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
+	if err := m.Remove(ctx, want.Name); err != nil {
+		return Slots{}, err
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
+	if err := m.Kube.Create(ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		return Slots{}, fmt.Errorf("making the namespace: %w", err)
+	}
+	var like v1alpha1.SandboxPool
+	if err := m.Kube.Get(ctx, client.ObjectKey{Namespace: "default", Name: "default"}, &like); err != nil {
+		return Slots{}, fmt.Errorf("reading the default pool, whose agents are taken for a model: %w", err)
+	}
+	p := &v1alpha1.SandboxPool{Spec: like.Spec}
+	p.Namespace, p.Name = Namespace, want.Name
+	p.Spec.MaxSandboxesPerPod = int32(want.Places)
+	p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1}
+	p.Spec.Slots = nil
+	if want.Slots != nil {
+		p.Spec.Slots = &v1alpha1.PoolSlots{Min: ptr.To(int32(*want.Slots)), Max: ptr.To(int32(*want.Slots))}
+	}
+	if err := m.Kube.Create(ctx, p); err != nil {
+		return Slots{}, fmt.Errorf("making pool %s: %w", want.Name, err)
+	}
+	return m.AwaitSlots(ctx, want.Name)
+}
+
+// AwaitSlots waits until the pool's agent is ready and has as many free slots as it means to have.
+func (m *Mesh) AwaitSlots(ctx context.Context, pool string) (Slots, error) {
+	var slots Slots
+	err := Poll(ctx, slotTick, readyTime, func(ctx context.Context) error {
+		a, err := m.agent(ctx, pool)
+		if err != nil {
+			return err
+		}
+		if slots = slotsOf(a); slots.Free < slots.Wanted {
+			return fmt.Errorf("pool %s has %d of %d slots", pool, slots.Free, slots.Wanted)
+		}
+		return nil
+	})
+	return slots, err
+}
+
+// Slots is how a pool is off for slots now.
+func (m *Mesh) Slots(ctx context.Context, pool string) (Slots, error) {
+	a, err := m.agent(ctx, pool)
+	if err != nil {
+		return Slots{}, err
+	}
+	return slotsOf(a), nil
+}
+
+func slotsOf(a *allocatorv1.Agent) Slots {
+	return Slots{Free: int(a.GetFreeSlots()), Wanted: int(a.GetWantedSlots()), Off: a.GetSlotsOffReason()}
+}
+
+// AgentUID is the uid of the Pod of a pool's agent.
+func (m *Mesh) AgentUID(ctx context.Context, pool string) (string, error) {
+	a, err := m.agent(ctx, pool)
+	return a.GetInfo().GetPodUid(), err
+}
+
+// agent is the Registry's view of the pool's one agent, which must be ready.
+func (m *Mesh) agent(ctx context.Context, pool string) (*allocatorv1.Agent, error) {
+	list, err := m.Agents.ListAgents(ctx, &allocatorv1.ListAgentsRequest{Namespace: Namespace, Pool: pool})
+	if err != nil {
+		return nil, fmt.Errorf("listing the agents of pool %s: %w", pool, err)
+	}
+	for _, a := range list.GetAgents() {
+		if a.GetReady() {
+			return a, nil
+		}
+	}
+	return nil, fmt.Errorf("pool %s has no agent that is ready, of %d", pool, len(list.GetAgents()))
+}
+
+// Remove deletes a pool with all sandboxes in it, and waits until its agents are gone.
+func (m *Mesh) Remove(ctx context.Context, pool string) error {
+	return Poll(ctx, poolTick, goneTime, func(ctx context.Context) error {
+		var list v1alpha1.SandboxList
+		if err := m.Kube.List(ctx, &list, client.InNamespace(Namespace)); err != nil {
+			return fmt.Errorf("listing sandboxes: %w", err)
+		}
+		for i := range list.Items {
+			s := &list.Items[i]
+			if s.Spec.PoolRef != pool || s.DeletionTimestamp != nil {
+				continue
+			}
+			if err := m.Kube.Delete(ctx, s); client.IgnoreNotFound(err) != nil {
+				return fmt.Errorf("deleting sandbox %s: %w", s.Name, err)
+			}
+		}
+		p := &v1alpha1.SandboxPool{}
+		p.Namespace, p.Name = Namespace, pool
+		if err := m.Kube.Delete(ctx, p); !apierrors.IsNotFound(err) {
+			return errors.Join(fmt.Errorf("pool %s is left", pool), err)
+		}
+		var pods corev1.PodList
+		if err := m.Kube.List(ctx, &pods, client.InNamespace(Namespace), client.MatchingLabels{v1alpha1.LabelPool: pool}); err != nil {
+			return fmt.Errorf("listing agents: %w", err)
+		}
+		if len(pods.Items) > 0 {
+			return fmt.Errorf("%d agents of pool %s are left", len(pods.Items), pool)
+		}
+		return nil
+	})
+}
+
+// Leave takes the namespace away, with whatever is in it.
+func (m *Mesh) Leave(ctx context.Context) error {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
+	if err := m.Kube.Delete(ctx, ns); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deleting the namespace: %w", err)
+	}
+	return Poll(ctx, poolTick, goneTime, func(ctx context.Context) error {
+		err := m.Kube.Get(ctx, client.ObjectKeyFromObject(ns), ns)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(fmt.Errorf("namespace %s is left", Namespace), err)
+	})
+}

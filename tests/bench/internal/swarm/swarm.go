@@ -1,0 +1,239 @@
+// Package swarm is many simulated agents in one process: each listens on a loopback address of its own and keeps
+// AgentService's contract as far as an allocator can tell (records, persistence, tombstones, status streams with
+// heartbeats), without any container. All methods may be called concurrently.
+package swarm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+// Swarm is the agents behind one gRPC server.
+type Swarm struct {
+	agentv1.UnimplementedAgentServiceServer
+	heartbeat time.Duration
+	server    *grpc.Server
+	agents    map[string]*agent // by IP; not changed once it serves
+	serving   sync.WaitGroup
+}
+
+// agent is one of them.
+type agent struct {
+	info   *agentv1.AgentInfo
+	images []string
+
+	mu         sync.Mutex
+	sandboxes  map[string]*agentv1.SandboxReport // by uid
+	tombstones map[string]*agentv1.Tombstone     // by uid
+	watchers   map[*watcher]struct{}
+}
+
+// watcher is one status stream. Deltas wait in its queue; wake tells that there are some.
+type watcher struct {
+	queue []*agentv1.AgentDelta // guarded by agent.mu
+	wake  chan struct{}
+}
+
+// New returns a swarm without agents. Heartbeats come so often.
+func New(tls rpc.TLS, heartbeat time.Duration) (*Swarm, error) {
+	config, err := tls.ServerConfig()
+	if err != nil {
+		return nil, err
+	}
+	s := &Swarm{heartbeat: heartbeat, agents: map[string]*agent{}, server: grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(config)),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))}
+	agentv1.RegisterAgentServiceServer(s.server, s)
+	return s, nil
+}
+
+// Add adds an agent with what it has, before Serve. The swarm keeps the messages, which nobody may change any more.
+func (s *Swarm) Add(info *agentv1.AgentInfo, images []string, sandboxes []*agentv1.SandboxReport) {
+	a := &agent{
+		info: info, images: images, sandboxes: make(map[string]*agentv1.SandboxReport, len(sandboxes)),
+		tombstones: map[string]*agentv1.Tombstone{}, watchers: map[*watcher]struct{}{},
+	}
+	for _, r := range sandboxes {
+		a.sandboxes[uidOf(r.GetRecord().GetFence())] = r
+	}
+	s.agents[info.GetPodIp()] = a
+}
+
+// Serve has all agents listen, each on its address and all on one port.
+func (s *Swarm) Serve(port int) error {
+	for ip := range s.agents {
+		l, err := net.Listen("tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+		if err != nil {
+			s.Stop()
+			return fmt.Errorf("listening for an agent: %w", err)
+		}
+		s.serving.Go(func() { _ = s.server.Serve(l) }) // it ends with Stop, or with the listener
+	}
+	return nil
+}
+
+// Stop ends all agents and waits for that.
+func (s *Swarm) Stop() {
+	s.server.Stop()
+	s.serving.Wait()
+}
+
+// Count is the number of sandboxes on all agents.
+func (s *Swarm) Count() int {
+	n := 0
+	for _, a := range s.agents {
+		a.mu.Lock()
+		n += len(a.sandboxes)
+		a.mu.Unlock()
+	}
+	return n
+}
+
+// called is the agent that a call came to: the one whose address its connection ends at.
+func (s *Swarm) called(ctx context.Context) (*agent, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil, errors.New("a call without a connection")
+	}
+	host, _, err := net.SplitHostPort(p.LocalAddr.String())
+	if err != nil {
+		return nil, fmt.Errorf("finding the agent that was called: %w", err)
+	}
+	if a := s.agents[host]; a != nil {
+		return a, nil
+	}
+	return nil, fmt.Errorf("there is no agent at %s", host)
+}
+
+func uidOf(f *agentv1.Fence) string { return f.GetSandboxUid() }
+
+// slots are the agent's: one in each free place. The lock is held.
+func (a *agent) slots() *agentv1.SlotStatus {
+	free := max(a.info.GetCapacity()-int32(len(a.sandboxes)), 0)
+	return &agentv1.SlotStatus{Free: free, Wanted: free}
+}
+
+// tell queues a change for all watchers. The lock is held.
+func (a *agent) tell(d *agentv1.AgentDelta) {
+	for w := range a.watchers {
+		w.queue = append(w.queue, d)
+		select {
+		case w.wake <- struct{}{}:
+		default: // it is awake
+		}
+	}
+}
+
+// set keeps a report in place of a former one and tells of it. The lock is held.
+func (a *agent) set(r *agentv1.SandboxReport) {
+	uid := uidOf(r.GetRecord().GetFence())
+	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
+		delete(a.sandboxes, uid)
+	} else {
+		a.sandboxes[uid] = r
+	}
+	a.tell(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{r}, Slots: a.slots()})
+}
+
+// put is set for who has not the lock.
+func (a *agent) put(r *agentv1.SandboxReport) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.set(r)
+}
+
+// change tells of a sandbox, if it is there, with one thing about it changed.
+func (a *agent) change(f *agentv1.Fence, change func(*agentv1.SandboxReport)) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r, ok := a.sandboxes[uidOf(f)]
+	if ok {
+		r = proto.CloneOf(r)
+		change(r)
+		a.set(r)
+	}
+	return ok
+}
+
+// watch begins a stream: what is there now, and a queue for what follows.
+func (a *agent) watch() (*agentv1.AgentSnapshot, *watcher) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := &watcher{wake: make(chan struct{}, 1)}
+	a.watchers[w] = struct{}{}
+	s := &agentv1.AgentSnapshot{Info: a.info, Images: a.images, Accepting: true, Slots: a.slots()}
+	for _, r := range a.sandboxes {
+		s.Sandboxes = append(s.Sandboxes, r)
+	}
+	for _, t := range a.tombstones {
+		s.Tombstones = append(s.Tombstones, t)
+	}
+	return s, w
+}
+
+func (a *agent) leave(w *watcher) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.watchers, w)
+}
+
+// take empties a watcher's queue.
+func (a *agent) take(w *watcher) []*agentv1.AgentDelta {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q := w.queue
+	w.queue = nil
+	return q
+}
+
+// WatchStatus implements agentv1.AgentServiceServer.
+func (s *Swarm) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
+	a, err := s.called(stream.Context())
+	if err != nil {
+		return err
+	}
+	snapshot, w := a.watch()
+	defer a.leave(w)
+	sequence := int64(0)
+	send := func(m *agentv1.WatchStatusResponse) error {
+		sequence++
+		m.Epoch, m.Sequence, m.Time = "1", sequence, timestamppb.Now()
+		return stream.Send(m)
+	}
+	if err := send(&agentv1.WatchStatusResponse{Content: &agentv1.WatchStatusResponse_Snapshot{Snapshot: snapshot}}); err != nil {
+		return err
+	}
+	ticker := time.NewTicker(s.heartbeat)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-w.wake:
+			for _, d := range a.take(w) {
+				if err := send(&agentv1.WatchStatusResponse{Content: &agentv1.WatchStatusResponse_Delta{Delta: d}}); err != nil {
+					return err
+				}
+			}
+		case <-ticker.C:
+			if err := send(&agentv1.WatchStatusResponse{}); err != nil {
+				return err
+			}
+		}
+	}
+}
