@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// built holds the programs under test, and busybox.
+// built holds the probe, and the root that all slots share, with sandbox-init in it.
 var built string
 
 func TestMain(m *testing.M) {
@@ -47,7 +47,12 @@ func build() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for name, pkg := range map[string]string{"sandbox-init": ".", "probe": "../../internal/slot/probe"} {
+	for _, place := range []string{"proc", "dev", "sys", "new", "fsb"} {
+		if err := os.MkdirAll(filepath.Join(dir, "root", place), 0o755); err != nil {
+			return "", err
+		}
+	}
+	for name, pkg := range map[string]string{"root/sandbox-init": ".", "probe": "../../internal/slot/probe"} {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") //nolint:forbidigo // the tool's own
 		if out, err := cmd.CombinedOutput(); err != nil {

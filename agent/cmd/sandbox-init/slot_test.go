@@ -142,11 +142,7 @@ func spec(root string, process *specs.Process, mounts ...specs.Mount) *specs.Spe
 // start runs a slot. Its root is read-only, and shared by all.
 func start(t testing.TB) *container {
 	t.Helper()
-	root, fsb := workspace(t), workspace(t)
-	for _, dir := range []string{"proc", "dev", "sys", "new", "fsb"} {
-		require.NoError(t, os.Mkdir(filepath.Join(root, dir), 0o755))
-	}
-	place(t, filepath.Join(built, "sandbox-init"), filepath.Join(root, "sandbox-init"))
+	root, fsb := filepath.Join(built, "root"), workspace(t)
 	require.NoError(t, os.WriteFile(filepath.Join(fsb, "hostname"), []byte("box\n"), 0o644))
 	process := &specs.Process{
 		Args: []string{"/sandbox-init"}, Env: claim.Environment(), Cwd: "/",
