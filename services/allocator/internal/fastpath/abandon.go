@@ -18,11 +18,12 @@ import (
 // abandon has the custom resource of a create that failed deleted in the background, whether it was written or not. From
 // here on a repetition of the request is not answered with it, and once it is gone the request begins anew: nobody was
 // told of that sandbox, and nobody deleted it. The mark on the resource says so to the other replica.
-func (s *Server) abandon(key store.Key, want *v1alpha1.Sandbox) {
+// One that a former leader began stays if its caller may have been told of it.
+func (s *Server) abandon(key store.Key, a attempt) {
 	s.mu.Lock()
-	s.abandoned[momentOf(want)] = struct{}{}
+	s.abandoned[momentOf(a.resource)] = struct{}{}
 	s.mu.Unlock()
-	s.config.Tasks.Go(func(ctx context.Context) { s.undo(ctx, key, want) })
+	s.config.Tasks.Go(func(ctx context.Context) { s.undo(ctx, key, a) })
 }
 
 // momentOf tells one create call from all others: of one name, one moment.
@@ -48,11 +49,11 @@ func errUndoing() error {
 }
 
 // undo deletes what a create that failed may have left, once the API server answers.
-func (s *Server) undo(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) {
+func (s *Server) undo(ctx context.Context, key store.Key, a attempt) {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
 	for {
-		err := s.undoOnce(ctx, key, want)
+		err := s.undoOnce(ctx, key, a)
 		if err == nil {
 			break
 		}
@@ -63,16 +64,19 @@ func (s *Server) undo(ctx context.Context, key store.Key, want *v1alpha1.Sandbox
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.abandoned, momentOf(want))
+	delete(s.abandoned, momentOf(a.resource))
 }
 
-func (s *Server) undoOnce(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) error {
-	there, err := s.ours(ctx, key, want)
-	if apierrors.IsNotFound(err) || err == nil && there == nil {
+func (s *Server) undoOnce(ctx context.Context, key store.Key, a attempt) error {
+	there := &v1alpha1.Sandbox{}
+	err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, there)
+	switch {
+	case apierrors.IsNotFound(err):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
+	case !sameMoment(there, a.resource), !a.own && toldOf(there):
+		return nil
 	}
 	if !store.Abandoned(there) && there.DeletionTimestamp == nil {
 		there.Annotations[v1alpha1.AnnotationAbandoned] = "true"
@@ -82,18 +86,4 @@ func (s *Server) undoOnce(ctx context.Context, key store.Key, want *v1alpha1.San
 		s.store.SetResource(there.DeepCopy())
 	}
 	return s.deleteByUID(ctx, there)
-}
-
-// ours returns the custom resource of a name if it is the one that was to be written: one moment, one request.
-func (s *Server) ours(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) (*v1alpha1.Sandbox, error) {
-	there := &v1alpha1.Sandbox{}
-	if err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, there); err != nil {
-		return nil, err
-	}
-	for _, a := range []string{v1alpha1.AnnotationCreateTime, v1alpha1.AnnotationRequestDigest, v1alpha1.AnnotationRequestID} {
-		if there.Annotations[a] != want.Annotations[a] {
-			return nil, nil
-		}
-	}
-	return there, nil
 }

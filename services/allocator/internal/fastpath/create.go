@@ -36,12 +36,11 @@ func (s *Server) create(ctx context.Context, req *sandboxv1.CreateSandboxRequest
 	if err != nil {
 		return nil, 0, err
 	}
-	execute := func() (*sandboxv1.CreateSandboxResponse, error) { return s.execute(ctx, p) }
 	if req.GetRequestId() == "" {
-		resp, err := execute()
+		resp, err := s.execute(ctx, p)
 		return resp, p.mode, err
 	}
-	resp, err := s.once(ctx, p, execute)
+	resp, err := s.once(ctx, p)
 	return resp, p.mode, err
 }
 

@@ -36,14 +36,13 @@ func (s *Server) DeleteSandbox(ctx context.Context, req *sandboxv1.DeleteSandbox
 	if err != nil {
 		return nil, errContext(ctx, "waiting for other work on the sandbox", nil)
 	}
-	item, ok := s.store.Get(key)
-	if !ok {
-		unlock()
-		return nil, s.missing(key)
+	item, err := s.find(ctx, key)
+	if err == nil && req.GetUid() != "" && req.GetUid() != item.Sandbox.GetUid() {
+		err = errOther(key, item.Sandbox.GetUid())
 	}
-	if uid := item.Sandbox.GetUid(); req.GetUid() != "" && req.GetUid() != uid {
+	if err != nil {
 		unlock()
-		return nil, fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "sandbox %s has the uid %s", key, uid).With("uid", uid)
+		return nil, err
 	}
 	before := proto.CloneOf(item.Sandbox)
 	if before.GetDeleteTime() == nil {
@@ -65,6 +64,10 @@ func (s *Server) DeleteSandbox(ctx context.Context, req *sandboxv1.DeleteSandbox
 	case <-ctx.Done():
 		return nil, errContext(ctx, "deleting the sandbox", nil)
 	}
+}
+
+func errOther(key store.Key, uid string) error {
+	return fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "sandbox %s has the uid %s", key, uid).With("uid", uid)
 }
 
 // delete makes a deletion durable. The key is locked.

@@ -132,6 +132,7 @@ type mesh struct {
 	registry *registry.Registry
 	sandbox  sandboxv1.SandboxServiceClient
 	stop     func()
+	blind    atomic.Bool // the informer is behind: it shows nothing
 }
 
 type option func(*fastpath.Config)
@@ -216,6 +217,9 @@ func (m *mesh) inform(ctx context.Context, synced chan struct{}) error {
 		return err
 	}
 	for i := range list.Items {
+		if m.blind.Load() {
+			break
+		}
 		m.server.ResourceSeen(&list.Items[i])
 	}
 	close(synced)
@@ -229,7 +233,7 @@ func (m *mesh) inform(ctx context.Context, synced chan struct{}) error {
 		case event := <-w.ResultChan():
 			sb, ok := event.Object.(*v1alpha1.Sandbox)
 			switch {
-			case !ok:
+			case !ok, m.blind.Load():
 			case event.Type == watch.Deleted:
 				delete(terminating, sb.Name)
 				m.server.ResourceGone(sb)

@@ -21,6 +21,28 @@ func (s *Server) GetSandbox(_ context.Context, req *sandboxv1.GetSandboxRequest)
 	return &sandboxv1.GetSandboxResponse{Sandbox: item.Sandbox}, nil
 }
 
+// find returns a sandbox that is to be changed. One that this process knows nothing of may have been written by a former
+// leader a moment before its end: that there is none is the API server's to say.
+func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
+	if item, ok := s.store.Get(key); ok {
+		return item, nil
+	}
+	there, err := s.lookup(ctx, key, "")
+	switch {
+	case ctx.Err() != nil:
+		return store.Item{}, errContext(ctx, "asking the API server for the sandbox", err)
+	case err != nil:
+		return store.Item{}, errAPI(err)
+	case there == nil:
+		return store.Item{}, s.missing(key)
+	}
+	s.ResourceSeen(there)
+	if item, ok := s.store.Get(key); ok {
+		return item, nil
+	}
+	return store.Item{}, s.missing(key) // it went in between
+}
+
 // ListSandboxes implements sandboxv1.SandboxServiceServer.
 func (s *Server) ListSandboxes(_ context.Context, req *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
 	selector, err := store.ParseSelector(req.GetLabelSelector())

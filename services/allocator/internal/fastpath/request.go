@@ -45,7 +45,7 @@ func digestOf(labels map[string]string, spec *sandboxv1.SandboxSpec) string {
 
 // once carries a create out once for each request_id. The same request is answered the same again, whether the first is
 // still running, was answered by this process, or by a former one; another request is refused.
-func (s *Server) once(ctx context.Context, p *plan, execute func() (*sandboxv1.CreateSandboxResponse, error)) (*sandboxv1.CreateSandboxResponse, error) {
+func (s *Server) once(ctx context.Context, p *plan) (*sandboxv1.CreateSandboxResponse, error) {
 	key := requestKey{p.request.GetNamespace(), p.request.GetRequestId()}
 	for {
 		s.mu.Lock()
@@ -54,7 +54,7 @@ func (s *Server) once(ctx context.Context, p *plan, execute func() (*sandboxv1.C
 			f = &flight{digest: p.digest, done: make(chan struct{}), err: errAbandoned}
 			s.flights[key] = f
 			s.mu.Unlock()
-			return s.lead(key, f, p, execute)
+			return s.lead(ctx, key, f, p)
 		}
 		s.mu.Unlock()
 		if f.digest != p.digest {
@@ -78,8 +78,8 @@ func (s *Server) once(ctx context.Context, p *plan, execute func() (*sandboxv1.C
 
 var errAbandoned = errors.New("the request was abandoned")
 
-func (s *Server) lead(key requestKey, f *flight, p *plan, execute func() (*sandboxv1.CreateSandboxResponse, error)) (*sandboxv1.CreateSandboxResponse, error) {
-	defer func() { // also when execute panics: others wait
+func (s *Server) lead(ctx context.Context, key requestKey, f *flight, p *plan) (*sandboxv1.CreateSandboxResponse, error) {
+	defer func() { // also after a panic: others wait
 		s.mu.Lock()
 		delete(s.flights, key)
 		if f.err == nil && f.response != nil {
@@ -88,45 +88,48 @@ func (s *Server) lead(key requestKey, f *flight, p *plan, execute func() (*sandb
 		s.mu.Unlock()
 		close(f.done)
 	}()
-	f.response, f.err = s.answered(key, p)
-	if f.response == nil && f.err == nil {
-		f.err = errAbandoned
-		f.response, f.err = execute()
+	response, unfinished, err := s.answered(key, p)
+	switch {
+	case unfinished != nil:
+		response, err = s.resume(ctx, p, unfinished)
+	case response == nil && err == nil:
+		response, err = s.execute(ctx, p)
 	}
-	return f.response, f.err
+	f.response, f.err = response, err
+	return response, err
 }
 
-// answered returns the answer of an earlier call, if there was one; nil, nil if not.
-func (s *Server) answered(key requestKey, p *plan) (*sandboxv1.CreateSandboxResponse, error) {
+// answered returns the answer of an earlier call, if there was one, or the custom resource of one that was not answered;
+// nothing if there was none.
+func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSandboxResponse, unfinished *v1alpha1.Sandbox, err error) {
 	s.mu.Lock()
 	a, ok := s.answers.get(s.config.Clock.Now(), key)
 	s.mu.Unlock()
 	item, live := s.store.ByRequest(key.namespace, key.id)
 	switch {
 	case !ok && !live && s.store.RequestGone(key.namespace, key.id):
-		return nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
+		return nil, nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
 	case !ok && !live:
-		return nil, nil
+		return nil, nil, nil
 	case !ok && s.givenUp(item.Resource):
-		return nil, errUndoing()
+		return nil, nil, errUndoing()
 	case !ok:
 		a = answer{digest: itemDigest(item), response: responseOf(item)}
 	}
 	sameName := p.request.GetName() == "" || p.request.GetName() == a.response.GetSandbox().GetName()
 	if a.digest != p.digest || !sameName {
-		return nil, errReused(key.id)
+		return nil, nil, errReused(key.id)
 	}
 	if s.store.Deleting(a.response.GetSandbox().GetUid()) || a.response.GetSandbox().GetDeleteTime() != nil {
-		return nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating,
+		return nil, nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating,
 			"the sandbox %s of this request_id has been deleted", a.response.GetSandbox().GetName())
 	}
 	if live && item.Resource != nil && !ok {
 		if phase := item.Sandbox.GetStatus().GetPhase(); phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_BOUND {
-			return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
-				"the sandbox of this request_id is still being created").RetryIn(time.Second)
+			return nil, item.Resource, nil
 		}
 	}
-	return replay(a.response), nil
+	return replay(a.response), nil, nil
 }
 
 // itemDigest is the digest of the request that made a sandbox.

@@ -39,7 +39,8 @@ func (s *Server) deleteByUID(ctx context.Context, resource *v1alpha1.Sandbox) er
 	}
 }
 
-// lookup asks the API server once for the custom resource of a sandbox; nil if there is none.
+// lookup asks the API server once for the custom resource of a name, if it is that of the uid, or whosever it is if uid is
+// empty; nil if there is none.
 func (s *Server) lookup(ctx context.Context, name store.Key, uid string) (*v1alpha1.Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiPatience)
 	defer cancel()
@@ -56,7 +57,7 @@ func (s *Server) lookup(ctx context.Context, name store.Key, uid string) (*v1alp
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case found.EffectiveUID() != uid:
+	case uid != "" && found.EffectiveUID() != uid:
 		return nil, nil
 	}
 	return found, nil

@@ -7,6 +7,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -19,13 +20,35 @@ import (
 // the custom resource is deleted, if need be in the background.
 func (s *Server) createStrong(ctx context.Context, p *plan, key store.Key, record *agentv1.SandboxRecord) (*sandboxv1.CreateSandboxResponse, error) {
 	began := s.config.Clock.Now()
-	resource, err := s.createFirst(ctx, key, resourceOf(record))
+	resource, own, err := s.createFirst(ctx, key, resourceOf(record))
 	if err != nil {
 		return nil, err
 	}
-	sb, err := s.awaitRunning(ctx, key, resource)
+	return s.seeThrough(ctx, p, key, attempt{resource, own}, began)
+}
+
+// attempt is a strong create whose custom resource is written. own tells that this call wrote it; if not, a former leader
+// did, which can have answered only once the custom resource told of the start.
+type attempt struct {
+	resource *v1alpha1.Sandbox
+	own      bool
+}
+
+// resume takes a strong create up that a former leader began, and whose caller asks again.
+func (s *Server) resume(ctx context.Context, p *plan, resource *v1alpha1.Sandbox) (*sandboxv1.CreateSandboxResponse, error) {
+	key := store.Key{Namespace: resource.Namespace, Name: resource.Name}
+	resp, err := s.seeThrough(ctx, p, key, attempt{resource: resource}, s.config.Clock.Now())
 	if err != nil {
-		s.abandon(key, resource)
+		return nil, err
+	}
+	return replay(resp), nil
+}
+
+// seeThrough waits for a strong create's start, and undoes the create if that does not come.
+func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attempt, began time.Time) (*sandboxv1.CreateSandboxResponse, error) {
+	sb, err := s.awaitRunning(ctx, key, a.resource)
+	if err != nil {
+		s.abandon(key, a)
 		return nil, err
 	}
 	var timings stages
@@ -36,11 +59,12 @@ func (s *Server) createStrong(ctx context.Context, p *plan, key store.Key, recor
 	}, nil
 }
 
-// createFirst creates a custom resource under its key's lock and repeats that while the API server does not answer.
-func (s *Server) createFirst(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) (*v1alpha1.Sandbox, error) {
+// createFirst creates a custom resource under its key's lock and repeats that while the API server does not answer. own is
+// false for one that a former leader created for the same request.
+func (s *Server) createFirst(ctx context.Context, key store.Key, want *v1alpha1.Sandbox) (there *v1alpha1.Sandbox, own bool, err error) {
 	unlock, err := s.lockName(ctx, key)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer unlock()
 	callCtx, cancel := context.WithTimeout(ctx, apiPatience)
@@ -53,49 +77,89 @@ func (s *Server) createFirst(ctx context.Context, key store.Key, want *v1alpha1.
 		switch {
 		case err == nil:
 			s.store.SetResource(created)
-			return created, nil
+			return created, true, nil
 		case apierrors.IsAlreadyExists(err):
-			there, getErr := s.ours(callCtx, key, want)
-			if there != nil && sent { // an earlier attempt whose answer was lost
-				return there, nil
-			}
-			if getErr == nil {
-				return nil, fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "sandbox %s exists", key).With("sandbox", key.String())
+			there, own, getErr := s.meet(callCtx, key, want, sent)
+			if there != nil || getErr == nil || fault.ReasonOf(getErr) != "" {
+				return there, own, getErr
 			}
 			err = getErr
 		case apierrors.IsInvalid(err):
-			return nil, invalid(err, "spec")
+			return nil, false, invalid(err, "spec")
 		case apierrors.IsForbidden(err):
-			return nil, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the API server forbids sandbox %s: %v", key, err)
+			return nil, false, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the API server forbids sandbox %s: %v", key, err)
 		}
 		timer := s.config.Clock.NewTimer(wait.NextBackOff())
 		select {
 		case <-callCtx.Done():
 			timer.Stop()
-			s.abandon(key, want)
+			s.abandon(key, attempt{want, true})
 			if ctx.Err() != nil {
-				return nil, errContext(ctx, "writing the sandbox", err)
+				return nil, false, errContext(ctx, "writing the sandbox", err)
 			}
-			return nil, errAPI(err)
+			return nil, false, errAPI(err)
 		case <-timer.C():
 		}
 	}
 }
 
-// awaitRunning waits until the process of a sandbox has started.
+// meet looks at who has the name that a custom resource was to be created under: an earlier attempt of this call whose
+// answer was lost, if one was sent; the same request's, by a former leader of whom this process has not heard; or another.
+func (s *Server) meet(ctx context.Context, key store.Key, want *v1alpha1.Sandbox, sent bool) (there *v1alpha1.Sandbox, own bool, err error) {
+	there = &v1alpha1.Sandbox{}
+	if err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, there); err != nil {
+		return nil, false, err
+	}
+	switch {
+	case sent && sameMoment(there, want):
+		return there, true, nil
+	case !sameRequest(there, want):
+		return nil, false, errTaken(key, "exists")
+	case there.DeletionTimestamp != nil || s.givenUp(there):
+		return nil, false, errUndoing()
+	}
+	s.store.SetResource(there)
+	return there, false, nil
+}
+
+// sameRequest tells whether two custom resources are of one request_id.
+func sameRequest(a, b *v1alpha1.Sandbox) bool {
+	id := a.Annotations[v1alpha1.AnnotationRequestID]
+	return id != "" && id == b.Annotations[v1alpha1.AnnotationRequestID] &&
+		a.Annotations[v1alpha1.AnnotationRequestDigest] == b.Annotations[v1alpha1.AnnotationRequestDigest]
+}
+
+// sameMoment tells whether two custom resources are of one call.
+func sameMoment(a, b *v1alpha1.Sandbox) bool {
+	return a.Annotations[v1alpha1.AnnotationCreateTime] == b.Annotations[v1alpha1.AnnotationCreateTime] &&
+		a.Annotations[v1alpha1.AnnotationRequestID] == b.Annotations[v1alpha1.AnnotationRequestID] &&
+		a.Annotations[v1alpha1.AnnotationRequestDigest] == b.Annotations[v1alpha1.AnnotationRequestDigest]
+}
+
+// awaitRunning waits until the custom resource tells that the process of a sandbox has started: whoever leads next then
+// knows that the caller may have been told.
 func (s *Server) awaitRunning(ctx context.Context, key store.Key, resource *v1alpha1.Sandbox) (*sandboxv1.Sandbox, error) {
 	uid := resource.EffectiveUID()
 	initial, watch := s.store.Watch(store.Filter{Namespace: key.Namespace, Name: key.Name})
 	defer watch.Close()
 	for _, sb := range initial {
-		if done, err := started(uid, sb); done || err != nil {
+		if done, err := s.started(key, uid, sb); done || err != nil {
 			return sb, err
 		}
 	}
+	// A change of the custom resource alone may change nothing of the view, and then nothing is told.
+	ticker := s.config.Clock.NewTicker(recheck)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil, errContext(ctx, "waiting for the controller to have the sandbox created", nil)
+		case <-ticker.C():
+			if item, ok := s.store.Get(key); ok {
+				if done, err := s.started(key, uid, item.Sandbox); done || err != nil {
+					return item.Sandbox, err
+				}
+			}
 		case event, ok := <-watch.Events():
 			if !ok {
 				return nil, fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "too many changes at once")
@@ -104,15 +168,18 @@ func (s *Server) awaitRunning(ctx context.Context, key store.Key, resource *v1al
 			if event.GetType() == sandboxv1.WatchSandboxesResponse_TYPE_DELETED && sb.GetUid() == uid {
 				return nil, errTerminating(key)
 			}
-			if done, err := started(uid, sb); done || err != nil {
+			if done, err := s.started(key, uid, sb); done || err != nil {
 				return sb, err
 			}
 		}
 	}
 }
 
-// started tells whether the process of the sandbox has started, or why it never will.
-func started(uid string, sb *sandboxv1.Sandbox) (bool, error) {
+// recheck is how often a strong create looks whether the custom resource has caught up with the agent's word.
+const recheck = 100 * time.Millisecond
+
+// started tells whether the process of the sandbox has started, and the custom resource says so, or why it never will.
+func (s *Server) started(key store.Key, uid string, sb *sandboxv1.Sandbox) (bool, error) {
 	st := sb.GetStatus()
 	switch {
 	case sb.GetUid() != uid:
@@ -120,11 +187,23 @@ func started(uid string, sb *sandboxv1.Sandbox) (bool, error) {
 	case sb.GetDeleteTime() != nil:
 		return false, errTerminating(store.Key{Namespace: sb.GetNamespace(), Name: sb.GetName()})
 	case st.GetStartTime() != nil, st.GetPhase() == sandboxv1.Phase_PHASE_RUNNING:
-		return true, nil
+		item, ok := s.store.Get(key)
+		return ok && item.Resource != nil && item.Resource.EffectiveUID() == uid && hasStarted(item.Resource), nil
 	case st.GetPhase() == sandboxv1.Phase_PHASE_FAILED:
 		return false, failed(st)
 	}
 	return false, nil
+}
+
+// toldOf tells whether a create's caller may have been told of its sandbox. A fast one's custom resource is written after
+// that.
+func toldOf(sb *v1alpha1.Sandbox) bool {
+	return sb.Spec.ConsistencyMode != v1alpha1.ConsistencyModeStrong || hasStarted(sb)
+}
+
+// hasStarted tells whether the custom resource says that the process has started, be it in an earlier attempt.
+func hasStarted(sb *v1alpha1.Sandbox) bool {
+	return sb.Status.StartTime != nil || sb.Status.Phase == v1alpha1.PhaseRunning || sb.Status.Attempt > 1
 }
 
 // failed is the error of a sandbox that could not be created: the controller keeps the agent's reason in the status.

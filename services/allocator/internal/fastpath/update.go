@@ -32,13 +32,13 @@ func (s *Server) UpdateSandbox(ctx context.Context, req *sandboxv1.UpdateSandbox
 		return nil, errContext(ctx, "waiting for other work on the sandbox", nil)
 	}
 	defer unlock()
-	item, ok := s.store.Get(key)
+	item, err := s.find(ctx, key)
 	uid := req.GetSandbox().GetUid()
 	switch {
-	case !ok:
-		return nil, s.missing(key)
+	case err != nil:
+		return nil, err
 	case uid != "" && uid != item.Sandbox.GetUid():
-		return nil, fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "sandbox %s has the uid %s", key, item.Sandbox.GetUid())
+		return nil, errOther(key, item.Sandbox.GetUid())
 	case item.Sandbox.GetDeleteTime() != nil:
 		return nil, errTerminating(key)
 	}

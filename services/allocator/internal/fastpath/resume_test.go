@@ -1,0 +1,124 @@
+package fastpath_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+// cutOff is a mesh whose allocator was killed in the middle of a strong create, and the create's request. The next
+// allocator's informer shows nothing yet if blind.
+func cutOff(t *testing.T, blind bool) (*mesh, *sandboxv1.CreateSandboxRequest) {
+	t.Helper()
+	req := request("one")
+	req.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
+	req.RequestId = "again"
+	m := newMesh(t)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = m.create(req)
+	}()
+	m.eventually("the custom resource comes first", func() bool { return m.resource("one") != nil })
+	m.api.down.Store(true) // nothing can be undone any more
+	m.stop()
+	<-ended
+	m.api.down.Store(false)
+	m.blind.Store(blind)
+	m.start()
+	return m, req
+}
+
+// starts has the custom resource tell that the process runs, as the controller would.
+func (m *mesh) starts(name string, change func(*v1alpha1.SandboxStatus)) {
+	cr := m.resource(name)
+	require.NotNil(m.t, cr)
+	change(&cr.Status)
+	require.NoError(m.t, m.api.Status().Update(context.Background(), cr))
+}
+
+func run(s *v1alpha1.SandboxStatus) { s.Phase = v1alpha1.PhaseRunning }
+
+func TestAStrongCreateOutlivesItsLeader(t *testing.T) {
+	m, req := cutOff(t, false)
+	uid := m.resource("one").UID
+	type result struct {
+		resp *sandboxv1.CreateSandboxResponse
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		resp, err := m.create(req)
+		done <- result{resp, err}
+	}()
+	m.starts("one", run)
+	r := <-done
+	require.NoError(t, r.err)
+	require.True(t, r.resp.GetReplayed())
+	require.Equal(t, string(uid), r.resp.GetSandbox().GetUid())
+	require.Equal(t, uid, m.resource("one").UID)
+}
+
+func TestAStrongCreateThatTheNextLeaderHasNotSeen(t *testing.T) {
+	m, req := cutOff(t, true)
+	uid := m.resource("one").UID
+	m.starts("one", run)
+	resp, err := m.create(req)
+	require.NoError(t, err)
+	require.Equal(t, string(uid), resp.GetSandbox().GetUid())
+	_, err = m.create(request("one"))
+	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err), "another request")
+}
+
+func TestAResumedCreateThatFailsLeavesNothing(t *testing.T) {
+	m, req := cutOff(t, false)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := m.sandbox.CreateSandbox(ctx, req)
+	require.Equal(t, fault.DeadlineExceeded, fault.ReasonOf(rpc.FromStatus(err)))
+	m.eventually("it is undone", func() bool { return m.resource("one") == nil })
+}
+
+func TestAResumedCreateThatWasAnsweredStays(t *testing.T) {
+	for name, change := range map[string]func(*v1alpha1.Sandbox){
+		"it was reset":     func(sb *v1alpha1.Sandbox) { sb.Status.Attempt = 2 },
+		"it is a fast one": func(sb *v1alpha1.Sandbox) { sb.Spec.ConsistencyMode = v1alpha1.ConsistencyModeFast },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, req := cutOff(t, false)
+			m.starts("one", func(s *v1alpha1.SandboxStatus) { s.Phase = v1alpha1.PhasePending })
+			cr := m.resource("one")
+			change(cr)
+			require.NoError(t, m.api.Update(t.Context(), cr))
+			change(cr)
+			require.NoError(t, m.api.Status().Update(t.Context(), cr))
+			for range 2 { // the second time, the first is not being undone
+				m.eventually("it is left alone", func() bool {
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					_, err := m.sandbox.CreateSandbox(ctx, req)
+					return fault.ReasonOf(rpc.FromStatus(err)) == fault.DeadlineExceeded
+				})
+			}
+			require.Nil(t, m.resource("one").DeletionTimestamp)
+			require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationAbandoned])
+		})
+	}
+}
+
+func TestWhatTheNextLeaderHasNotSeenIsDeleted(t *testing.T) {
+	m, _ := cutOff(t, true)
+	require.NoError(t, m.remove("one"))
+	require.NotNil(t, m.resource("one").DeletionTimestamp, "the controller does the rest")
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("two")))
+	m.api.down.Store(true)
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(m.remove("two")), "nobody can tell")
+	m.api.down.Store(false)
+}
