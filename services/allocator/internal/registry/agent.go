@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"slices"
 	"time"
 
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
@@ -43,7 +44,7 @@ type agent struct {
 	full                bool // counted by the pool
 	heard               time.Time
 	hearing             node[agent] // alone if the agent was never heard of or not for long
-	places              node[place]
+	places              []*place    // in no order
 
 	// A slot is spoken for from the reservation until the agent's own count shows it: first as one of the pending places
 	// (reserved, not reported), which no count can contain yet, then as a claimed one (reported since the last count). A
@@ -56,6 +57,14 @@ func (a *agent) freeSlots() int { return max(0, a.slots-a.pending-a.claimed) }
 
 // count takes the agent's word on its free slots.
 func (a *agent) count(slots int) { a.slots, a.claimed = slots, 0 }
+
+// drop takes a place off the agent's list. There are few, and they lie side by side: looking costs less than links would.
+func (a *agent) drop(p *place) {
+	last := len(a.places) - 1
+	a.places[slices.Index(a.places, p)] = a.places[last]
+	a.places[last] = nil
+	a.places = a.places[:last]
+}
 
 func (a *agent) ready() bool { return a.seen && a.accepting && !a.hearing.alone() }
 
@@ -97,8 +106,8 @@ func (a *agent) freePorts(ports []int32) {
 // eachPorts calls f with the ports of everyone on the agent.
 func (a *agent) eachPorts(f func([]int32)) {
 	f(a.ports)
-	for n := a.places.next; n != &a.places; n = n.next {
-		f(n.owner.ports)
+	for _, p := range a.places {
+		f(p.ports)
 	}
 }
 

@@ -34,7 +34,7 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	first := r.byKey[req.Key]
+	first := r.byKey.first(req.Key)
 	if first != nil && first.agent.pool.name == req.Pool {
 		if a := first.agent; !slices.Contains(req.Exclude, a.uid) {
 			if first.reserved {
@@ -43,7 +43,7 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 			return a.uid, nil
 		}
 		r.release(first)
-		first = r.byKey[req.Key]
+		first = r.byKey.first(req.Key)
 	}
 	pool := r.pools[req.Pool]
 	if pool == nil {
@@ -131,7 +131,7 @@ func (r *Registry) Release(now time.Time, key Key, agentUID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	p := r.byKey[key]
+	p := r.byKey.first(key)
 	for agentUID != "" && p != nil && p.agent.uid != agentUID {
 		p = p.twin
 	}

@@ -13,8 +13,7 @@ type place struct {
 	// twin and elder chain places of the same key on different agents. The one without an elder answers for the key.
 	twin, elder *place
 	expiring    node[place]
-	beside      node[place] // among the places of its agent
-	snapshot    uint64      // the last snapshot that listed it
+	snapshot    uint64 // the last snapshot that listed it
 }
 
 // maxSpare bounds the places that are kept for use, to about 1 MiB.
@@ -38,7 +37,6 @@ func (r *Registry) take(a *agent, key Key, ports []int32, first *place, leads bo
 	} else {
 		p = &place{}
 		p.expiring.init(p)
-		p.beside.init(p)
 	}
 	p.key, p.agent = key, a
 	p.ports = append(p.ports[:0], ports...)
@@ -47,7 +45,7 @@ func (r *Registry) take(a *agent, key Key, ports []int32, first *place, leads bo
 	} else {
 		p.behind(first)
 	}
-	p.beside.follow(&a.places)
+	a.places = append(a.places, p)
 	a.allocated++
 	a.takePorts(p.ports)
 	return p
@@ -59,7 +57,7 @@ func (r *Registry) lead(p, first *place) {
 	if first != nil {
 		first.elder = p
 	}
-	r.byKey[p.key] = p
+	r.byKey.put(p)
 }
 
 // behind chains a place behind another one of its key.
@@ -77,9 +75,9 @@ func (r *Registry) unchain(p *place) {
 	case p.elder != nil:
 		p.elder.twin = p.twin
 	case p.twin != nil:
-		r.byKey[p.key] = p.twin
+		r.byKey.put(p.twin)
 	default:
-		delete(r.byKey, p.key)
+		r.byKey.remove(p.key)
 	}
 	if p.twin != nil {
 		p.twin.elder = p.elder
@@ -130,7 +128,7 @@ func (r *Registry) free(p *place) {
 		return
 	}
 	r.unchain(p)
-	p.beside.leave()
+	p.agent.drop(p)
 	p.agent.allocated--
 	p.agent.freePorts(p.ports)
 	p.key, p.agent = Key{}, nil

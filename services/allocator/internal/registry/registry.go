@@ -56,7 +56,7 @@ type Registry struct {
 	agents map[string]*agent
 	pools  map[Pool]*pool
 	// byKey is where a sandbox's place was last given or reported; place.twin leads to the others of its key.
-	byKey map[Key]*place
+	byKey keys
 	// expiry holds the places that are reserved, the next to end first; heard the agents that are not silent, the next to
 	// become so first. Both ends lie a fixed time ahead, so that what is new belongs at the back.
 	expiry node[place]
@@ -75,7 +75,7 @@ func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	}
 	r := &Registry{
 		heartbeat: heartbeatTimeout, reservation: reservation,
-		agents: map[string]*agent{}, pools: map[Pool]*pool{}, byKey: map[Key]*place{},
+		agents: map[string]*agent{}, pools: map[Pool]*pool{}, byKey: newKeys(),
 	}
 	r.expiry.init(nil)
 	r.heard.init(nil)
@@ -129,7 +129,6 @@ func (r *Registry) join(uid string, name Pool) *agent {
 	if !ok {
 		a = &agent{uid: uid, reason: ReasonConnecting}
 		a.hearing.init(a)
-		a.places.init(nil)
 		r.agents[uid] = a
 		r.enrol(a, name)
 	} else if a.pool.name != name {
@@ -185,8 +184,8 @@ func (r *Registry) Leave(uid string) {
 	if !ok {
 		return
 	}
-	for !a.places.alone() {
-		r.gone(a.places.next.owner)
+	for len(a.places) > 0 {
+		r.gone(a.places[len(a.places)-1])
 	}
 	a.freePorts(a.ports)
 	r.expel(a)

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -267,4 +268,44 @@ func TestSlotsAreSpokenFor(t *testing.T) {
 	require.Equal(t, 3, free(), "refilled")
 	report(new(-1))
 	require.Zero(t, free())
+}
+
+// TestManyKeys has thousands of places come and go: the table of keys grows, shrinks, and closes its gaps.
+func TestManyKeys(t *testing.T) {
+	r := registry.New(0, 0)
+	for i := range 10 {
+		r.ApplySnapshot(epoch, snapshot(fmt.Sprint("agent-", i), 2000))
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	at := map[string]string{}
+	for step := range 20000 {
+		uid := fmt.Sprint(rnd.IntN(6000))
+		grows := step/4000%2 == 0
+		switch where, ok := at[uid]; {
+		case ok && (!grows || rnd.IntN(4) == 0):
+			r.Release(epoch, request(uid).Key, where)
+			delete(at, uid)
+		case ok || grows:
+			got, err := r.Allocate(epoch, request(uid))
+			require.NoError(t, err)
+			if ok {
+				require.Equal(t, where, got)
+			}
+			at[uid] = got
+		}
+	}
+	total := 0
+	for _, v := range r.Agents(epoch) {
+		total += v.Allocated
+	}
+	require.Len(t, at, total)
+	for uid, where := range at {
+		got, err := r.Allocate(epoch, request(uid))
+		require.NoError(t, err)
+		require.Equal(t, where, got, "the same key has the same agent")
+		r.Release(epoch, request(uid).Key, "")
+	}
+	for _, v := range r.Agents(epoch) {
+		require.Zero(t, v.Allocated)
+	}
 }

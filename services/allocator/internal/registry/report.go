@@ -61,10 +61,8 @@ func (r *Registry) ApplySnapshot(now time.Time, s Snapshot) {
 	for i := range s.Sandboxes {
 		r.report(a, &s.Sandboxes[i])
 	}
-	for n := a.places.next; n != &a.places; {
-		p := n.owner
-		n = n.next // p may be gone from here on
-		if p.reported && p.snapshot != r.epoch {
+	for i := len(a.places) - 1; i >= 0; i-- { // backwards, for what goes is replaced by the last
+		if p := a.places[i]; p.reported && p.snapshot != r.epoch {
 			r.unreport(p)
 		}
 	}
@@ -119,7 +117,7 @@ func (r *Registry) Heartbeat(now time.Time, uid string) {
 // report takes an agent's word on one place. A report confirms a reservation and ends its expiry: from here on the agent
 // says when the place is free. The agent must be refreshed afterwards.
 func (r *Registry) report(a *agent, sb *Sandbox) {
-	first := r.byKey[sb.Key]
+	first := r.byKey.first(sb.Key)
 	p := first.on(a)
 	switch {
 	case sb.Gone:
