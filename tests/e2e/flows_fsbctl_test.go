@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
@@ -177,7 +178,7 @@ func fsbctlModes(t *testing.T, pool string) {
 		a, err := s.Assignment()
 		require.NoError(t, err)
 		require.Equal(t, s.EffectiveUID(), a.SandboxUID)
-		require.Equal(t, s.EffectiveUID()+"-1", s.Status.SandboxID)
+		require.True(t, identity.IsSlotID(s.Status.SandboxID) || s.Status.SandboxID == s.EffectiveUID()+"-1", s.Status.SandboxID)
 		kept := map[string]string{}
 		for key := range s.Annotations {
 			kept[key] = "set"
@@ -188,7 +189,7 @@ func fsbctlModes(t *testing.T, pool string) {
 		}
 		s.ObjectMeta = metav1.ObjectMeta{Labels: s.Labels, Annotations: kept, Finalizers: s.Finalizers}
 		s.Spec.ConsistencyMode, s.Spec.ExpireTime, s.Spec.ExposedPorts = "", nil, nil
-		s.Status.SandboxID, s.Status.Endpoints, s.Status.StartTime, s.Status.ObservedGeneration = "", nil, nil, 0
+		s.Status.SandboxID, s.Status.StartPath, s.Status.Endpoints, s.Status.StartTime, s.Status.ObservedGeneration = "", "", nil, nil, 0
 		for i := range s.Status.Conditions {
 			c := &s.Status.Conditions[i]
 			c.LastTransitionTime, c.ObservedGeneration, c.Reason, c.Message = metav1.Time{}, 0, "", ""

@@ -183,6 +183,10 @@ func (a *auditor) stray(l *life, c Container, why string) {
 
 func (a *auditor) leftovers(l *life) {
 	for _, r := range a.remnants[l.index] {
+		if a.orphaned(r.AgentUID) {
+			a.verdict.Orphans = append(a.verdict.Orphans, r.ID)
+			continue
+		}
 		a.say(Leaked, l, "%s %s is there without its container", r.Kind, r.ID)
 	}
 	for _, t := range a.tombstones[l.index] {
@@ -214,6 +218,12 @@ func (a *auditor) counts() {
 	}
 }
 
+// orphaned tells whether an agent's Pod was killed and is gone: what it left is for the node's janitor.
+func (a *auditor) orphaned(agentUID string) bool {
+	_, killed := a.killed[agentUID]
+	return killed && !a.obs.Agents[agentUID]
+}
+
 // unowned looks at what no client asked for.
 func (a *auditor) unowned() {
 	for _, r := range a.resources[-1] {
@@ -226,12 +236,15 @@ func (a *auditor) unowned() {
 		a.sayOf(Stuck, t.UID, "agent %s has a tombstone of %s, which belongs to no request", t.AgentUID, t.Name)
 	}
 	for _, r := range a.remnants[-1] {
+		if a.orphaned(r.AgentUID) {
+			a.verdict.Orphans = append(a.verdict.Orphans, r.ID)
+			continue
+		}
 		a.sayOf(Leaked, r.ID, "%s is there without its container, and belongs to no request", r.Kind)
 	}
 	for _, c := range a.containers[-1] {
-		_, killed := a.killed[c.AgentUID]
 		switch {
-		case killed && !a.obs.Agents[c.AgentUID]:
+		case a.orphaned(c.AgentUID):
 			a.verdict.Orphans = append(a.verdict.Orphans, c.ID)
 		case c.Slot && a.obs.Agents[c.AgentUID]:
 		case c.Broken != "":

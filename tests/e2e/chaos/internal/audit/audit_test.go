@@ -165,6 +165,9 @@ func TestAudit(t *testing.T) {
 		{"nobody's report", healthy().with(func(w *world) {
 			w.obs.Reports = append(w.obs.Reports, audit.Report{AgentUID: "agent-uid-1", UID: "z", State: "RUNNING"})
 		}), []audit.Kind{leaked}},
+		{"a log of a living agent's", healthy().with(func(w *world) {
+			w.obs.Remnants = []audit.Remnant{{Kind: "log", ID: "z-1", UID: "z", AgentUID: "agent-uid-1"}}
+		}), []audit.Kind{leaked}},
 		{"nobody's snapshot", healthy().with(func(w *world) { w.obs.Remnants = []audit.Remnant{{Kind: "snapshot", ID: "z-1", UID: "z"}} }), []audit.Kind{leaked}},
 
 		// Duplicated.
@@ -260,9 +263,10 @@ func TestContainersOfKilledAgentsAreListedApart(t *testing.T) {
 	w := healthy().call(deleted()).killed()
 	w.obs.Resources = nil
 	w.obs.Containers = append(w.obs.Containers, audit.Container{ID: "slot", Slot: true, AgentUID: "agent-uid-1"})
+	w.obs.Remnants = append(w.obs.Remnants, audit.Remnant{Kind: "log", ID: "z-1", UID: "z", AgentUID: "agent-uid-1"})
 	v := w.judge()
 	require.Empty(t, v.Violations)
-	require.Equal(t, []string{"uid-a-1", "slot"}, v.Orphans)
+	require.Equal(t, []string{"uid-a-1", "z-1", "slot"}, v.Orphans)
 }
 
 func TestASlotOfALivingAgentIsNobodysAndStays(t *testing.T) {

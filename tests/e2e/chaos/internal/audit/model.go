@@ -133,8 +133,8 @@ type Container struct {
 	Dump   string
 }
 
-// Remnant is something of a container that is no more.
-type Remnant struct{ Kind, ID, UID string }
+// Remnant is something of a container that is no more, or never came to be. AgentUID is empty where nothing tells it.
+type Remnant struct{ Kind, ID, UID, AgentUID string }
 
 // Tombstone is a deletion that an agent still remembers.
 type Tombstone struct{ AgentUID, Name, UID string }

@@ -25,3 +25,6 @@ func ContainerOf(c containers.Container, running bool) audit.Container { return 
 
 // IsContainerID tells whether a name is that of one of our containers.
 func IsContainerID(name string) bool { return containerID.MatchString(name) }
+
+// AgentOf is whose a directory is.
+func AgentOf(dir string) string { return agentOf(dir) }

@@ -2,10 +2,12 @@ package truth
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"time"
 
@@ -22,8 +24,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// containerID is the form of our containers' ids: the sandbox's uid and the attempt.
-var containerID = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]+$`)
+// containerID is the form of our containers' ids: the sandbox's uid and the attempt, or what it was called as a slot.
+var containerID = regexp.MustCompile(`^(?:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]+|slot\.[0-9a-f]{20})$`)
 
 // containers lists the pool's containers, and the ids of all containers of ours.
 func (o *Observer) containers(ctx context.Context) ([]audit.Container, map[string]bool, error) {
@@ -73,14 +75,14 @@ func container(c containers.Container, running bool) audit.Container {
 // remnants lists what has the name of one of our containers and outlived it.
 func (o *Observer) remnants(ctx context.Context, containers map[string]bool) ([]audit.Remnant, error) {
 	var out []audit.Remnant
-	add := func(kind, name string) {
+	add := func(kind, dir, name string) {
 		m := containerID.FindStringSubmatch(name)
 		if m != nil && !containers[name] && !o.baseline[kind+" "+name] {
-			out = append(out, audit.Remnant{Kind: kind, ID: name, UID: m[1]})
+			out = append(out, audit.Remnant{Kind: kind, ID: name, UID: m[1], AgentUID: agentOf(filepath.Join(dir, name))})
 		}
 	}
 	err := o.Node.SnapshotService(o.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		add("snapshot", info.Name)
+		add("snapshot", "/nowhere", info.Name)
 		return nil
 	})
 	if err != nil {
@@ -92,8 +94,35 @@ func (o *Observer) remnants(ctx context.Context, containers map[string]bool) ([]
 			return nil, fmt.Errorf("reading %s: %w", dir, err)
 		}
 		for _, e := range entries {
-			add(kind, e.Name())
+			add(kind, dir, e.Name())
 		}
 	}
 	return out, nil
+}
+
+// podCgroup is the Pod in the path of a cgroup.
+var podCgroup = regexp.MustCompile(`/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
+
+// agentOf is the uid of the agent that made a directory: a log has it in a file, a bundle in the path of its cgroup. Empty if
+// nothing tells it.
+func agentOf(dir string) string {
+	if raw, err := os.ReadFile(filepath.Join(dir, "owner")); err == nil {
+		return string(raw)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return ""
+	}
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	if json.Unmarshal(raw, &spec) != nil {
+		return ""
+	}
+	if m := podCgroup.FindStringSubmatch(spec.Linux.CgroupsPath); m != nil {
+		return m[1]
+	}
+	return ""
 }

@@ -1,6 +1,8 @@
 package truth_test
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -65,8 +67,26 @@ func TestAContainerTellsWhoseItIs(t *testing.T) {
 }
 
 func TestOnlyOurContainersLeaveRemnants(t *testing.T) {
-	require.True(t, truth.IsContainerID("13e558df-1e2f-4e63-8a85-8ca5cbed8483-1"))
-	for _, other := range []string{"13e558df-1e2f-4e63-8a85-8ca5cbed8483", "1f9d0b515a08d431d10d02d542c1de50515e49ff31413ea7bddb5e19fa2eeb30", "x-13e558df-1e2f-4e63-8a85-8ca5cbed8483-1", ""} {
+	for _, ours := range []string{"13e558df-1e2f-4e63-8a85-8ca5cbed8483-1", "slot.0123456789abcdef0123"} {
+		require.True(t, truth.IsContainerID(ours), ours)
+	}
+	for _, other := range []string{"slot.1", "13e558df-1e2f-4e63-8a85-8ca5cbed8483", "1f9d0b515a08d431d10d02d542c1de50515e49ff31413ea7bddb5e19fa2eeb30", "x-13e558df-1e2f-4e63-8a85-8ca5cbed8483-1", ""} {
 		require.False(t, truth.IsContainerID(other), other)
 	}
+}
+
+func TestADirectoryTellsWhoseItIs(t *testing.T) {
+	const uid = "13e558df-1e2f-4e63-8a85-8ca5cbed8483"
+	for file, content := range map[string]string{
+		"owner":       uid,
+		"config.json": `{"linux":{"cgroupsPath":"/kubepods/besteffort/pod` + uid + `/fsb-x"}}`,
+	} {
+		dir := t.TempDir()
+		require.Empty(t, truth.AgentOf(dir))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600))
+		require.Equal(t, uid, truth.AgentOf(dir), file)
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte("{"), 0o600))
+	require.Empty(t, truth.AgentOf(dir))
 }
