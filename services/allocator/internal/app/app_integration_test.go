@@ -69,6 +69,8 @@ type cluster struct {
 	agents []*fakeagent.Agent
 	port   int
 	issuer *pki.Authority
+	// Issued once: issuing again writes into the same files, which an allocator that starts may be reading.
+	own, client rpc.TLS
 	// allocators is how many were started.
 	allocators int
 }
@@ -98,6 +100,7 @@ func newCluster(t *testing.T) *cluster {
 	admin, err := client.New(cfg, client.Options{Scheme: scheme})
 	require.NoError(t, err)
 	c := &cluster{t: t, admin: admin, issuer: pki.New(t), proxy: newProxy(t, cfg.Host), rest: rest.CopyConfig(cfg)}
+	c.own, c.client = c.issuer.TLS(t, rpc.RoleAllocator), c.issuer.TLS(t, rpc.RoleClient)
 	c.rest.Host = "https://" + c.proxy.address
 	c.createPool(pool)
 	c.agent = c.startAgent("agent-1", pool, "127.0.0.1", 50)
@@ -210,7 +213,7 @@ func (c *cluster) start(options ...app.Option) *allocator {
 			t.Error(err)
 		}
 	})
-	conn, err := rpc.Dial(listener.Addr().String(), rpc.ClientConfig{TLS: c.issuer.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
+	conn, err := rpc.Dial(listener.Addr().String(), rpc.ClientConfig{TLS: c.client, ServerName: rpc.RoleAllocator.ServerName()})
 	require.NoError(t, err)
 	out.conn, out.sandboxes, out.agents = conn, sandboxv1.NewSandboxServiceClient(conn), allocatorv1.NewAllocatorServiceClient(conn)
 	out.stop = sync.OnceFunc(func() { _ = conn.Close(); stop() })
@@ -220,7 +223,7 @@ func (c *cluster) start(options ...app.Option) *allocator {
 
 func (c *cluster) config(name, address string) *app.Config {
 	cfg := app.NewConfig()
-	cfg.TLS = c.issuer.TLS(c.t, rpc.RoleAllocator)
+	cfg.TLS = c.own
 	cfg.MetricsAddress, cfg.HealthAddress, cfg.BindAddress = "0", "0", "unused"
 	cfg.AgentPort, cfg.ConsistencyMode, cfg.OrphanTimeout, cfg.CreateTimeout, cfg.WriteQueueLimit = c.port, "fast", time.Second, 10*time.Second, 1000
 	cfg.LeaderElect, cfg.Namespace, cfg.PodName, cfg.AdvertiseAddress = true, ns, name, address
