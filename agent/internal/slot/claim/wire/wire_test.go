@@ -1,0 +1,186 @@
+package wire_test
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func full() *wire.Claim {
+	oom, umask := int32(-998), uint32(0o27)
+	return &wire.Claim{
+		Args: []string{"sh", "", "-c"}, Env: []string{"A=1", "", "B=\xff"}, Cwd: "/work", UID: 1000, GID: 1001, Groups: []uint32{1001, 5},
+		Hostname: "box", Capabilities: wire.Capabilities{Bounding: 1, Effective: 2, Permitted: 3, Inheritable: 4, Ambient: 1 << 63}, NoNewPrivs: true,
+		Rlimits: []wire.Rlimit{{Resource: 7, Soft: 1, Hard: ^uint64(0)}}, Seccomp: make([]byte, 24), SeccompFlags: 4,
+		AppArmorProfile: "cri-default", OOMScoreAdj: &oom, Umask: &umask,
+		Mounts: []wire.Mount{
+			{Destination: "/etc/hostname", Path: "/fsb/hostname", Attributes: wire.ReadOnly | wire.NoSUID | wire.NoDev | wire.NoExec},
+			{Destination: "/data", FD: 3, Dir: true},
+		},
+	}
+}
+
+func TestAClaimArrivesAsItWasSent(t *testing.T) {
+	for _, c := range []*wire.Claim{full(), {Args: []string{"x"}, Cwd: "/", Groups: []uint32{}}} {
+		payload, err := wire.EncodeClaim(c)
+		require.NoError(t, err)
+		got, err := wire.DecodeClaim(string(payload))
+		require.NoError(t, err)
+		require.Equal(t, c, got)
+	}
+}
+
+func TestAnyClaimArrivesAsItWasSent(t *testing.T) {
+	text := rapid.Map(rapid.String(), func(s string) string { return strings.ReplaceAll(s, "\x00", "") })
+	path := rapid.Map(text, func(s string) string { return "/" + s[:min(len(s), 4000)] })
+	id := rapid.Uint32Max(1<<31 - 1)
+	rapid.Check(t, func(t *rapid.T) {
+		c := &wire.Claim{
+			Args: append([]string{"x"}, rapid.SliceOf(text).Draw(t, "args")...), Env: rapid.SliceOfN(text, 1, -1).Draw(t, "env"), Cwd: path.Draw(t, "cwd"),
+			UID: id.Draw(t, "uid"), GID: id.Draw(t, "gid"), Groups: rapid.SliceOf(id).Draw(t, "groups"), NoNewPrivs: rapid.Bool().Draw(t, "nnp"),
+			Capabilities: wire.Capabilities{Bounding: rapid.Uint64().Draw(t, "bounding"), Ambient: rapid.Uint64().Draw(t, "ambient")},
+			Mounts:       []wire.Mount{{Destination: path.Draw(t, "destination"), FD: rapid.Uint32().Draw(t, "fd"), Attributes: rapid.Uint64().Draw(t, "attributes")}},
+		}
+		payload, err := wire.EncodeClaim(c)
+		require.NoError(t, err)
+		got, err := wire.DecodeClaim(string(payload))
+		require.NoError(t, err)
+		require.Equal(t, c, got)
+	})
+}
+
+func TestClaimsThatNoSlotTakes(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(c *wire.Claim)
+		stage  wire.Stage
+		errno  syscall.Errno
+	}{
+		{"no command", func(c *wire.Claim) { c.Args = nil }, wire.StageLookup, syscall.ENOENT},
+		{"an empty command", func(c *wire.Claim) { c.Args[0] = "" }, wire.StageLookup, syscall.ENOENT},
+		{"a zero byte in an argument", func(c *wire.Claim) { c.Args[2] = "a\x00b" }, wire.StageClaim, 0},
+		{"a zero byte in a variable", func(c *wire.Claim) { c.Env[0] = "a\x00b" }, wire.StageClaim, 0},
+		{"no working directory", func(c *wire.Claim) { c.Cwd = "" }, wire.StageCwd, syscall.EINVAL},
+		{"a relative working directory", func(c *wire.Claim) { c.Cwd = "x" }, wire.StageCwd, syscall.EINVAL},
+		{"a working directory that is too long", func(c *wire.Claim) { c.Cwd = "/" + strings.Repeat("x", 4096) }, wire.StageCwd, syscall.EINVAL},
+		{"a user that leaves root root", func(c *wire.Claim) { c.UID = 1<<32 - 1 }, wire.StageUser, syscall.EINVAL},
+		{"a group that leaves root's", func(c *wire.Claim) { c.GID = 1<<32 - 1 }, wire.StageUser, syscall.EINVAL},
+		{"too many groups", func(c *wire.Claim) { c.Groups = make([]uint32, 1<<16+1) }, wire.StageUser, syscall.EINVAL},
+		{"a host name that is too long", func(c *wire.Claim) { c.Hostname = strings.Repeat("x", 65) }, wire.StageHostname, syscall.EINVAL},
+		{"too many limits", func(c *wire.Claim) { c.Rlimits = make([]wire.Rlimit, 17) }, wire.StageRlimit, syscall.EINVAL},
+		{"a filter that is cut off", func(c *wire.Claim) { c.Seccomp = make([]byte, 7) }, wire.StageSeccomp, syscall.EINVAL},
+		{"a filter that is too long", func(c *wire.Claim) { c.Seccomp = make([]byte, 4097*8) }, wire.StageSeccomp, syscall.EINVAL},
+		{"a profile with a zero byte", func(c *wire.Claim) { c.AppArmorProfile = "a\x00" }, wire.StageAppArmor, syscall.EINVAL},
+		{"a umask that is none", func(c *wire.Claim) { *c.Umask = 0o1000 }, wire.StageClaim, 0},
+		{"too many mounts", func(c *wire.Claim) { c.Mounts = make([]wire.Mount, wire.MaxMounts+1) }, wire.StageMount, syscall.EINVAL},
+		{"a relative mount", func(c *wire.Claim) { c.Mounts[0].Destination = "etc" }, wire.StageMount, syscall.EINVAL},
+		{"a mount of a relative path", func(c *wire.Claim) { c.Mounts[0].Path = "etc" }, wire.StageMount, syscall.EINVAL},
+		{"an environment beyond all measure", func(c *wire.Claim) { c.Env = append(c.Env, strings.Repeat("x", wire.MaxMessage)) }, wire.StageExec, syscall.E2BIG},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			claim := full()
+			c.change(claim)
+			_, err := wire.EncodeClaim(claim)
+			var f *wire.Failure
+			require.ErrorAs(t, err, &f)
+			require.Equal(t, c.stage, f.Stage)
+			require.Equal(t, c.errno, f.Errno)
+		})
+	}
+}
+
+// TestVersions has each side read what a later one sends.
+func TestVersions(t *testing.T) {
+	payload, err := wire.EncodeClaim(full())
+	require.NoError(t, err)
+	optional := append(payload[:len(payload):len(payload)], 0xff, 0x7f, 3, 0, 0, 0, 'n', 'e', 'w')
+	got, err := wire.DecodeClaim(string(optional))
+	require.NoError(t, err)
+	require.Equal(t, full(), got)
+	critical := append(payload[:len(payload):len(payload)], 0xff, 0xff, 3, 0, 0, 0, 'n', 'e', 'w')
+	_, err = wire.DecodeClaim(string(critical))
+	require.ErrorContains(t, err, "later version")
+
+	hello := append(wire.EncodeHello(7), 0x10, 0, 1, 0, 0, 0, 'x')
+	version, err := wire.DecodeHello(string(hello))
+	require.NoError(t, err)
+	require.EqualValues(t, 7, version)
+
+	f, err := wire.DecodeFailure(string(append(wire.EncodeFailure(&wire.Failure{Stage: 200, Errno: 2, Detail: "x"}), 0x10, 0, 0, 0, 0, 0)))
+	require.NoError(t, err)
+	require.Equal(t, &wire.Failure{Stage: wire.StageUnknown, Errno: 2, Detail: "x"}, f)
+}
+
+// TestTheFirstVersionIsKept holds the bytes of version 1: slots that were started before an upgrade send and take these.
+func TestTheFirstVersionIsKept(t *testing.T) {
+	require.Equal(t, "\x01\x00\x04\x00\x00\x00\x01\x00\x00\x00", string(wire.EncodeHello(1)))
+	require.Equal(t, "\x05\x1a\x00\x00\x00"+"\x01\x00\x04\x00\x00\x00\x0d\x00\x00\x00"+"\x02\x00\x04\x00\x00\x00\x02\x00\x00\x00"+"\x03\x00\x00\x00\x00\x00",
+		string(wire.Frame(wire.TypeFailure, wire.EncodeFailure(&wire.Failure{Stage: wire.StageLookup, Errno: syscall.ENOENT}))))
+	payload, err := wire.EncodeClaim(&wire.Claim{Args: []string{"x"}, Cwd: "/", UID: 1, GID: 2, Groups: []uint32{3}})
+	require.NoError(t, err)
+	require.Equal(t, "\x01\x80\x01\x00\x00\x00x"+"\x03\x80\x01\x00\x00\x00/"+"\x04\x80\x04\x00\x00\x00\x01\x00\x00\x00"+"\x05\x80\x04\x00\x00\x00\x02\x00\x00\x00"+
+		"\x06\x80\x04\x00\x00\x00\x03\x00\x00\x00"+"\x08\x80\x28\x00\x00\x00"+strings.Repeat("\x00", 40), string(payload))
+}
+
+func TestFailuresRead(t *testing.T) {
+	f := &wire.Failure{Stage: wire.StageCwd, Errno: syscall.ENOTDIR, Detail: "/data"}
+	require.EqualError(t, f, "sandbox-init: entering the working directory /data: not a directory")
+	require.ErrorIs(t, f, syscall.ENOTDIR)
+	require.EqualError(t, &wire.Failure{}, "sandbox-init: claiming the slot")
+	require.NoError(t, (&wire.Failure{}).Unwrap())
+	long, err := wire.DecodeFailure(string(wire.EncodeFailure(&wire.Failure{Detail: strings.Repeat("x", 5000)})))
+	require.NoError(t, err)
+	require.Len(t, long.Detail, 1024)
+}
+
+// FuzzDecode gives the decoders anything at all. What they accept, they must be able to say again.
+func FuzzDecode(f *testing.F) {
+	payload, err := wire.EncodeClaim(full())
+	require.NoError(f, err)
+	f.Add(string(payload))
+	f.Add(string(payload[:len(payload)-1]))
+	f.Add(string(payload[1:]))
+	f.Add(string(wire.EncodeHello(1)))
+	f.Add(string(wire.EncodeFailure(&wire.Failure{Stage: wire.StageExec, Errno: 2, Detail: "x"})))
+	f.Add("\x01\x80\xff\xff\xff\xff")
+	f.Add("\x10\x80\x06\x00\x00\x00\x01\x80\xff\xff\xff\xff")
+	f.Fuzz(func(t *testing.T, payload string) {
+		if c, err := wire.DecodeClaim(payload); err == nil {
+			again, err := wire.EncodeClaim(c)
+			require.NoError(t, err)
+			twice, err := wire.DecodeClaim(string(again))
+			require.NoError(t, err)
+			if len(c.Seccomp) == 0 {
+				c.SeccompFlags, c.Seccomp = 0, nil // mean nothing without a filter
+			}
+			if c.Groups == nil {
+				c.Groups = []uint32{}
+			}
+			for i := range c.Mounts {
+				if c.Mounts[i].Path != "" {
+					c.Mounts[i].FD = 0 // the path counts
+				}
+			}
+			require.Equal(t, c, twice)
+		}
+		if version, err := wire.DecodeHello(payload); err == nil {
+			require.NotZero(t, version)
+		}
+		if failure, err := wire.DecodeFailure(payload); err == nil {
+			require.NotEmpty(t, failure.Error())
+		}
+		if len(payload) >= wire.HeaderSize {
+			if _, n, err := wire.ParseHeader([wire.HeaderSize]byte([]byte(payload))); err == nil {
+				require.LessOrEqual(t, n, wire.MaxMessage)
+			}
+		}
+	})
+}
