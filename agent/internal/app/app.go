@@ -13,6 +13,7 @@ import (
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -39,10 +40,14 @@ func Run(ctx context.Context, cfg *Config) error {
 	runtime := ctrd.New(ctrd.Config{
 		Client: client, Handler: handler, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, PodUID: cfg.PodUID,
 		NetNSPath: cfg.NetNSPath, CgroupParent: cfg.CgroupParent, CgroupRoot: cfg.CgroupRoot, DockerConfig: cfg.DockerConfig, InsecureRegistries: cfg.InsecureRegistries,
+		SlotRoot: cfg.SlotRoot, SandboxInit: cfg.SandboxInit,
 	})
 	defer runtime.Close()
 	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
-	manager, guard, err := cfg.sandboxes(runtime, store)
+	slots := slot.New(slot.Config{
+		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
+	})
+	manager, guard, err := cfg.sandboxes(runtime, store, slots)
 	if err != nil {
 		return err
 	}
@@ -63,6 +68,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	g := daemon.NewGroup()
 	g.Go("gRPC", server.Run)
 	g.Go("monitor", m.run)
+	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, manager.SetSlots) })
 	g.Go("closing", func(ctx context.Context) error {
 		<-ctx.Done()
 		close(closing)
@@ -77,7 +83,7 @@ func Run(ctx context.Context, cfg *Config) error {
 }
 
 // sandboxes reads the durable state and returns who keeps the sandboxes, and the guard against deposed leaders.
-func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store) (*sandbox.Manager, func(context.Context, string) error, error) {
+func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool) (*sandbox.Manager, func(context.Context, string) error, error) {
 	dir, err := state.Open(c.StateDir)
 	if err != nil {
 		return nil, nil, err
@@ -88,6 +94,7 @@ func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store) (*sandbox.M
 	}
 	manager, err := sandbox.New(sandbox.Config{
 		Runtime: runtime, Logs: store, Info: c.info(), State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout,
+		Slots: slots, Claimer: runtime,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -33,6 +33,8 @@ type Config struct {
 	DockerConfig                                         string
 	InsecureRegistries                                   []string
 	CreateTimeout                                        time.Duration
+	SlotRoot, SandboxInit                                string
+	SlotsMin, SlotsMax                                   int
 }
 
 var _ daemon.Config = (*Config)(nil)
@@ -61,10 +63,14 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DockerConfig, "docker-config", "", "Docker's config.json `file` with credentials of registries, read at each pull")
 	fs.StringSliceVar(&c.InsecureRegistries, "insecure-registries", nil, "`hosts` of registries that are spoken to over plain HTTP, besides localhost")
 	fs.DurationVar(&c.CreateTimeout, "create-timeout", 2*time.Minute, "time that a create may take, the pull of its image included")
+	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, from which programs can be run; empty for no slots")
+	fs.StringVar(&c.SandboxInit, "sandbox-init", "/sandbox-init", "`path` of the binary that waits in slots")
+	fs.IntVar(&c.SlotsMax, "slots-max", -1, "number of slots that are kept started at the most; -1 is one for each free place, 0 is none")
+	fs.IntVar(&c.SlotsMin, "slots-min", 0, "number of slots that are kept even when the node is short of memory")
 	for flag, env := range map[string]string{
 		"capacity": "AGENT_CAPACITY", "containerd-socket": "CONTAINERD_SOCKET", "runtime-handler": "AGENT_RUNTIME_HANDLER",
 		"pool": "AGENT_POOL", "pod-name": "POD_NAME", "pod-namespace": "POD_NAMESPACE", "pod-uid": "POD_UID",
-		"pod-ip": "POD_IP", "node-name": "NODE_NAME",
+		"pod-ip": "POD_IP", "node-name": "NODE_NAME", "slots-min": "AGENT_SLOTS_MIN", "slots-max": "AGENT_SLOTS_MAX",
 	} {
 		config.BindEnv(fs, flag, env)
 	}
@@ -101,6 +107,15 @@ func (c *Config) Validate() error {
 	}
 	if net.ParseIP(c.PodIP) == nil {
 		add("--pod-ip is %q, want an IP address", c.PodIP)
+	}
+	if c.SlotRoot != "" && !strings.HasPrefix(c.SlotRoot, "/") {
+		add("--slot-root is %q, want an absolute path", c.SlotRoot)
+	}
+	if c.SlotsMax < -1 {
+		add("--slots-max is %d, want -1 or more", c.SlotsMax)
+	}
+	if c.SlotsMin < 0 || (c.SlotsMax >= 0 && c.SlotsMin > c.SlotsMax) {
+		add("--slots-min is %d, want none to --slots-max", c.SlotsMin)
 	}
 	if c.LogMaxBytes < 64<<10 {
 		add("--log-max-bytes is %d, want at least %d", c.LogMaxBytes, 64<<10)

@@ -114,7 +114,7 @@ func (s *suite) container(t *testing.T, command ...string) runtime.Container {
 		Labels:       map[string]string{"test": id, "fast-sandbox.io/managed": "true"}, Network: runtime.NetworkNone,
 	}
 	if s.slots != nil {
-		c.Network = runtime.NetworkAgent
+		c.Network, c.Labels["fast-sandbox.io/state"] = runtime.NetworkAgent, "claimed"
 		s.startSlot(t, c)
 	}
 	return c

@@ -73,7 +73,7 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 		return err
 	}
 	ctx = held
-	if err := r.createTask(ctx, c, mounts, options, spec.Process.Args[0]); err != nil {
+	if err := r.createTask(ctx, c.ID, c.LogPath, mounts, options, spec.Process.Args[0]); err != nil {
 		return err
 	}
 	reached(runtime.StageTask)
@@ -152,11 +152,11 @@ func outputs(path string) (stdout, stderr string) {
 	return path, filepath.Dir(path) + "/./" + filepath.Base(path)
 }
 
-func (r *Runtime) createTask(ctx context.Context, c runtime.Container, mounts []mount.Mount, options *anypb.Any, command string) error {
+func (r *Runtime) createTask(ctx context.Context, id, logPath string, mounts []mount.Mount, options *anypb.Any, command string) error {
 	ctx, span := obs.Tracer().Start(ctx, "task")
 	defer span.End()
-	stdout, stderr := outputs(c.LogPath)
-	req := &tasks.CreateTaskRequest{ContainerID: c.ID, Stdout: stdout, Stderr: stderr, Options: options}
+	stdout, stderr := outputs(logPath)
+	req := &tasks.CreateTaskRequest{ContainerID: id, Stdout: stdout, Stderr: stderr, Options: options}
 	for _, m := range mounts {
 		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
 	}
@@ -169,8 +169,8 @@ func (r *Runtime) createTask(ctx context.Context, c runtime.Container, mounts []
 			return f
 		}
 		if errdefs.IsNotFound(err) {
-			return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd could not create the task of %s", c.ID)
+			return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd could not create the task of %s", id)
 		}
 	}
-	return classify(err, "creating the task of container %s", c.ID)
+	return classify(err, "creating the task of container %s", id)
 }

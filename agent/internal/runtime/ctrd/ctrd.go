@@ -8,6 +8,9 @@
 //	snapshot   held by the container's record. The two are made side by side; once both are there the snapshot is looked
 //	           at again, and made anew in the rare case that the collector was in between
 //	task       held by its shim
+//
+// A slot is a container whose record names its snapshot before that is made, and whose task runs sandbox-init. A claim
+// rewrites the record, makes the snapshot, and hands it to that process; see claim.go.
 package ctrd
 
 import (
@@ -19,10 +22,12 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -47,6 +52,9 @@ type Config struct {
 	DockerConfig string
 	// InsecureRegistries are hosts (host or host:port) that are spoken to over plain HTTP, besides loopback.
 	InsecureRegistries []string
+	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
+	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
+	SlotRoot, SandboxInit string
 	// Clock; nil is the real one.
 	Clock clock.WithTicker
 }
@@ -60,12 +68,19 @@ type Runtime struct {
 	images  *imageCache
 	unpacks singleflight.Group
 	oom     int // oom_score_adj of containers
+	slots   *slots
+	seccomp *specs.LinuxSeccomp    // of all containers; not changed
+	filter  func() ([]byte, error) // the same, compiled; made once
 
-	mu  sync.Mutex
-	pod *pod // found once, does not change while the Pod lives
+	mu        sync.Mutex
+	pod       *pod   // found once, does not change while the Pod lives
+	slotsRoot string // made once
 }
 
-var _ runtime.Runtime = (*Runtime)(nil)
+var (
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Slots   = (*Runtime)(nil)
+)
 
 // New returns a Runtime. It does no I/O to containerd.
 func New(cfg Config) *Runtime {
@@ -79,18 +94,23 @@ func New(cfg Config) *Runtime {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot
 	}
 	r := &Runtime{
-		config: cfg, client: cfg.Client, images: newImageCache(), oom: oomScoreAdj(),
+		config: cfg, client: cfg.Client, images: newImageCache(), oom: oomScoreAdj(), slots: &slots{held: map[string]*slot{}},
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
 			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock,
 		},
 	}
+	r.seccomp = profile()
+	r.filter = sync.OnceValues(func() ([]byte, error) { return seccomp.Compile(r.seccomp) })
 	r.pulls = newPulls(r.pull)
 	return r
 }
 
-// Close waits for pulls that are still going; nobody waits for their outcome any more.
-func (r *Runtime) Close() { r.pulls.close() }
+// Close waits for pulls that are still going, of which nobody waits for the outcome any more, and ends all free slots.
+func (r *Runtime) Close() {
+	r.pulls.close()
+	r.slots.endAll()
+}
 
 // Ping asks containerd for its version and looks the agent's Pod up.
 func (r *Runtime) Ping(ctx context.Context) error {
@@ -126,7 +146,7 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 	for _, c := range containers {
 		found = append(found, runtime.Found{
 			ID: c.ID, Labels: c.Labels, Record: extension(c, shared.RecordKey), Report: extension(c, shared.ReportKey),
-			CreatedAt: c.CreatedAt, Task: states[c.ID],
+			CreatedAt: c.CreatedAt, Task: states[c.ID], Claiming: r.claiming(c),
 		})
 	}
 	slices.SortFunc(found, func(a, b runtime.Found) int {
@@ -140,6 +160,7 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 
 // Delete removes a container and everything that belongs to it.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
+	r.slots.end(id)
 	err := r.remover.Remove(ctx, id)
 	if err == nil {
 		return nil

@@ -1,0 +1,230 @@
+package ctrd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+// Claim makes a slot the container c. The spec is the one that Create would have given to the OCI runtime, so that both
+// ways end in the same confinement:
+//
+//	labels, record, spec, image -> containerd   \  side by side; with both, and the limits in the slot's cgroup, the
+//	root file system            -> slot's init  /  claim is durable and the slot is told to go: nothing ran before
+func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
+	held := r.slots.take(c.ID)
+	if held == nil {
+		return fmt.Errorf("claiming slot %s, which this process did not start: %w", c.ID, runtime.ErrSlotLost)
+	}
+	// Before the claim is made, closing it ends the slot; after that, nothing.
+	defer held.conn.Close()
+	pod, err := r.findPod(ctx)
+	if err != nil {
+		return err
+	}
+	img, err := r.ensureImage(ctx, c.Image)
+	if err != nil {
+		return err
+	}
+	reached(runtime.StageImage)
+	spec, err := r.spec(ctx, c, img, pod)
+	if err != nil {
+		return err
+	}
+	request, err := r.claimOf(spec)
+	if err != nil {
+		return err
+	}
+	// As in Create: calls that were sent are waited for.
+	sent, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	if err := r.handOver(sent, c, held, img, spec, request, reached); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_, span := obs.Tracer().Start(ctx, "go")
+	defer span.End()
+	return claimFault(held.conn.Go(sent), c.ID, request.Args[0])
+}
+
+// handOver makes the claim durable and gives the slot all that it becomes.
+func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot, img *image, spec *specs.Spec, request *claim.Claim, reached func(runtime.Stage)) error {
+	var root *os.File
+	var built error
+	mounted, ready := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ready)
+		if root, built = r.slotRoot(ctx, held, c.ID, img); built != nil {
+			close(mounted)
+			return
+		}
+		defer root.Close()
+		close(mounted)
+		ctx, span := obs.Tracer().Start(ctx, "claim")
+		defer span.End()
+		built = held.conn.Send(ctx, request, int(root.Fd()))
+	}()
+	var g errgroup.Group
+	g.Go(func() error { return r.recordClaim(ctx, c, img, spec) })
+	g.Go(func() error {
+		if err := setLimits(r.config.CgroupRoot, spec.Linux.CgroupsPath, c.Limits); err != nil {
+			return errors.Join(runtime.ErrSlotLost, err)
+		}
+		if err := os.WriteFile(c.HostnamePath, []byte(c.Hostname+"\n"), 0o644); err != nil {
+			return fmt.Errorf("writing the host name of container %s: %w", c.ID, err)
+		}
+		return nil
+	})
+	// The stages are told from this goroutine and in their order.
+	<-mounted
+	if root != nil {
+		reached(runtime.StageSnapshot)
+	}
+	recorded := g.Wait()
+	if recorded == nil {
+		reached(runtime.StageContainer)
+	}
+	<-ready
+	if recorded != nil {
+		return recorded
+	}
+	if err := claimFault(built, c.ID, request.Args[0]); err != nil {
+		return err
+	}
+	reached(runtime.StageClaim)
+	return nil
+}
+
+// slotRoot is the root file system for a slot, mounted and attached to nothing.
+func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *image) (*os.File, error) {
+	ctx, span := obs.Tracer().Start(ctx, "snapshot")
+	defer span.End()
+	mounts := held.mounts
+	if held.chain != img.chain {
+		var err error
+		if mounts, err = r.replaceSnapshot(ctx, id, img, held.chain != ""); err != nil {
+			return nil, err
+		}
+	}
+	return detached(mounts)
+}
+
+// replaceSnapshot prepares the snapshot of a slot that is warm for nothing, or for another image.
+func (r *Runtime) replaceSnapshot(ctx context.Context, id string, img *image, other bool) ([]mount.Mount, error) {
+	if other {
+		if err := r.client.SnapshotService(r.config.Snapshotter).Remove(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+			return nil, classify(err, "removing the snapshot that slot %s was warm with", id)
+		}
+	}
+	return r.prepare(ctx, id, img)
+}
+
+// recordClaim makes the container's record that of c, in one write.
+func (r *Runtime) recordClaim(ctx context.Context, c runtime.Container, img *image, spec *specs.Spec) error {
+	ctx, span := obs.Tracer().Start(ctx, "container")
+	defer span.End()
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)
+	}
+	_, err = r.client.ContainerService().Update(ctx, containers.Container{
+		ID: c.ID, Labels: c.Labels, Image: img.name,
+		Spec:       &anypb.Any{TypeUrl: specType, Value: raw},
+		Extensions: map[string]typeurl.Any{shared.RecordKey: c.Record},
+	}, "labels", "image", "spec", "extensions")
+	if errdefs.IsNotFound(err) {
+		return errors.Join(runtime.ErrSlotLost, err)
+	}
+	return classify(err, "recording the claim of slot %s", c.ID)
+}
+
+// claimFault is what a claim's conversation came to: a fault of the request with the cold path's words; else the slot is
+// lost, and the cold path can say what is wrong, if anything is.
+func claimFault(err error, id, command string) error {
+	if err == nil {
+		return nil
+	}
+	err = claim.Fault(err, command)
+	if fault.ReasonOf(err) != "" || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("claiming slot %s: %w", id, errors.Join(runtime.ErrSlotLost, err))
+}
+
+// claimOf says in a claim's terms what the spec says in the OCI runtime's.
+func (r *Runtime) claimOf(s *specs.Spec) (*claim.Claim, error) {
+	filter, err := r.filter()
+	if err != nil {
+		return nil, err
+	}
+	p := s.Process
+	c := &claim.Claim{
+		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.User.UID, GID: p.User.GID, Groups: p.User.AdditionalGids,
+		Hostname: s.Hostname, NoNewPrivs: p.NoNewPrivileges, Seccomp: filter,
+		Capabilities: claim.Capabilities{
+			Bounding: capabilityMask(p.Capabilities.Bounding), Effective: capabilityMask(p.Capabilities.Effective),
+			Permitted: capabilityMask(p.Capabilities.Permitted), Inheritable: capabilityMask(p.Capabilities.Inheritable),
+			Ambient: capabilityMask(p.Capabilities.Ambient),
+		},
+	}
+	if !slices.ContainsFunc(c.Env, func(e string) bool { return strings.HasPrefix(e, "HOME=") }) {
+		c.Env = append(slices.Clip(c.Env), "HOME=/") // as the OCI runtimes do
+	}
+	for _, m := range s.Mounts {
+		if m.Type == "bind" { // the others are the slot's own already
+			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: slotFile(m.Destination), Attributes: attributes(m.Options)})
+		}
+	}
+	return c, nil
+}
+
+// attributes are mount options in the kernel's numbers; private is what every mount of a slot is.
+func attributes(options []string) uint64 {
+	known := map[string]uint64{"ro": wire.ReadOnly, "nosuid": wire.NoSUID, "nodev": wire.NoDev, "noexec": wire.NoExec}
+	var set uint64
+	for _, o := range options {
+		set |= known[o]
+	}
+	return set
+}
+
+// capabilityMask is a set of capabilities in the kernel's numbers.
+func capabilityMask(names []string) uint64 {
+	var set uint64
+	for _, name := range names {
+		if i := slices.Index(capabilityNames(), name); i >= 0 {
+			set |= 1 << i
+		}
+	}
+	return set
+}
+
+// capabilityNames are the kernel's, each at its number; those that no sandbox and no slot has are left out.
+func capabilityNames() []string {
+	return []string{
+		0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 3: "CAP_FOWNER", 4: "CAP_FSETID", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID",
+		8: "CAP_SETPCAP", 10: "CAP_NET_BIND_SERVICE", 13: "CAP_NET_RAW", 18: "CAP_SYS_CHROOT", 27: "CAP_MKNOD",
+		29: "CAP_AUDIT_WRITE", 31: "CAP_SETFCAP",
+	}
+}

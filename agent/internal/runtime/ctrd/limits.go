@@ -1,0 +1,102 @@
+package ctrd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+)
+
+// setting is one file of a cgroup.
+type setting struct {
+	controller, file, value string
+	// optional: a kernel may be without it.
+	optional bool
+}
+
+// setLimits gives a cgroup that is there the limits that the OCI runtime would have given it at its creation, by writing
+// its files: asking the runtime for it costs as much as starting a container.
+func setLimits(root, cgroupsPath string, l runtime.Limits) error {
+	path := hierarchyPath(cgroupsPath)
+	one := unified()
+	for _, s := range settings(resources(l), one) {
+		file := filepath.Join(root, s.controller, path, s.file)
+		if one {
+			file = filepath.Join(root, path, s.file)
+		}
+		err := os.WriteFile(file, []byte(s.value), 0)
+		if s.optional && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("limiting cgroup %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// settings are the files for the limits, in the order in which the kernel takes them.
+func settings(r *specs.LinuxResources, one bool) []setting {
+	if one {
+		return settings2(r)
+	}
+	var out []setting
+	add := func(controller, file string, value int64, optional bool) {
+		out = append(out, setting{controller, file, strconv.FormatInt(value, 10), optional})
+	}
+	if c := r.CPU; c != nil {
+		add("cpu", "cpu.shares", int64(min(*c.Shares, 262144)), false)
+		add("cpu", "cpu.cfs_period_us", int64(*c.Period), false)
+		add("cpu", "cpu.cfs_quota_us", *c.Quota, false)
+	}
+	if m := r.Memory; m != nil {
+		add("memory", "memory.limit_in_bytes", *m.Limit, false)
+		add("memory", "memory.memsw.limit_in_bytes", *m.Swap, true)
+	}
+	if p := r.Pids; p != nil {
+		add("pids", "pids.max", *p.Limit, false)
+	}
+	return out
+}
+
+func settings2(r *specs.LinuxResources) []setting {
+	var out []setting
+	add := func(file, value string, optional bool) { out = append(out, setting{"", file, value, optional}) }
+	if c := r.CPU; c != nil {
+		// Shares from 2 to 262144 become weights from 1 to 10000, as OCI runtimes do it.
+		add("cpu.weight", strconv.FormatUint(1+(min(*c.Shares, 262144)-2)*9999/262142, 10), false)
+		add("cpu.max", fmt.Sprintf("%d %d", *c.Quota, *c.Period), false)
+	}
+	if m := r.Memory; m != nil {
+		add("memory.max", strconv.FormatInt(*m.Limit, 10), false)
+		add("memory.swap.max", strconv.FormatInt(*m.Swap-*m.Limit, 10), true)
+	}
+	if p := r.Pids; p != nil {
+		add("pids.max", strconv.FormatInt(*p.Limit, 10), false)
+	}
+	return out
+}
+
+// hierarchyPath is where a cgroup is below a hierarchy's root: `/a/b` is itself, `a-b.slice:fsb:id` is
+// `/a.slice/a-b.slice/fsb-id.scope`.
+func hierarchyPath(cgroupsPath string) string {
+	parts := strings.Split(cgroupsPath, ":")
+	if len(parts) != 3 {
+		return cgroupsPath
+	}
+	slice, prefix, name := strings.TrimSuffix(parts[0], ".slice"), parts[1], parts[2]
+	path, above := "/", ""
+	for part := range strings.SplitSeq(slice, "-") {
+		above += part
+		path = filepath.Join(path, above+".slice")
+		above += "-"
+	}
+	return filepath.Join(path, prefix+"-"+name+".scope")
+}

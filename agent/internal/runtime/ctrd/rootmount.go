@@ -1,0 +1,103 @@
+package ctrd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// maxOption is the longest value that fsconfig takes.
+const maxOption = 255
+
+// detached mounts a root file system without attaching it anywhere: the descriptor is all that holds it, and whoever is
+// given it can attach it in a mount namespace of its own. Only what an overlay or native snapshotter returns is understood;
+// anything else, and a kernel that cannot, is errdefs.ErrNotImplemented.
+func detached(mounts []mount.Mount) (*os.File, error) {
+	if len(mounts) != 1 {
+		return nil, fmt.Errorf("mounting a root file system of %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
+	}
+	m := mounts[0]
+	switch {
+	case m.Type == "overlay":
+		fd, err := overlay(m.Options)
+		if errors.Is(err, unix.EINVAL) {
+			// Before Linux 6.8 long lists of layers go in by mount(2) alone.
+			return mountAndClone(m)
+		}
+		return asFile(fd, err, "overlay")
+	case m.Type == "bind" && !slices.Contains(m.Options, "ro"):
+		fd, err := unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+		return asFile(fd, err, "bind")
+	}
+	return nil, fmt.Errorf("mounting a root file system of type %s: %w", m.Type, errdefs.ErrNotImplemented)
+}
+
+func asFile(fd int, err error, kind string) (*os.File, error) {
+	switch {
+	case err == nil:
+		return os.NewFile(uintptr(fd), "rootfs"), nil
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENODEV):
+		err = errors.Join(errdefs.ErrNotImplemented, err)
+	}
+	return nil, fmt.Errorf("mounting a root file system (%s): %w", kind, err)
+}
+
+func overlay(options []string) (int, error) {
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fd)
+	if err := unix.FsconfigSetString(fd, "source", "overlay"); err != nil {
+		return -1, err
+	}
+	for _, o := range options {
+		if err := configure(fd, o); err != nil {
+			return -1, err
+		}
+	}
+	if err := unix.FsconfigCreate(fd); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, 0)
+}
+
+func configure(fd int, option string) error {
+	key, value, ok := strings.Cut(option, "=")
+	switch {
+	case !ok:
+		return unix.FsconfigSetFlag(fd, key)
+	case key == "lowerdir" && len(value) > maxOption:
+		for dir := range strings.SplitSeq(value, ":") {
+			if err := unix.FsconfigSetString(fd, "lowerdir+", dir); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return unix.FsconfigSetString(fd, key, value)
+}
+
+// mountAndClone attaches the mount for a moment, where nobody else sees it.
+func mountAndClone(m mount.Mount) (*os.File, error) {
+	dir, err := os.MkdirTemp("", "fsb-root-")
+	if err != nil {
+		return nil, fmt.Errorf("mounting a root file system: %w", err)
+	}
+	defer os.Remove(dir)
+	if err := m.Mount(dir); err != nil {
+		return nil, fmt.Errorf("mounting a root file system: %w", err)
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if gone := unix.Unmount(dir, unix.MNT_DETACH); err == nil && gone != nil {
+		_ = unix.Close(fd)
+		err = gone
+	}
+	return asFile(fd, err, "clone")
+}

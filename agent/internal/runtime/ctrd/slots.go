@@ -1,0 +1,247 @@
+package ctrd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+// groupAnnotation makes containerd's shim start a container in the shim of its group.
+const groupAnnotation = "io.kubernetes.cri.sandbox-id"
+
+// claimDir is a slot's private directory beside its log. It is there until its claim has come to its end, and so it is also
+// the evidence that it has not.
+const claimDir = "claim"
+
+const warmTimeout = 10 * time.Second
+
+// slots are the slots that this process has started. A slot's init waits at the other end of its connection, and ends when
+// this process does.
+type slots struct {
+	mu   sync.Mutex
+	held map[string]*slot
+}
+
+type slot struct {
+	conn *claim.Conn
+	// chain is what the slot is warm for, with the mounts of its root; empty for nothing.
+	chain  string
+	mounts []mount.Mount
+}
+
+// take hands a slot to whoever claims or ends it.
+func (s *slots) take(id string) *slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held := s.held[id]
+	delete(s.held, id)
+	return held
+}
+
+func (s *slots) put(id string, held *slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[id] = held
+}
+
+// end ends a slot that is not claimed.
+func (s *slots) end(id string) {
+	if held := s.take(id); held != nil {
+		_ = held.conn.Close()
+	}
+}
+
+func (s *slots) endAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, held := range s.held {
+		_ = held.conn.Close()
+		delete(s.held, id)
+	}
+}
+
+// Unsupported tries what a claim needs of the kernel and of the agent's privileges, on an overlay of nothing.
+func (r *Runtime) Unsupported(context.Context) error {
+	refuse := func(err error, format string, args ...any) error {
+		return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, format, args...)
+	}
+	switch {
+	case r.config.SlotRoot == "":
+		return refuse(nil, "slots are switched off on this agent")
+	case !r.config.Handler.IsRunc():
+		return refuse(nil, "slots need an OCI runtime that shares the host's kernel, %s is none", r.config.Handler.Name)
+	}
+	if err := claim.Supported(); err != nil {
+		return refuse(err, "slots need Linux 5.12 and the privilege to mount: %s", err.Error())
+	}
+	if _, err := r.slotRootfs(); err != nil {
+		return refuse(err, "slots need a directory on the host that the agent can write to: %s", err.Error())
+	}
+	if err := r.tryMount(); err != nil {
+		return refuse(err, "slots need to mount an overlay detached: %s", err.Error())
+	}
+	return nil
+}
+
+func (r *Runtime) tryMount() error {
+	dir, err := os.MkdirTemp(r.config.SlotRoot, ".try-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	options := make([]string, 0, 3)
+	for _, name := range []string{"lowerdir", "upperdir", "workdir"} {
+		path := filepath.Join(dir, name)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			return err
+		}
+		options = append(options, name+"="+path)
+	}
+	root, err := detached([]mount.Mount{{Type: "overlay", Source: "overlay", Options: options}})
+	if err != nil {
+		return err
+	}
+	return root.Close()
+}
+
+// StartSlot starts a container whose first process is sandbox-init, and connects to it. Its record names the snapshot that
+// a claim will make, so that the collector never takes that for garbage.
+func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
+	pod, err := r.findPod(ctx)
+	if err != nil {
+		return err
+	}
+	rootfs, err := r.slotRootfs()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(filepath.Dir(s.LogPath), claimDir)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("starting slot %s: %w", s.ID, err)
+	}
+	raw, err := json.Marshal(r.slotSpec(s, pod, rootfs, dir))
+	if err != nil {
+		return fmt.Errorf("encoding the OCI spec of slot %s: %w", s.ID, err)
+	}
+	options, err := r.config.Handler.Options(pod.systemd())
+	if err != nil {
+		return err
+	}
+	record := containers.Container{
+		ID: s.ID, Labels: s.Labels, Snapshotter: r.config.Snapshotter, SnapshotKey: s.ID,
+		Runtime: containers.RuntimeInfo{Name: r.config.Handler.Name}, Spec: &anypb.Any{TypeUrl: specType, Value: raw},
+	}
+	if options != nil {
+		record.Runtime.Options = options
+	}
+	// As in Create: calls that were sent are waited for.
+	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	if _, err := r.client.ContainerService().Create(held, record); err != nil {
+		return classify(err, "creating slot %s", s.ID)
+	}
+	if err := r.createTask(held, s.ID, s.LogPath, nil, options, initPath); err != nil {
+		return err
+	}
+	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: s.ID}); err != nil {
+		return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
+	}
+	conn, err := claim.Await(ctx, filepath.Join(dir, claim.SocketName))
+	if err != nil {
+		return classify(err, "connecting to slot %s", s.ID)
+	}
+	r.slots.put(s.ID, &slot{conn: conn})
+	return nil
+}
+
+// WarmSlot prepares the snapshot that a claim with the image will want.
+func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmTimeout)
+	defer cancel()
+	name, err := runtime.NormalizeImage(image)
+	if err != nil {
+		return err
+	}
+	img, err := r.localImage(ctx, name)
+	if err != nil {
+		return err
+	}
+	mounts, err := r.prepare(ctx, id, img)
+	if err != nil {
+		return err
+	}
+	r.slots.mu.Lock()
+	defer r.slots.mu.Unlock()
+	if held := r.slots.held[id]; held != nil {
+		held.chain, held.mounts = img.chain, mounts
+	}
+	return nil
+}
+
+// SlotClaimed removes the evidence that the claim is not over.
+func (r *Runtime) SlotClaimed(id string) error {
+	if err := os.RemoveAll(r.claimDir(id)); err != nil {
+		return fmt.Errorf("ending the claim of slot %s: %w", id, err)
+	}
+	return nil
+}
+
+func (r *Runtime) claimDir(id string) string { return filepath.Join(r.config.LogRoot, id, claimDir) }
+
+// claiming tells whether a container was made by a claim that never came to its end.
+func (r *Runtime) claiming(c containers.Container) bool {
+	if !identity.IsSlotID(c.ID) || c.Labels[identity.KeyState] != identity.StateClaimed {
+		return false
+	}
+	_, err := os.Stat(r.claimDir(c.ID))
+	return err == nil
+}
+
+// initCapabilities are what sandbox-init needs to build a root, beyond what it leaves to its command.
+func initCapabilities() []string { return []string{"CAP_SYS_ADMIN"} }
+
+// slotSpec is the spec of a slot: what a sandbox's is before it is known whose it will be, with the privileges that
+// sandbox-init gives up at the claim.
+func (r *Runtime) slotSpec(s runtime.Slot, p *pod, rootfs, dir string) *specs.Spec {
+	c := runtime.Container{ID: s.ID, HostnamePath: s.HostnamePath, Network: runtime.NetworkAgent}
+	caps := append(capabilities(), initCapabilities()...)
+	list := mounts(c, p)
+	for i, m := range list {
+		if m.Type == "bind" {
+			list[i].Destination = slotFile(m.Destination)
+		}
+	}
+	list = append(list, specs.Mount{Destination: privateDir, Type: "bind", Source: dir, Options: []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}})
+	return &specs.Spec{
+		Version: specVersion,
+		Root:    &specs.Root{Path: rootfs, Readonly: true},
+		Process: &specs.Process{
+			Args: []string{initPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &r.oom,
+			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
+		},
+		Hostname:    "slot",
+		Mounts:      list,
+		Annotations: map[string]string{groupAnnotation: s.Group},
+		Linux: &specs.Linux{
+			CgroupsPath: p.cgroup(s.ID), Namespaces: namespaces(c, p), Resources: resources(c.Limits),
+			MaskedPaths: maskedPaths(), ReadonlyPaths: readonlyPaths(),
+		},
+	}
+}

@@ -1,0 +1,262 @@
+//go:build integration
+
+package ctrd_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/conformance"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
+)
+
+// withSlots has a runtime keep its slots' root beside the test's containerd.
+func withSlots(t *testing.T, s *containerd.Server) *ctrd.Runtime {
+	t.Helper()
+	return newRuntime(t, s, func(c *ctrd.Config) {
+		c.SlotRoot, c.SandboxInit = filepath.Join(s.Dir, "slots"), filepath.Join(os.Getenv("FSB_BIN"), "sandbox-init")
+	})
+}
+
+func TestSlotConformance(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	s.Import(t, "docker.io/library/other:test", containerd.Image(t, containerd.WithFile("/other", "x", 0o644)))
+	s.Import(t, "docker.io/library/nouser:test", containerd.Image(t, containerd.WithUser("nobodyknows")))
+	registry := containerd.NewRegistry(t, "", "", nil)
+	gone := containerd.NewRegistry(t, "", "", nil)
+	gone.Close()
+	conformance.RunSlots(t, func(t *testing.T) conformance.Setup {
+		return conformance.Setup{
+			Runtime: withSlots(t, s), Image: "busybox:test", OtherImage: "other:test", MissingImage: registry.Host + "/nope:1",
+			AwayImage: gone.Host + "/nope:1", UnknownUserImage: "nouser:test", LogRoot: s.LogRoot,
+		}
+	})
+}
+
+// box is a container for one of the ways to start it.
+func box(t *testing.T, s *containerd.Server, slot bool, image string, command ...string) runtime.Container {
+	t.Helper()
+	id := uuid.NewString() + "-1"
+	if slot {
+		id = identity.SlotID(strings.ReplaceAll(uuid.NewString(), "-", "")[:20])
+	}
+	dir := filepath.Join(s.LogRoot, id)
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "output.log"), nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "hostname"), []byte("box\n"), 0o644))
+	record, err := anypb.New(durationpb.New(1))
+	require.NoError(t, err)
+	return runtime.Container{
+		ID: id, Image: image, Command: command, Record: record, Hostname: "box", Network: runtime.NetworkAgent,
+		LogPath: filepath.Join(dir, "output.log"), HostnamePath: filepath.Join(dir, "hostname"),
+		Labels: identity.Identity{
+			Namespace: "default", Name: "box", SandboxUID: uuid.NewString(), Attempt: 1, AgentUID: "agent", State: identity.StateClaimed,
+		}.Labels(),
+	}
+}
+
+func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
+	none := func(runtime.Stage) {}
+	if !identity.IsSlotID(c.ID) {
+		if err := r.Create(ctx, c, none); err != nil {
+			return err
+		}
+		return r.Start(ctx, c.ID)
+	}
+	labels := identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels()
+	err := r.StartSlot(ctx, runtime.Slot{ID: c.ID, Labels: labels, Group: "g", LogPath: c.LogPath, HostnamePath: c.HostnamePath})
+	if err == nil {
+		err = r.Claim(ctx, c, none)
+	}
+	if err == nil {
+		err = r.SlotClaimed(c.ID)
+	}
+	return err
+}
+
+// TestEqualConfinement runs one program both ways and compares all that it can see of how it is confined.
+func TestEqualConfinement(t *testing.T) {
+	s := containerd.Start(t)
+	probe := filepath.Join(t.TempDir(), "probe")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", probe, "../../slot/probe")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	raw, err := os.ReadFile(probe)
+	require.NoError(t, err)
+	options := []containerd.Option{containerd.WithFile("/probe", string(raw), 0o755), containerd.WithEnv("A=1", "B=x y")}
+	s.Import(t, "docker.io/library/root:test", containerd.Image(t, options...))
+	s.Import(t, "docker.io/library/user:test", containerd.Image(t, append(options, containerd.WithUser("1234:4321"))...))
+	for _, c := range []struct {
+		name, image string
+		change      func(*runtime.Container)
+	}{
+		{"root", "root:test", func(*runtime.Container) {}},
+		{"a user", "user:test", func(*runtime.Container) {}},
+		{"limits, directory, environment", "root:test", func(c *runtime.Container) {
+			c.Limits = runtime.Limits{CPUMillis: 250, MemoryBytes: 64 << 20, PIDs: 50}
+			c.WorkingDir, c.Env = "/made/for/it", map[string]string{"B": "z", "TRACEPARENT": "00-1"}
+			c.Args = []string{"one", "two three"}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := withSlots(t, s)
+			var seen []map[string]any
+			for _, slot := range []bool{false, true} {
+				b := box(t, s, slot, c.image, "/probe")
+				c.change(&b)
+				seen = append(seen, look(t, s, r, b))
+			}
+			for _, key := range slices.Sorted(maps.Keys(seen[0])) {
+				require.Equal(t, seen[0][key], seen[1][key], "%s: a cold container, then a claimed slot", key)
+			}
+			require.Len(t, seen[1], len(seen[0]))
+			require.NotEmpty(t, seen[0]["Syscalls"])
+			require.NotEmpty(t, seen[0]["cgroup"])
+		})
+	}
+}
+
+// look is what the probe says in a container, with the limits that its cgroup has.
+func look(t *testing.T, s *containerd.Server, r *ctrd.Runtime, c runtime.Container) map[string]any {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	require.NoError(t, launch(ctx, r, c))
+	_, err := r.Wait(ctx, c.ID)
+	require.NoError(t, err)
+	limits := cgroupFiles(t, s, c.ID)
+	require.NoError(t, r.Finish(ctx, c.ID, c.Record))
+	out, err := os.ReadFile(c.LogPath)
+	require.NoError(t, err)
+	require.NoError(t, r.Delete(ctx, c.ID))
+	var seen map[string]any
+	require.NoError(t, json.Unmarshal(out, &seen), "%s", out)
+	seen["cgroup"] = limits
+	sortStrings(seen["Mounts"])
+	return seen
+}
+
+// sortStrings sorts a decoded list in place: the order in which mounts were made is not part of the confinement.
+func sortStrings(list any) {
+	if l, ok := list.([]any); ok {
+		slices.SortFunc(l, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	}
+}
+
+// cgroupFiles are the limits that a container's cgroup has, by file.
+func cgroupFiles(t *testing.T, s *containerd.Server, id string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		for _, name := range []string{
+			"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max",
+			"devices.list", "cpu.max", "cpu.weight", "memory.max", "memory.swap.max", "memory.oom_control",
+		} {
+			files, err := filepath.Glob(filepath.Join(pattern, s.CgroupParent, "fsb-"+id, name))
+			require.NoError(t, err)
+			for _, f := range files {
+				raw, err := os.ReadFile(f)
+				require.NoError(t, err)
+				found[name] = string(raw)
+			}
+		}
+	}
+	return found
+}
+
+// TestNothingOfASlotIsLeftInside looks, from inside a claimed slot, for whatever a slot has and a sandbox must not.
+func TestNothingOfASlotIsLeftInside(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := withSlots(t, s)
+	// Another slot waits beside it.
+	beside := box(t, s, true, "busybox:test")
+	require.NoError(t, r.StartSlot(t.Context(), runtime.Slot{
+		ID: beside.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: "g",
+		LogPath: beside.LogPath, HostnamePath: beside.HostnamePath,
+	}))
+	c := box(t, s, true, "busybox:test", "sh", "-c", `
+		for path in /fs[b] /fsb-et[c] /ne[w] /sandbox-ini[t]; do [ -e $path ] && echo FOUN""D $path; done
+		find / -xdev -name claim.soc[k] -exec echo FOUN""D {} \; ; tr "\000" "\n" </proc/1/environ
+		ls -l /proc/1/fd /proc/1/exe; cat /proc/mounts /proc/1/maps`)
+	require.NoError(t, launch(t.Context(), r, c))
+	_, err := r.Wait(t.Context(), c.ID)
+	require.NoError(t, err)
+	require.NoError(t, r.Finish(t.Context(), c.ID, c.Record))
+	raw, err := os.ReadFile(c.LogPath)
+	require.NoError(t, err)
+	out := string(raw)
+	for _, trace := range []string{"-> /sandbox-init", "GOGC=", "GODEBUG=", beside.ID, "socket:[", "anon_inode", "FOUND", " /fsb "} {
+		require.NotContains(t, out, trace)
+	}
+	require.Contains(t, out, "/bin/busybox")
+	require.NoError(t, r.Delete(t.Context(), c.ID))
+	require.NoError(t, r.Delete(t.Context(), beside.ID))
+}
+
+// TestAContainerDeletedByAnyoneFreesItsSnapshot deletes a claimed slot's container behind our back.
+func TestAContainerDeletedByAnyoneFreesItsSnapshot(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := withSlots(t, s)
+	c := box(t, s, true, "busybox:test", "true")
+	require.NoError(t, launch(t.Context(), r, c))
+	_, err := r.Wait(t.Context(), c.ID)
+	require.NoError(t, err)
+	require.NoError(t, r.Finish(t.Context(), c.ID, c.Record))
+	snapshots := s.Client.SnapshotService("overlayfs")
+	_, err = snapshots.Stat(t.Context(), c.ID)
+	require.NoError(t, err, "the record keeps it")
+	require.NoError(t, s.Client.ContainerService().Delete(t.Context(), c.ID))
+	require.Eventually(t, func() bool {
+		_, err := snapshots.Stat(t.Context(), c.ID)
+		return errdefs.IsNotFound(err)
+	}, 30*time.Second, 50*time.Millisecond)
+	require.NoError(t, r.Delete(t.Context(), c.ID))
+}
+
+// TestSlotsEndWithTheirAgent closes the runtime's connections, as its death would.
+func TestSlotsEndWithTheirAgent(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	first, second := withSlots(t, s), withSlots(t, s)
+	c := box(t, s, true, "busybox:test")
+	require.NoError(t, first.StartSlot(t.Context(), runtime.Slot{
+		ID: c.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: "g",
+		LogPath: c.LogPath, HostnamePath: c.HostnamePath,
+	}))
+	claimed := box(t, s, true, "busybox:test", "sleep", "1000")
+	require.NoError(t, launch(t.Context(), first, claimed))
+	first.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := second.Wait(ctx, c.ID)
+	require.NoError(t, err)
+	list, err := second.List(t.Context(), map[string]string{identity.KeyManaged: "true"})
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	for _, f := range list {
+		require.Equal(t, f.ID == claimed.ID, f.Task == runtime.TaskRunning, f.ID)
+		require.NoError(t, second.Delete(t.Context(), f.ID))
+	}
+}
