@@ -123,6 +123,18 @@ func TestTheCommandIsPID1(t *testing.T) {
 	}
 }
 
+// TestAWaitingSlotEndsBySignals: pid 1 is deaf to signals that it does not handle.
+func TestAWaitingSlotEndsBySignals(t *testing.T) {
+	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGKILL} {
+		t.Run(signal.String(), func(t *testing.T) {
+			s := start(t)
+			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(s.fsb, claim.SocketName)); return err == nil }, patience, 1e6)
+			require.NoError(t, unix.Kill(s.pid, signal))
+			s.wait(t)
+		})
+	}
+}
+
 // TestManyAtOnce starts and claims slots side by side.
 func TestManyAtOnce(t *testing.T) {
 	lower := image(t, nil)

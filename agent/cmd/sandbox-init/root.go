@@ -111,7 +111,7 @@ func pivot(mount int) *wire.Failure {
 // carry moves one of the slot's own mounts to where it belongs in the new root. An image may lack the place, but may not
 // have a symbolic link there.
 func carry(root int, name string) error {
-	if err := unix.Mkdirat(root, name, 0o755); err != nil && err != unix.EEXIST { //nolint:errorlint // a bare errno
+	if err := unix.Mkdirat(root, name, 0o755); err != nil && err != unix.EEXIST {
 		return err
 	}
 	fd, err := unix.Openat2(root, name, &unix.OpenHow{
@@ -138,7 +138,7 @@ func makeAll(path string) error {
 			continue
 		}
 		err := unix.Mkdir(path[:end], 0o755)
-		if err == nil || err == unix.EEXIST || err == unix.EISDIR { //nolint:errorlint // a bare errno
+		if err == nil || err == unix.EEXIST || err == unix.EISDIR {
 			continue
 		}
 		return err

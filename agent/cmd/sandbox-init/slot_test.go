@@ -84,7 +84,7 @@ func run(t testing.TB, s *specs.Spec) *container {
 		defer close(done)
 		var status unix.WaitStatus
 		for {
-			if _, err := unix.Wait4(c.pid, &status, 0, nil); err != unix.EINTR { //nolint:errorlint // a bare errno
+			if _, err := unix.Wait4(c.pid, &status, 0, nil); err != unix.EINTR {
 				break
 			}
 		}

@@ -21,14 +21,19 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// What a claim is made of; see the wire package.
 type (
-	Claim        = wire.Claim
+	// Claim is what is sent; see the wire package for this and all below.
+	Claim = wire.Claim
+	// Capabilities are a claim's.
 	Capabilities = wire.Capabilities
-	Rlimit       = wire.Rlimit
-	Mount        = wire.Mount
-	Failure      = wire.Failure
-	Stage        = wire.Stage
+	// Rlimit is one of a claim's.
+	Rlimit = wire.Rlimit
+	// Mount is one of a claim's.
+	Mount = wire.Mount
+	// Failure is the error of a claim that a slot could not fulfil.
+	Failure = wire.Failure //nolint:errname // as in the wire package
+	// Stage is where it failed.
+	Stage = wire.Stage
 )
 
 // Attributes of a Mount.

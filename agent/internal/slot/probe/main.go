@@ -76,7 +76,7 @@ func outcome(err error) string {
 		if errno, ok := err.(syscall.Errno); ok { //nolint:errorlint // the chain is walked here
 			return errno.Error()
 		}
-		inner, ok := err.(interface{ Unwrap() error }) //nolint:errorlint // the same
+		inner, ok := err.(interface{ Unwrap() error })
 		if !ok {
 			return err.Error()
 		}

@@ -42,8 +42,7 @@ const (
 type Claim struct {
 	// Args is the command line. The first is looked up in the PATH of Env as the OCI runtimes do it.
 	Args []string
-	// Env is the whole environment; of a name that occurs twice the last counts. The OCI runtimes add HOME=/ where there
-	// is none; this is the claimer's to do.
+	// Env is the whole environment, as it is.
 	Env []string
 	// Cwd is absolute. It is made if it is missing.
 	Cwd string
@@ -138,7 +137,7 @@ func (s Stage) String() string {
 }
 
 // Failure is why a claim came to nothing. The slot is gone, or about to be.
-type Failure struct {
+type Failure struct { //nolint:errname // beside Stage it reads as what it is
 	Stage Stage
 	// Errno is 0 where no system call was to blame.
 	Errno syscall.Errno
