@@ -46,7 +46,7 @@ type suite struct {
 	bursts  []Burst
 }
 
-// Run measures and fills the report. What it made in the cluster is gone when it returns.
+// Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	m, err := mesh.Connect(ctx, o.Via)
 	if err != nil {
@@ -59,7 +59,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 		defer cancel()
-		err = errors.Join(err, m.Remove(clean, pool), m.Leave(clean))
+		err = errors.Join(err, m.Remove(clean, pool))
 	}()
 	s := &suite{Options: o, Mesh: m, report: r}
 	for range connections {

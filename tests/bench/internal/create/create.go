@@ -62,7 +62,7 @@ type suite struct {
 	paths  map[string]int
 }
 
-// Run measures and fills the report. What it made in the cluster is gone when it returns.
+// Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	m, err := mesh.Connect(ctx, o.Via)
 	if err != nil {
@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	defer func() { // also when the run was interrupted
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 		defer cancel()
-		err = errors.Join(err, m.Remove(clean, slotPool), m.Remove(clean, coldPool), m.Leave(clean))
+		err = errors.Join(err, m.Remove(clean, slotPool), m.Remove(clean, coldPool))
 	}()
 	s := &suite{
 		Options: o, Mesh: m, report: r, random: rand.New(rand.NewPCG(o.Seed, 1)),

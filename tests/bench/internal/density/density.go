@@ -39,7 +39,7 @@ type suite struct {
 	report *report.Report
 }
 
-// Run measures and fills the report. What it made in the cluster is gone when it returns.
+// Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	m, err := mesh.Connect(ctx, mesh.ViaLeader)
 	if err != nil {
@@ -52,7 +52,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 		defer cancel()
-		err = errors.Join(err, m.Remove(clean, pool), m.Leave(clean))
+		err = errors.Join(err, m.Remove(clean, pool))
 	}()
 	s := &suite{Options: o, Mesh: m, report: r}
 	cold, err := s.cold(ctx)

@@ -46,6 +46,8 @@ func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 	if err := m.Remove(ctx, want.Name); err != nil {
 		return Slots{}, err
 	}
+	// The namespace stays when the pools go: the controller believes for a minute that a namespace still has the Secret with
+	// the agents' certificate, and agents in one that was made anew would wait for it.
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	if err := m.Kube.Create(ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {
 		return Slots{}, fmt.Errorf("making the namespace: %w", err)
@@ -146,20 +148,5 @@ func (m *Mesh) Remove(ctx context.Context, pool string) error {
 			return fmt.Errorf("%d agents of pool %s are left", len(pods.Items), pool)
 		}
 		return nil
-	})
-}
-
-// Leave takes the namespace away, with whatever is in it.
-func (m *Mesh) Leave(ctx context.Context) error {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
-	if err := m.Kube.Delete(ctx, ns); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("deleting the namespace: %w", err)
-	}
-	return Poll(ctx, poolTick, goneTime, func(ctx context.Context) error {
-		err := m.Kube.Get(ctx, client.ObjectKeyFromObject(ns), ns)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return errors.Join(fmt.Errorf("namespace %s is left", Namespace), err)
 	})
 }

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -71,6 +73,14 @@ func cell(v any) string {
 		return number(x)
 	case nil:
 		return ""
+	case []string:
+		return strings.Join(x, ", ")
+	case map[string]int:
+		var parts []string
+		for _, k := range slices.Sorted(maps.Keys(x)) {
+			parts = append(parts, fmt.Sprintf("%s %d", k, x[k]))
+		}
+		return strings.Join(parts, ", ")
 	}
 	return fmt.Sprint(v)
 }

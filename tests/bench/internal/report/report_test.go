@@ -25,6 +25,8 @@ func sample() *report.Report {
 	}
 	r.Fact("concurrency", 1)
 	r.Fact("cache", "image unpacked")
+	r.Fact("samples", map[string]int{"slot": 1, "raw": 2})
+	r.Fact("paths", []string{"slot 1", "cold 0"})
 	r.Value("raw_p50_ms", 54.3219, "ms", "raw containerd")
 	r.Value("slot_over_raw_p50", 0.07, "", "slot over raw")
 	r.Judge([]budget.Budget{{Key: "slot_over_raw_p50", Limit: 0.15, Aim: 0.08, What: "a"}, {Key: "cold_over_raw", Limit: 1.2, What: "b"}})
@@ -49,7 +51,7 @@ func TestJSONIsFlat(t *testing.T) {
 	require.Equal(t, "abc", got["commit"])
 	require.Equal(t, "1970-01-01T00:16:40Z", got["began"])
 	require.Equal(t, 90.0, got["took_s"])
-	require.Equal(t, map[string]any{"concurrency": 1.0, "cache": "image unpacked"}, got["conditions"])
+	require.Equal(t, map[string]any{"concurrency": 1.0, "cache": "image unpacked", "samples": map[string]any{"raw": 2.0, "slot": 1.0}, "paths": []any{"slot 1", "cold 0"}}, got["conditions"])
 	require.Equal(t, []any{map[string]any{"stage": "reserve", "p50_ms": 0.01234}, map[string]any{"stage": "claim", "p50_ms": 2.0}}, got["stages"])
 	require.Equal(t, map[string]any{"100": 7.0}, got["agents"])
 	require.Equal(t, "Z80", got["environment"].(map[string]any)["cpu"])
@@ -63,7 +65,7 @@ func TestTextShowsAllOfIt(t *testing.T) {
 	for _, format := range []string{report.FormatTable, report.FormatMarkdown} {
 		text := render(t, format)
 		for _, want := range []string{
-			"abc", "Z80", "6.1", "2.4", "concurrency", "image unpacked", "raw_p50_ms", "54.32", "raw containerd", "reserve", "0.01234",
+			"abc", "Z80", "6.1", "2.4", "concurrency", "image unpacked", "raw 2, slot 1", "slot 1, cold 0", "raw_p50_ms", "54.32", "raw containerd", "reserve", "0.01234",
 			"<= 0.1500 (aim 0.08000, met)", "<= 1.200", "Stages",
 		} {
 			require.Contains(t, text, want, format)
