@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
@@ -33,20 +34,20 @@ func TestConfinedAsACold(t *testing.T) {
 	}{{"root", 0}, {"a user", 1000}} {
 		t.Run(user.name, func(t *testing.T) {
 			for _, view := range []struct{ name, script string }{
-				{"the probe", "exec probe one 'two three'"},
+				{"the probe", ""},
 				// The Go runtime raises a limit of its own.
 				{"limits", "ulimit -a; umask; id; busybox 2>&1 | head -1; cat /etc/hostname; hostname"},
 			} {
 				t.Run(view.name, func(t *testing.T) {
 					lower := image(t, nil)
-					what := newClaim(t, user.uid, "sh", "-c", view.script)
-					what.Cwd = "/work/made"
+					process := newProcess(user.uid, "sh", "-c", view.script)
 					if view.name == "the probe" {
-						what.Args = []string{"probe", "one", "two three"}
+						process.Args = []string{"probe", "one", "two three"}
 					}
+					process.Cwd, process.Rlimits = "/work/made", []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 500, Hard: 1000}}
 					s := start(t)
-					have := s.become(t, lower, what)
-					k := cold(t, lower, what, filepath.Join(s.fsb, "hostname"))
+					have := s.become(t, lower, claimOf(t, process))
+					k := cold(t, lower, process, filepath.Join(s.fsb, "hostname"))
 					require.Zero(t, k.wait(t).ExitStatus(), k.said(t))
 					if view.name != "the probe" {
 						require.Equal(t, k.said(t), have)

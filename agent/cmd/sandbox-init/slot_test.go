@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -228,22 +227,28 @@ func mount(t testing.TB, lower string) int {
 	return fd
 }
 
-// cold runs the claim's process without a slot, by runc alone, and waits for it.
-func cold(t testing.TB, lower string, c *claim.Claim, hostname string) *container {
+// cold runs the process without a slot, by runc alone.
+func cold(t testing.TB, lower string, process *specs.Process, hostname string) *container {
 	t.Helper()
 	root := workspace(t)
 	require.NoError(t, unix.Mount("overlay", root, "overlay", 0, strings.Join(options(t, lower), ",")))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(root, unix.MNT_DETACH)) })
-	process := &specs.Process{
-		Args: c.Args, Env: c.Env, Cwd: c.Cwd, NoNewPrivileges: true, User: specs.User{UID: c.UID, GID: c.GID, AdditionalGids: c.Groups},
-		Capabilities: &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names},
-	}
-	if c.UID != 0 {
-		process.Capabilities.Effective, process.Capabilities.Permitted = nil, nil
-	}
 	s := spec(root, process, specs.Mount{Destination: "/etc/hostname", Type: "bind", Source: hostname, Options: []string{"rbind", "rprivate", "ro", "nosuid", "nodev", "noexec"}})
 	s.Linux.Seccomp = profile()
 	return run(t, s)
+}
+
+// newProcess is confined as sandboxes are.
+func newProcess(uid uint32, args ...string) *specs.Process {
+	p := &specs.Process{
+		Args: args, Env: []string{"PATH=/nope", "KEY=a value", "PATH=/bin"}, Cwd: "/", NoNewPrivileges: true,
+		User:         specs.User{UID: uid, GID: uid, AdditionalGids: []uint32{uid}},
+		Capabilities: &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names},
+	}
+	if uid != 0 {
+		p.Capabilities.Effective, p.Capabilities.Permitted = nil, nil
+	}
+	return p
 }
 
 func profile() *specs.LinuxSeccomp {
@@ -252,20 +257,19 @@ func profile() *specs.LinuxSeccomp {
 	return p
 }
 
-// newClaim is confined as a cold sandbox is.
 func newClaim(t testing.TB, uid uint32, args ...string) *claim.Claim {
 	t.Helper()
-	program, err := seccomp.Compile(profile())
+	return claimOf(t, newProcess(uid, args...))
+}
+
+// claimOf is the claim for a process that a cold container could have.
+func claimOf(t testing.TB, p *specs.Process) *claim.Claim {
+	t.Helper()
+	c, err := claim.FromSpec(&specs.Spec{Hostname: "box", Process: p})
 	require.NoError(t, err)
-	runtime.KeepAlive(program)
-	c := &claim.Claim{
-		Args: args, Env: []string{"PATH=/bin", "HOME=/", "KEY=a value"}, Cwd: "/", UID: uid, GID: uid, Groups: []uint32{uid}, Hostname: "box",
-		Capabilities: claim.Capabilities{Bounding: capabilities}, NoNewPrivs: true, Seccomp: program,
-		Mounts: []claim.Mount{{Destination: "/etc/hostname", Path: "/fsb/hostname", Attributes: 0xf}},
-	}
-	if uid == 0 {
-		c.Capabilities.Effective, c.Capabilities.Permitted = capabilities, capabilities
-	}
+	c.Seccomp, err = seccomp.Compile(profile())
+	require.NoError(t, err)
+	c.Mounts = []claim.Mount{{Destination: "/etc/hostname", Path: "/fsb/hostname", Attributes: claim.MountReadOnly | claim.MountNoSUID | claim.MountNoDev | claim.MountNoExec}}
 	return c
 }
 
