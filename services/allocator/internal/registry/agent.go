@@ -31,26 +31,30 @@ type pool struct {
 	full   int      // ready agents without room
 }
 
+// agent keeps together what an allocation touches: among very many agents each page that is not in the processor's tables
+// costs as much as all of the arithmetic.
 type agent struct {
-	uid  string
-	pool *pool
-	id   index.ID
+	uid       string
+	pool      *pool
+	id        index.ID
+	seen      bool // a snapshot was received
+	accepting bool
+	full      bool        // counted by the pool
+	hearing   node[agent] // alone if the agent was never heard of or not for long
 
 	capacity, allocated int
-	ports               []int32 // of the agent itself
-	accepting           bool
-	reason              string
-	seen                bool // a snapshot was received
-	full                bool // counted by the pool
-	heard               time.Time
-	hearing             node[agent] // alone if the agent was never heard of or not for long
-	places              []*place    // in no order
-
 	// A slot is spoken for from the reservation until the agent's own count shows it: first as one of the pending places
 	// (reserved, not reported), which no count can contain yet, then as a claimed one (reported since the last count). A
 	// reservation that fails is pending no more and leaves the slot free.
 	slots            int // by the agent's last word
 	pending, claimed int
+
+	places []*place   // in no order
+	few    [16]*place // room for the first of places
+
+	heard  time.Time
+	ports  []int32 // of the agent itself
+	reason string
 }
 
 func (a *agent) freeSlots() int { return max(0, a.slots-a.pending-a.claimed) }

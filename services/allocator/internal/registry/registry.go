@@ -129,6 +129,7 @@ func (r *Registry) join(uid string, name Pool) *agent {
 	if !ok {
 		a = &agent{uid: uid, reason: ReasonConnecting}
 		a.hearing.init(a)
+		a.places = a.few[:0]
 		r.agents[uid] = a
 		r.enrol(a, name)
 	} else if a.pool.name != name {

@@ -18,3 +18,12 @@ func (x *Index) Kept() (images, ports, chunks, spare int) {
 	used([]set{x.offered})
 	return len(x.images.number), len(x.ports.number), chunks, len(x.arena.spare)
 }
+
+// Eager makes an index keep hints of every search, however small.
+func (x *Index) Eager() *Index {
+	x.dear = 0
+	return x
+}
+
+// Hints is the number of hints.
+func (x *Index) Hints() int { return len(x.hints) }

@@ -67,50 +67,74 @@ func (x *Index) next(r placement.Rank) placement.Rank {
 	return placement.Nowhere
 }
 
+// query is what Find looks for: ports that somebody has taken, by their numbers and as sets.
+type query struct {
+	ports []int32
+	taken []*set
+}
+
 // Find returns the offered agent with the lowest placement.Score among those on which the ports are free, of equals the one
 // with the lowest number; false if there is none. It does not allocate.
 func (x *Index) Find(image string, ports []int32) (ID, bool) {
-	without := x.without[:0]
+	q := &x.query
+	q.ports, q.taken = q.ports[:0], q.taken[:0]
 	for _, p := range ports {
 		if i, ok := x.ports.number[p]; ok {
-			without = append(without, &x.ports.at[i])
+			q.ports, q.taken = append(q.ports, i), append(q.taken, &x.ports.at[i])
 		}
 	}
-	x.without = without
+	id := ID(-1)
 	if i, ok := x.images.number[image]; ok {
-		if id := x.cached(i, without); id >= 0 {
-			return id, true
-		}
+		id = x.walk(i, q)
 	}
-	// What is left has the image nowhere, so that it needs no looking at.
-	for r := x.next(0); r != placement.Nowhere; r = x.next(r + 1) {
-		level := &x.of(r).loads[r.Load()]
-		if id, _ := first(level, level, without); id >= 0 {
-			return id, true
-		}
+	if id < 0 { // what is left has the image nowhere, so that it needs no looking at
+		id = x.walk(noImage, q)
 	}
-	return -1, false
+	return id, id >= 0
 }
 
-// cached is Find among the agents that have an image; -1 if there is none. It raises the image's floor as far as it finds
-// ranks at which no agent has the image, whatever its ports.
-func (x *Index) cached(image int32, without []*set) ID {
-	holders, floor := &x.images.at[image], &x.floors[image]
-	rising := true
-	for r := x.next(*floor); r != placement.Nowhere; r = x.next(r + 1) {
-		id, met := first(&x.of(r).loads[r.Load()], holders, without)
+// walk goes through the ranks, best first, to the first agent that has an image, if one is asked for, and the ports free;
+// -1 if there is none. It starts where it is known that nothing comes before, and notes what it finds out: in the image's
+// floor as long as it meets no agent with the image, whatever its ports, and in a hint if ports have made it dear.
+func (x *Index) walk(image int32, q *query) ID {
+	var start placement.Rank
+	var h *hint
+	rising := image != noImage
+	if rising {
+		start = x.floors[image]
+	}
+	if len(q.ports) > 0 && len(x.hints) > 0 {
+		if h = x.hint(image, q.ports); h != nil && h.floor > start {
+			start, rising = h.floor, false
+		}
+	}
+	id, looked := ID(-1), 0
+	r := x.next(start)
+	for ; r != placement.Nowhere; r = x.next(r + 1) {
+		level := &x.of(r).loads[r.Load()]
+		holders := level
+		if image != noImage {
+			holders = &x.images.at[image]
+		}
+		var met bool
+		var n int
+		id, met, n = first(level, holders, q.taken)
+		looked += n
 		if rising {
-			*floor = r
+			x.floors[image] = r
 			rising = !met
 		}
 		if id >= 0 {
-			return id
+			break
 		}
 	}
 	if rising {
-		*floor = placement.Nowhere
+		x.floors[image] = r
 	}
-	return -1
+	if h != nil || len(q.ports) > 0 && looked >= x.dear {
+		x.learn(h, image, q.ports, r)
+	}
+	return id
 }
 
 // Crowded is the one of the ports that is taken on most of the offered agents, of equals the first.

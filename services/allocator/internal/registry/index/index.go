@@ -15,7 +15,7 @@ type ID int32
 // Index is the index of one pool.
 type Index struct {
 	arena   arena
-	members []member // by ID
+	members []*member // by ID
 	free    []ID
 
 	offered set
@@ -29,13 +29,18 @@ type Index struct {
 
 	ports sets[int32]
 	// extra counts holders of a port on one agent beyond the first; there are none unless agents report nonsense.
-	extra   map[holding]int
-	without []*set // of Find, kept for its memory
+	extra map[holding]int
+
+	hints  []hint
+	dear   int   // see there
+	oldest int   // of the hints, once they are many
+	query  query // of Find, kept for its memory
 }
 
 type member struct {
 	rank   placement.Rank // Nowhere while it is not offered
 	images []int32        // numbers of images
+	few    [56]int32      // room for the first of them, where the rank is
 }
 
 type holding struct {
@@ -45,7 +50,7 @@ type holding struct {
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{images: newSets[string](), ports: newSets[int32](), extra: map[holding]int{}}
+	return &Index{images: newSets[string](), ports: newSets[int32](), extra: map[holding]int{}, dear: dear}
 }
 
 // Join adds an agent that is not offered, and has no images and no ports.
@@ -55,7 +60,9 @@ func (x *Index) Join() ID {
 		x.free = x.free[:n-1]
 		return id
 	}
-	x.members = append(x.members, member{rank: placement.Nowhere})
+	m := &member{rank: placement.Nowhere}
+	m.images = m.few[:0]
+	x.members = append(x.members, m)
 	return ID(len(x.members) - 1)
 }
 
@@ -74,7 +81,7 @@ func (x *Index) Offered() int { return x.offered.n }
 
 // Offer lets an agent be chosen, at a rank; it may be offered already.
 func (x *Index) Offer(id ID, rank placement.Rank) {
-	m := &x.members[id]
+	m := x.members[id]
 	old := m.rank
 	if old == rank {
 		return
@@ -90,12 +97,13 @@ func (x *Index) Offer(id ID, rank placement.Rank) {
 		for _, i := range m.images {
 			x.floors[i] = min(x.floors[i], rank)
 		}
+		x.unlearn(id)
 	}
 }
 
 // Withdraw makes an agent not be chosen; false if it is not offered anyway.
 func (x *Index) Withdraw(id ID) bool {
-	m := &x.members[id]
+	m := x.members[id]
 	if m.rank == placement.Nowhere {
 		return false
 	}
@@ -114,9 +122,10 @@ func (x *Index) AddImage(id ID, image string) {
 	if !x.images.at[i].add(id, &x.arena) {
 		return
 	}
-	m := &x.members[id]
+	m := x.members[id]
 	m.images = append(m.images, int32(i))
 	x.floors[i] = min(x.floors[i], m.rank)
+	x.unlearn(id)
 }
 
 // RemoveImage notes that an agent lacks an image; it may have lacked it before.
@@ -125,7 +134,7 @@ func (x *Index) RemoveImage(id ID, image string) {
 	if !ok || !x.images.at[i].has(id) {
 		return
 	}
-	m := &x.members[id]
+	m := x.members[id]
 	for k, j := range m.images {
 		if j == i {
 			last := len(m.images) - 1
@@ -139,7 +148,7 @@ func (x *Index) RemoveImage(id ID, image string) {
 
 // ClearImages notes that an agent has no images.
 func (x *Index) ClearImages(id ID) {
-	m := &x.members[id]
+	m := x.members[id]
 	for _, i := range m.images {
 		x.dropImage(id, i)
 	}
@@ -151,6 +160,7 @@ func (x *Index) dropImage(id ID, i int32) {
 	s.remove(id, &x.arena)
 	if s.n == 0 {
 		x.images.leave(int(i))
+		x.forget(i, noImage)
 		x.floors[i] = placement.Nowhere
 	}
 }
@@ -194,5 +204,8 @@ func (x *Index) Free(id ID, port int32) {
 	s.remove(id, &x.arena)
 	if s.n == 0 {
 		x.ports.leave(int(i))
+		x.forget(noImage, i)
+		return
 	}
+	x.unlearn(id)
 }

@@ -30,8 +30,8 @@ type fact struct {
 	ports  map[int32]int
 }
 
-func newNaive(images, ports int) *naive {
-	n := &naive{x: index.New(), agents: map[index.ID]*fact{}}
+func newNaive(images, ports int, x *index.Index) *naive {
+	n := &naive{x: x, agents: map[index.ID]*fact{}}
 	for i := range images {
 		n.images = append(n.images, fmt.Sprint("image-", i))
 	}
@@ -134,8 +134,13 @@ func (n *naive) some(at int) index.ID {
 }
 
 func TestFindsTheBest(t *testing.T) {
+	t.Run("without hints", func(t *testing.T) { findsTheBest(t, index.New) })
+	t.Run("with hints", func(t *testing.T) { findsTheBest(t, func() *index.Index { return index.New().Eager() }) })
+}
+
+func findsTheBest(t *testing.T, empty func() *index.Index) {
 	rapid.Check(t, func(t *rapid.T) {
-		n := newNaive(3, 3)
+		n := newNaive(3, 3, empty())
 		images, ports := rapid.SampledFrom(append(n.images, "unknown")), rapid.SampledFrom(n.ports)
 		ranks := rapid.Custom(func(t *rapid.T) placement.Rank {
 			return placement.RankOf(rapid.SampledFrom([]int{0, 1, 2, 3, 63, 64, 200}).Draw(t, "load"), rapid.Bool().Draw(t, "slot"))
@@ -174,8 +179,12 @@ func TestFindsTheBest(t *testing.T) {
 func TestFindsTheBestOfMany(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			x := index.New()
+			if seed > 0 {
+				x.Eager()
+			}
 			rnd := rand.New(rand.NewPCG(seed, 1))
-			n := newNaive(12, 6)
+			n := newNaive(12, 6, x)
 			const agents = 5000
 			ids := make([]index.ID, agents)
 			for i := range ids {
@@ -226,7 +235,7 @@ func TestFindsTheBestOfMany(t *testing.T) {
 
 // TestPortOfTwo checks that a port which two hold on one agent is free when both have freed it, and not before.
 func TestPortOfTwo(t *testing.T) {
-	n := newNaive(0, 1)
+	n := newNaive(0, 1, index.New())
 	id := n.join(t)
 	n.offer(id, 0)
 	port := n.ports[0]

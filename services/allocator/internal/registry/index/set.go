@@ -137,21 +137,21 @@ func (s *set) common(o *set) int {
 	return n
 }
 
-// first returns the lowest member that two sets share and that none of the others has, -1 if there is none. The second
-// result is false if it is certain that the two share no member at all.
-func first(a, b *set, without []*set) (ID, bool) {
-	met := false
+// first returns the lowest member that two sets share and that none of the others has, -1 if there is none. met is false if
+// it is certain that the two share no member at all. looked is about the number of words that it took.
+func first(a, b *set, without []*set) (id ID, met bool, looked int) {
 	for i := range min(len(a.some), len(b.some)) {
 		for chunks := a.some[i] & b.some[i]; chunks != 0; chunks &= chunks - 1 {
 			at := i<<wordShift | bits.TrailingZeros64(chunks)
 			w, word, m := firstIn(a.chunks[at], b.chunks[at], at, without)
 			met = met || m
 			if word != 0 {
-				return ID(at<<chunkShift | w<<wordShift | bits.TrailingZeros64(word)), true
+				return ID(at<<chunkShift | w<<wordShift | bits.TrailingZeros64(word)), met, looked + w
 			}
+			looked += len(a.chunks[at].words)
 		}
 	}
-	return -1, met
+	return -1, met, looked
 }
 
 // firstIn is first for the chunk at a position: the first word that is left, and where it is.
