@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -61,18 +62,19 @@ const (
 
 // cluster is a real API server, reached through a proxy that can be cut, with one fake agent on loopback.
 type cluster struct {
-	t      *testing.T
-	admin  client.Client
-	rest   *rest.Config // through the proxy
-	proxy  *proxy
-	agent  *fakeagent.Agent
-	agents []*fakeagent.Agent
-	port   int
-	issuer *pki.Authority
+	t     *testing.T
+	admin client.Client
+	rest  *rest.Config // through the proxy
+	proxy *proxy
+	agent *fakeagent.Agent
+	port  int
 	// Issued once: issuing again writes into the same files, which an allocator that starts may be reading.
-	own, client rpc.TLS
+	own, client, agents rpc.TLS
 	// allocators is how many were started.
 	allocators int
+
+	mu   sync.Mutex
+	fake []*fakeagent.Agent
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -99,8 +101,9 @@ func newCluster(t *testing.T) *cluster {
 	require.NoError(t, eventsv1.AddToScheme(scheme))
 	admin, err := client.New(cfg, client.Options{Scheme: scheme})
 	require.NoError(t, err)
-	c := &cluster{t: t, admin: admin, issuer: pki.New(t), proxy: newProxy(t, cfg.Host), rest: rest.CopyConfig(cfg)}
-	c.own, c.client = c.issuer.TLS(t, rpc.RoleAllocator), c.issuer.TLS(t, rpc.RoleClient)
+	c := &cluster{t: t, admin: admin, proxy: newProxy(t, cfg.Host), rest: rest.CopyConfig(cfg)}
+	issuer := pki.New(t)
+	c.own, c.client, c.agents = issuer.TLS(t, rpc.RoleAllocator), issuer.TLS(t, rpc.RoleClient), issuer.TLS(t, rpc.RoleAgent)
 	c.rest.Host = "https://" + c.proxy.address
 	c.createPool(pool)
 	c.agent = c.startAgent("agent-1", pool, "127.0.0.1", 50)
@@ -124,9 +127,18 @@ func (c *cluster) startAgent(name, pool, ip string, capacity int32) *fakeagent.A
 	listener, err := net.Listen("tcp", net.JoinHostPort(ip, fmt.Sprint(c.port)))
 	require.NoError(t, err)
 	c.port = listener.Addr().(*net.TCPAddr).Port
-	background(t, func(ctx context.Context) { _ = agent.Serve(ctx, listener, c.issuer.TLS(t, rpc.RoleAgent)) })
-	c.agents = append(c.agents, agent)
+	background(t, func(ctx context.Context) { _ = agent.Serve(ctx, listener, c.agents) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fake = append(c.fake, agent)
 	return agent
+}
+
+// all are the agents that were started.
+func (c *cluster) all() []*fakeagent.Agent {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.fake)
 }
 
 func (c *cluster) createPool(name string) {
@@ -151,7 +163,7 @@ func (c *cluster) finalize(ctx context.Context) {
 			continue
 		}
 		running := map[string]bool{}
-		for _, a := range c.agents {
+		for _, a := range c.all() {
 			for _, r := range a.Sandboxes() {
 				running[r.GetRecord().GetFence().GetSandboxUid()] = true
 			}

@@ -92,7 +92,7 @@ func (c *cluster) gone(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		n := 0
-		for _, a := range c.agents {
+		for _, a := range c.all() {
 			n += len(a.Sandboxes()) + len(a.Tombstones())
 		}
 		return n == 0 && c.count() == 0
