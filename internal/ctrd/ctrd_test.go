@@ -87,13 +87,25 @@ func TestOnlyTheContainersOwnProcessesBelong(t *testing.T) {
 
 func TestTheShimOfASlotServesOthers(t *testing.T) {
 	for line, want := range map[string]bool{
-		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock":                     false,
-		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock delete":              true,
-		"runc --root /run/containerd/runc/k8s.io create --bundle /b --pid-file /p slot.1":               true,
+		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock":                      false,
+		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock delete":               true,
+		"runc --root /run/containerd/runc/k8s.io create --bundle /b --pid-file /p slot.1":                true,
 		"runc --root /run/containerd/runc/k8s.io --log /b/log.json create --bundle /b --pid-file slot.2": false,
 	} {
 		ours, _ := ctrd.Belongs([]byte(strings.ReplaceAll(line, " ", "\x00")+"\x00"), "k8s.io", "slot.1")
 		require.Equal(t, want, ours, line)
+	}
+}
+
+func TestTheShimOfAGroup(t *testing.T) {
+	for line, want := range map[string]bool{
+		"/bin/containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock":        true,
+		"/bin/containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock delete": false,
+		"/bin/containerd-shim-runc-v2 -namespace moby -id slot.1 -address /run/c.sock":          false,
+		"/bin/containerd-shim-runc-v2 -namespace k8s.io -id slot.2 -address /run/c.sock":        false,
+		"vi -namespace k8s.io -id slot.1":                                                       false,
+	} {
+		require.Equal(t, want, ctrd.IsShimOf([]byte(strings.ReplaceAll(line, " ", "\x00")+"\x00"), "k8s.io", "slot.1"), line)
 	}
 }
 

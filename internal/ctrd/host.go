@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -27,10 +28,10 @@ type stray struct {
 // removeStrays ends what is left of a container whose task containerd does not know, and removes its cgroup. There is
 // such a thing: when the client of a create dies in the middle of it, containerd gives the create up and may leave the
 // shim, the OCI runtime and a half-started process. It returns nil at once where no process of the host is seen.
-func (r *Remover) removeStrays(ctx context.Context, id, cgroup string) error {
+func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) error {
 	until := r.clock().Now().Add(strayTimeout)
 	for {
-		left := append(r.strays(id), r.members(cgroup)...)
+		left := slices.Concat(r.strays(id), r.idleShim(ctx, group), r.members(cgroup))
 		r.kill(left)
 		r.removeCgroup(cgroup)
 		if len(left) == 0 && !r.cgroupExists(cgroup) {
@@ -83,18 +84,98 @@ func (r *Remover) strays(id string) []stray {
 	return found
 }
 
+// idleShim is the shim of a group of slots if it serves none any more: containerd knows no task in the group, and the shim
+// has no child that is about to become one. In doubt it is not.
+func (r *Remover) idleShim(ctx context.Context, group string) []stray {
+	if group == "" || r.ProcRoot == "" {
+		return nil
+	}
+	var shims []stray
+	parents := map[int]bool{}
+	entries, err := os.ReadDir(r.ProcRoot)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		parents[r.parent(pid)] = true
+		raw, err := os.ReadFile(filepath.Join(r.ProcRoot, e.Name(), "cmdline"))
+		if err == nil && isShimOf(raw, r.Client.DefaultNamespace(), group) {
+			shims = append(shims, stray{pid: pid})
+		}
+	}
+	shims = slices.DeleteFunc(shims, func(s stray) bool { return parents[s.pid] })
+	if len(shims) == 0 || r.groupHasTask(ctx, group) {
+		return nil
+	}
+	return shims
+}
+
+// groupHasTask tells whether containerd has a task of any container in the group; true in doubt.
+func (r *Remover) groupHasTask(ctx context.Context, group string) bool {
+	step, cancel := r.step(ctx)
+	defer cancel()
+	list, err := r.Client.ContainerService().List(step, fmt.Sprintf("labels.%q==true", identity.KeyManaged))
+	if err != nil {
+		return true
+	}
+	running, err := r.Client.TaskService().List(step, &tasks.ListTasksRequest{})
+	if err != nil {
+		return true
+	}
+	has := map[string]bool{}
+	for _, t := range running.GetTasks() {
+		has[t.GetID()] = true
+	}
+	for _, c := range list {
+		if has[c.ID] && c.Spec != nil && parseSpec(c.Spec.GetValue()).Annotations[GroupAnnotation] == group {
+			return true
+		}
+	}
+	return false
+}
+
+// parent is a process's parent; 0 if it is not known.
+func (r *Remover) parent(pid int) int {
+	raw, err := os.ReadFile(filepath.Join(r.ProcRoot, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	// The command, in parentheses, may have spaces and parentheses in it.
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	ppid, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return 0
+	}
+	return ppid
+}
+
+// isShimOf tells whether a command line is that of the shim that serves a group of slots, which is called like the first.
+func isShimOf(cmdline []byte, namespace, group string) bool {
+	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
+	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", group) &&
+		!slices.Contains(args, "delete")
+}
+
+func hasFlag(args []string, flag, value string) bool {
+	i := slices.Index(args, flag)
+	return i > 0 && i+1 < len(args) && args[i+1] == value
+}
+
 // belongs tells whether a command line is that of the container's shim, or of the OCI runtime with the container, and
 // whether it is removing the container. All of namespace and id must fit, so that no other process is ever meant.
 func belongs(cmdline []byte, namespace, id string) (ours, leave bool) {
 	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
-	has := func(flag, value string) bool {
-		i := slices.Index(args, flag)
-		return i > 0 && i+1 < len(args) && args[i+1] == value
-	}
 	switch base := filepath.Base(args[0]); {
 	case strings.HasPrefix(base, "containerd-shim"):
 		leave = slices.Contains(args, "delete")
-		return has("-namespace", namespace) && has("-id", id) && (leave || !identity.IsSlotID(id)), leave
+		return hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", id) && (leave || !identity.IsSlotID(id)), leave
 	case base == "runc" || base == "crun":
 		root := slices.Index(args, "--root")
 		inNamespace := root > 0 && root+1 < len(args) && filepath.Base(args[root+1]) == namespace
@@ -120,17 +201,25 @@ func (r *Remover) members(path string) []stray {
 	return found
 }
 
-// cgroupsPath reads linux.cgroupsPath of an encoded OCI spec; "" if it has none.
-func cgroupsPath(spec []byte) string {
-	var s struct {
-		Linux struct {
-			CgroupsPath string `json:"cgroupsPath"`
-		} `json:"linux"`
+// GroupAnnotation in a container's OCI spec names the container in whose shim it was started: of a group of slots, the
+// first. containerd's shims know this one of the CRI plugin's.
+const GroupAnnotation = "io.kubernetes.cri.sandbox-id"
+
+// spec is what a removal wants to know of an encoded OCI spec.
+type spec struct {
+	Annotations map[string]string `json:"annotations"`
+	Linux       struct {
+		CgroupsPath string `json:"cgroupsPath"`
+	} `json:"linux"`
+}
+
+// parseSpec reads an encoded OCI spec; one that cannot be read says nothing.
+func parseSpec(raw []byte) spec {
+	var s spec
+	if json.Unmarshal(raw, &s) != nil {
+		return spec{}
 	}
-	if json.Unmarshal(spec, &s) != nil {
-		return ""
-	}
-	return s.Linux.CgroupsPath
+	return s
 }
 
 // removeCgroup removes what the OCI runtime may have left of a cgroup, in every hierarchy. Only empty cgroups can be

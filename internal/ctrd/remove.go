@@ -16,6 +16,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // Remover takes containers away.
@@ -50,7 +52,8 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	if !validID(id) {
 		return fmt.Errorf("container id %q: %w", id, errdefs.ErrInvalidArgument)
 	}
-	snapshotter, key, cgroup := r.Snapshotter, id, ""
+	snapshotter, key := r.Snapshotter, id
+	var known spec
 	info, err := r.Client.ContainerService().Get(ctx, id)
 	switch {
 	case err == nil:
@@ -58,18 +61,22 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 			snapshotter, key = info.Snapshotter, info.SnapshotKey
 		}
 		if info.Spec != nil {
-			cgroup = cgroupsPath(info.Spec.GetValue())
+			known = parseSpec(info.Spec.GetValue())
 		}
 	case !errdefs.IsNotFound(err):
 		return fmt.Errorf("reading container %s: %w", id, err)
 	}
-	known, err := r.removeTask(ctx, id)
+	cgroup, group := known.Linux.CgroupsPath, ""
+	if identity.IsSlotID(id) {
+		group = known.Annotations[GroupAnnotation]
+	}
+	had, err := r.removeTask(ctx, id)
 	if err != nil {
 		return err
 	}
-	if known {
+	if had {
 		r.removeCgroup(cgroup)
-	} else if err := r.removeStrays(ctx, id, cgroup); err != nil {
+	} else if err := r.removeStrays(ctx, id, group, cgroup); err != nil {
 		return err
 	}
 	if err := r.removeLog(id); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/app"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -25,12 +29,20 @@ import (
 // there afterwards, what was deleted is not, and nothing is half there.
 func TestKillNineAtAnyMoment(t *testing.T) {
 	binary := buildAgent(t)
+	for name, bound := range map[string]int{"cold": 0, "with slots": 6} {
+		t.Run(name, func(t *testing.T) { killNine(t, binary, bound) })
+	}
+}
+
+func killNine(t *testing.T, binary string, slots int) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
+	claimed := 0
 	for round := range 6 {
 		var mu sync.Mutex
 		acked, deleted := map[string]*agentv1.SandboxRecord{}, map[string]bool{}
-		a, kill := spawn(t, s, binary)
+		a, kill := spawn(t, s, binary, slotFlags(s, slots)...)
+		require.Eventually(t, func() bool { return a.snapshot(t).GetSlots().GetFree() == int32(slots) }, patience, 10*time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for worker := range 4 {
@@ -79,7 +91,7 @@ func TestKillNineAtAnyMoment(t *testing.T) {
 		cancel()
 		wg.Wait()
 
-		next := startAgent(t, s, nil)
+		next := startAgent(t, s, func(c *app.Config) { c.SlotRoot, c.SandboxInit, c.SlotsMax = slotRoot(s), sandboxInit(), slots })
 		known := map[string]*agentv1.SandboxReport{}
 		for _, got := range next.snapshot(t).GetSandboxes() {
 			known[got.GetRecord().GetFence().GetSandboxUid()] = got
@@ -87,6 +99,9 @@ func TestKillNineAtAnyMoment(t *testing.T) {
 		for uid := range acked {
 			require.Contains(t, known, uid, "it was acknowledged")
 			require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, known[uid].GetState())
+			if known[uid].GetStartPath() == sandboxv1.StartPath_START_PATH_SLOT {
+				claimed++
+			}
 		}
 		for uid := range deleted {
 			require.NotContains(t, known, uid, "it was deleted")
@@ -94,9 +109,19 @@ func TestKillNineAtAnyMoment(t *testing.T) {
 		for _, got := range known {
 			next.delete(t, got.GetRecord().GetFence(), 0)
 		}
-		s.CheckClean(t)
 		next.stop()
+		s.CheckClean(t)
 	}
+	require.Equal(t, slots > 0, claimed > 0)
+}
+
+func slotRoot(s *containerd.Server) string { return filepath.Join(s.Dir, "slots") }
+
+func sandboxInit() string { return filepath.Join(config.Env("FSB_BIN"), "sandbox-init") }
+
+// slotFlags has an agent keep slots.
+func slotFlags(s *containerd.Server, slots int) []string {
+	return []string{"--slot-root", slotRoot(s), "--sandbox-init", sandboxInit(), "--slots-max", strconv.Itoa(slots)}
 }
 
 func buildAgent(t *testing.T) string {

@@ -35,7 +35,7 @@ type Slot struct {
 	ID string
 	// Labels of the container while it is a slot.
 	Labels map[string]string
-	// Group names the slots that may share a helper process of the runtime's.
+	// Group is the ID of the first of the slots that may share a helper process of the runtime's; the first's is its own.
 	Group string
 	// LogPath and HostnamePath as for a Container: they are the sandbox's after the claim. Their directory goes with Delete.
 	LogPath, HostnamePath string

@@ -104,7 +104,8 @@ func (p *Pool) look(ctx context.Context, log logr.Logger) *agentv1.SlotStatus {
 	}
 	if p.mayStart() {
 		p.starting++
-		id, group := identity.SlotID(strings.ReplaceAll(uuid.NewString(), "-", "")[:20]), p.nextGroup()
+		id := identity.SlotID(strings.ReplaceAll(uuid.NewString(), "-", "")[:20])
+		group := p.groupOf(id)
 		p.wg.Go(func() { p.start(ctx, id, group, log) })
 	}
 	p.warm(ctx, log)
@@ -127,10 +128,10 @@ func (p *Pool) mayStart() bool {
 	return p.busy == 0 || now.Sub(p.waiting) >= politeness
 }
 
-// nextGroup is where the next slot goes. mu is held.
-func (p *Pool) nextGroup() string {
+// groupOf is the group that the next slot goes into; the first of a group gives it its name. mu is held.
+func (p *Pool) groupOf(id string) string {
 	if p.members%groupSize == 0 {
-		p.group = "fsb-" + uuid.NewString()
+		p.group = id
 	}
 	p.members++
 	return p.group
@@ -142,14 +143,13 @@ func (p *Pool) start(ctx context.Context, id, group string, log logr.Logger) {
 	err := p.bringUp(ctx, id, group)
 	p.mu.Lock()
 	p.starting--
-	switch {
-	case err == nil:
+	if err == nil {
 		p.failures, p.waiting = 0, time.Time{}
 		var watch context.Context
 		watch, f.forget = context.WithCancel(ctx)
 		p.free = append(p.free, f)
 		p.wg.Go(func() { p.watch(watch, f, log) })
-	default:
+	} else {
 		p.rubbish = append(p.rubbish, id)
 		p.fail(err)
 	}

@@ -33,7 +33,7 @@ var slotLabels = map[string]string{"fast-sandbox.io/managed": "true", "fast-sand
 func (s *suite) startSlot(t *testing.T, c runtime.Container) {
 	t.Helper()
 	require.NoError(t, s.slots.StartSlot(s.ctx, runtime.Slot{
-		ID: c.ID, Labels: slotLabels, Group: "group", LogPath: c.LogPath, HostnamePath: c.HostnamePath,
+		ID: c.ID, Labels: slotLabels, Group: c.ID, LogPath: c.LogPath, HostnamePath: c.HostnamePath,
 	}))
 }
 

@@ -86,12 +86,12 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 		built = held.conn.Send(ctx, request, int(root.Fd()))
 	}()
 	var g errgroup.Group
-	g.Go(func() error { return r.recordClaim(ctx, c, img, spec) })
+	g.Go(func() error { return r.recordClaim(ctx, c, held.group, img, spec) })
 	g.Go(func() error {
 		if err := setLimits(r.config.CgroupRoot, spec.Linux.CgroupsPath, c.Limits); err != nil {
 			return errors.Join(runtime.ErrSlotLost, err)
 		}
-		if err := os.WriteFile(c.HostnamePath, []byte(c.Hostname+"\n"), 0o644); err != nil {
+		if err := os.WriteFile(c.HostnamePath, []byte(c.Hostname+"\n"), 0o644); err != nil { //nolint:gosec // any user of the sandbox reads it
 			return fmt.Errorf("writing the host name of container %s: %w", c.ID, err)
 		}
 		return nil
@@ -141,9 +141,10 @@ func (r *Runtime) replaceSnapshot(ctx context.Context, id string, img *image, ot
 }
 
 // recordClaim makes the container's record that of c, in one write.
-func (r *Runtime) recordClaim(ctx context.Context, c runtime.Container, img *image, spec *specs.Spec) error {
+func (r *Runtime) recordClaim(ctx context.Context, c runtime.Container, group string, img *image, spec *specs.Spec) error {
 	ctx, span := obs.Tracer().Start(ctx, "container")
 	defer span.End()
+	spec.Annotations = map[string]string{shared.GroupAnnotation: group} // it stays in its shim
 	raw, err := json.Marshal(spec)
 	if err != nil {
 		return fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)

@@ -40,7 +40,7 @@ func (r *Runtime) slotRootfs() (string, error) {
 		r.slotsRoot = dir
 		return dir, nil
 	}
-	if err := os.MkdirAll(r.config.SlotRoot, 0o711); err != nil {
+	if err := os.MkdirAll(r.config.SlotRoot, 0o755); err != nil { //nolint:gosec // a slot of any user looks into it
 		return "", fmt.Errorf("making the root of slots: %w", err)
 	}
 	tmp, err := os.MkdirTemp(r.config.SlotRoot, ".new-")
@@ -60,12 +60,12 @@ func (r *Runtime) slotRootfs() (string, error) {
 
 func fillRootfs(dir string, binary []byte) error {
 	for _, d := range []string{"proc", "dev", "sys", privateDir, filesDir, newRootDir} {
-		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil { //nolint:gosec // as any root directory
 			return err
 		}
 	}
 	for _, f := range []string{"hosts", "hostname", "resolv.conf"} {
-		if err := os.WriteFile(filepath.Join(dir, filesDir, f), nil, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, filesDir, f), nil, 0o644); err != nil { //nolint:gosec // mount points
 			return err
 		}
 	}

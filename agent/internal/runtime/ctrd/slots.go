@@ -19,12 +19,10 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
-
-// groupAnnotation makes containerd's shim start a container in the shim of its group.
-const groupAnnotation = "io.kubernetes.cri.sandbox-id"
 
 // claimDir is a slot's private directory beside its log. It is there until its claim has come to its end, and so it is also
 // the evidence that it has not.
@@ -40,7 +38,8 @@ type slots struct {
 }
 
 type slot struct {
-	conn *claim.Conn
+	conn  *claim.Conn
+	group string
 	// chain is what the slot is warm for, with the mounts of its root; empty for nothing.
 	chain  string
 	mounts []mount.Mount
@@ -167,7 +166,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err != nil {
 		return classify(err, "connecting to slot %s", s.ID)
 	}
-	r.slots.put(s.ID, &slot{conn: conn})
+	r.slots.put(s.ID, &slot{conn: conn, group: s.Group})
 	return nil
 }
 
@@ -238,7 +237,7 @@ func (r *Runtime) slotSpec(s runtime.Slot, p *pod, rootfs, dir string) *specs.Sp
 		},
 		Hostname:    "slot",
 		Mounts:      list,
-		Annotations: map[string]string{groupAnnotation: s.Group},
+		Annotations: map[string]string{shared.GroupAnnotation: s.Group},
 		Linux: &specs.Linux{
 			CgroupsPath: p.cgroup(s.ID), Namespaces: namespaces(c, p), Resources: resources(c.Limits),
 			MaskedPaths: maskedPaths(), ReadonlyPaths: readonlyPaths(),

@@ -24,6 +24,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/conformance"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -32,7 +33,7 @@ import (
 func withSlots(t *testing.T, s *containerd.Server) *ctrd.Runtime {
 	t.Helper()
 	return newRuntime(t, s, func(c *ctrd.Config) {
-		c.SlotRoot, c.SandboxInit = filepath.Join(s.Dir, "slots"), filepath.Join(os.Getenv("FSB_BIN"), "sandbox-init")
+		c.SlotRoot, c.SandboxInit = filepath.Join(s.Dir, "slots"), filepath.Join(config.Env("FSB_BIN"), "sandbox-init")
 	})
 }
 
@@ -83,7 +84,7 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 		return r.Start(ctx, c.ID)
 	}
 	labels := identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels()
-	err := r.StartSlot(ctx, runtime.Slot{ID: c.ID, Labels: labels, Group: "g", LogPath: c.LogPath, HostnamePath: c.HostnamePath})
+	err := r.StartSlot(ctx, runtime.Slot{ID: c.ID, Labels: labels, Group: c.ID, LogPath: c.LogPath, HostnamePath: c.HostnamePath})
 	if err == nil {
 		err = r.Claim(ctx, c, none)
 	}
@@ -97,9 +98,7 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 func TestEqualConfinement(t *testing.T) {
 	s := containerd.Start(t)
 	probe := filepath.Join(t.TempDir(), "probe")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", probe, "../../slot/probe")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "env", "CGO_ENABLED=0", "go", "build", "-o", probe, "../../slot/probe").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	raw, err := os.ReadFile(probe)
 	require.NoError(t, err)
@@ -192,7 +191,7 @@ func TestNothingOfASlotIsLeftInside(t *testing.T) {
 	// Another slot waits beside it.
 	beside := box(t, s, true, "busybox:test")
 	require.NoError(t, r.StartSlot(t.Context(), runtime.Slot{
-		ID: beside.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: "g",
+		ID: beside.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: beside.ID,
 		LogPath: beside.LogPath, HostnamePath: beside.HostnamePath,
 	}))
 	c := box(t, s, true, "busybox:test", "sh", "-c", `
@@ -242,7 +241,7 @@ func TestSlotsEndWithTheirAgent(t *testing.T) {
 	first, second := withSlots(t, s), withSlots(t, s)
 	c := box(t, s, true, "busybox:test")
 	require.NoError(t, first.StartSlot(t.Context(), runtime.Slot{
-		ID: c.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: "g",
+		ID: c.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: c.ID,
 		LogPath: c.LogPath, HostnamePath: c.HostnamePath,
 	}))
 	claimed := box(t, s, true, "busybox:test", "sleep", "1000")

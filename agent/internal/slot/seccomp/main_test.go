@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"testing"
@@ -28,13 +29,12 @@ func TestMain(m *testing.M) {
 // child prints the errno of the call that it makes once it is confined.
 func child(number, first uintptr) {
 	runtime.LockOSThread()
-	raw := make([]byte, 8*unix.BPF_MAXINSNS)
-	n, err := os.Stdin.Read(raw)
-	if err != nil || n%8 != 0 {
+	raw, err := io.ReadAll(os.Stdin)
+	if err != nil || len(raw) == 0 || len(raw)%8 != 0 {
 		os.Exit(3)
 	}
-	filters := make([]unix.SockFilter, 0, n/8)
-	for i := 0; i < n; i += 8 {
+	filters := make([]unix.SockFilter, 0, len(raw)/8)
+	for i := 0; i < len(raw); i += 8 {
 		filters = append(filters, unix.SockFilter{
 			Code: binary.NativeEndian.Uint16(raw[i:]), Jt: raw[i+2], Jf: raw[i+3], K: binary.NativeEndian.Uint32(raw[i+4:]),
 		})
