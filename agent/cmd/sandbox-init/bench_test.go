@@ -30,8 +30,11 @@ func BenchmarkClaim(b *testing.B) {
 	memory := map[string]int{}
 	for _, s := range slots {
 		for key, kib := range rollup(b, s.pid) {
-			memory[key] += kib
+			memory[key+"-KiB"] += kib
 		}
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid))
+		require.NoError(b, err)
+		memory["threads"] += len(threads)
 	}
 	var all, connected, built, executed []time.Duration
 	b.ResetTimer()
@@ -54,7 +57,7 @@ func BenchmarkClaim(b *testing.B) {
 		b.ReportMetric(float64(list[len(list)*9/10])/1e6, name+"-p90-ms")
 	}
 	for key, kib := range memory {
-		b.ReportMetric(float64(kib)/float64(b.N), key+"-KiB")
+		b.ReportMetric(float64(kib)/float64(b.N), key)
 	}
 }
 

@@ -256,13 +256,15 @@ func TestProfiles(t *testing.T) {
 			require.NoError(t, err)
 			m := machine(program)
 			for _, s := range p.Syscalls {
+				var tried [4][6]uint64
+				for i := range tried {
+					for j := range tried[i] {
+						tried[i][j] = number.Draw(t, "argument")
+					}
+				}
 				for _, name := range s.Names {
 					n := tables[goarch][name]
-					for range 8 {
-						var args [6]uint64
-						for i := range args {
-							args[i] = number.Draw(t, "argument")
-						}
+					for _, args := range tried {
 						for _, n := range []uint32{n, n + 1, n | 0x40000000, n | 0x80000000, math.MaxUint32} {
 							got, _ := m.run(audit[goarch], n, args)
 							require.Equal(t, naive(t, goarch, p, n, args), got, "call %d", n)
