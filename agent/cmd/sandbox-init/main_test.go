@@ -16,6 +16,9 @@ import (
 // built holds the probe, and the root that all slots share, with sandbox-init in it.
 var built string
 
+// cgroup is where the containers' own are.
+const cgroup = "/fsb-init-test"
+
 func TestMain(m *testing.M) {
 	// Containers outlive the runc that starts them; as their next parent, the tests see how they end.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -30,6 +33,13 @@ func TestMain(m *testing.M) {
 	built = dir
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		_ = os.RemoveAll(dir)
+		// Each container's own is gone with it; not so the one above them.
+		for _, pattern := range []string{"/sys/fs/cgroup" + cgroup, "/sys/fs/cgroup/*" + cgroup} {
+			above, _ := filepath.Glob(pattern)
+			for _, path := range above {
+				_ = unix.Rmdir(path)
+			}
+		}
 		os.Exit(code)
 	}))
 }

@@ -60,7 +60,7 @@ func run(t testing.TB, s *specs.Spec) *container {
 	t.Helper()
 	dir := workspace(t)
 	c := &container{id: fmt.Sprintf("fsb-init-%d-%d", os.Getpid(), counter.Add(1)), output: filepath.Join(dir, "output"), ended: make(chan unix.WaitStatus, 1)}
-	s.Linux.CgroupsPath = "/fsb-init-test/" + c.id
+	s.Linux.CgroupsPath = cgroup + "/" + c.id
 	raw, err := json.Marshal(s)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600))
