@@ -99,10 +99,10 @@ func (s *set) grow(at int) {
 	}
 }
 
-// remove returns false for what is no member.
-func (s *set) remove(id ID, m *arena) bool {
+// remove may be asked for what is no member.
+func (s *set) remove(id ID, m *arena) {
 	if !s.has(id) {
-		return false
+		return
 	}
 	at := int(id >> chunkShift)
 	c := s.chunks[at]
@@ -111,14 +111,13 @@ func (s *set) remove(id ID, m *arena) bool {
 	c.full &^= 1 << w
 	s.n--
 	if c.words[w] != 0 {
-		return true
+		return
 	}
 	if c.some &^= 1 << w; c.some == 0 {
 		s.chunks[at] = nil
 		s.some[at>>wordShift] &^= 1 << (at & wordMask)
 		m.give(c)
 	}
-	return true
 }
 
 // common counts the members that two sets share.
