@@ -4,10 +4,16 @@ import "hash/maphash"
 
 // keys is a hash table of places by key: open addressing, linear probing, and no tombstones, for what comes after a removed
 // cell moves up. A change of a place touches it twice, at random among up to a million places, so that what counts is
-// the number of cache lines: one here, several in Go's own map, which made up half of an allocation.
+// the number of cache lines: one here, several in Go's own map, which made up half of an allocation. It is made of many
+// tables, each of which grows on its own, so that no call waits for a million places to move.
 type keys struct {
-	seed  maphash.Seed
-	cells []cell // a power of two, at most three quarters of which are taken
+	seed   maphash.Seed
+	tables [1 << tableBits]table
+}
+
+// table is a part of keys: a power of two of cells, at most three quarters of which are taken.
+type table struct {
+	cells []cell
 	n     int
 }
 
@@ -17,16 +23,45 @@ type cell struct {
 	first *place
 }
 
-const minCells = 64
+const (
+	tableBits = 8
+	minCells  = 8
+)
 
-func newKeys() keys { return keys{seed: maphash.MakeSeed(), cells: make([]cell, minCells)} }
+func newKeys() *keys {
+	k := &keys{seed: maphash.MakeSeed()}
+	for i := range k.tables {
+		k.tables[i].cells = make([]cell, minCells)
+	}
+	return k
+}
 
-func (t *keys) hash(key Key) uint64 {
-	return maphash.String(t.seed, key.SandboxUID) ^ uint64(key.Attempt)*0x9e3779b97f4a7c15
+// of returns the table of a key, and the key's hash: its upper bits say which table, the lower ones where.
+func (k *keys) of(key Key) (*table, uint64) {
+	hash := maphash.String(k.seed, key.SandboxUID) ^ uint64(key.Attempt)*0x9e3779b97f4a7c15
+	return &k.tables[hash>>(64-tableBits)], hash
+}
+
+// first returns the place that answers for a key, nil if there is none.
+func (k *keys) first(key Key) *place {
+	t, hash := k.of(key)
+	return t.cells[t.at(hash, key)].first
+}
+
+// put makes a place answer for its key, instead of any other.
+func (k *keys) put(p *place) {
+	t, hash := k.of(p.key)
+	t.put(hash, p)
+}
+
+// remove forgets a key.
+func (k *keys) remove(key Key) {
+	t, hash := k.of(key)
+	t.remove(hash, key)
 }
 
 // at is the cell of a key, or the empty one where it belongs.
-func (t *keys) at(hash uint64, key Key) int {
+func (t *table) at(hash uint64, key Key) int {
 	mask := len(t.cells) - 1
 	i := int(hash) & mask
 	for c := &t.cells[i]; c.first != nil && (c.hash != hash || c.first.key != key); c = &t.cells[i] {
@@ -35,12 +70,7 @@ func (t *keys) at(hash uint64, key Key) int {
 	return i
 }
 
-// first returns the place that answers for a key, nil if there is none.
-func (t *keys) first(key Key) *place { return t.cells[t.at(t.hash(key), key)].first }
-
-// put makes a place answer for its key, instead of any other.
-func (t *keys) put(p *place) {
-	hash := t.hash(p.key)
+func (t *table) put(hash uint64, p *place) {
 	i := t.at(hash, p.key)
 	if t.cells[i].first == nil {
 		if t.n++; 4*t.n > 3*len(t.cells) {
@@ -51,9 +81,8 @@ func (t *keys) put(p *place) {
 	t.cells[i] = cell{hash, p}
 }
 
-// remove forgets a key.
-func (t *keys) remove(key Key) {
-	hole := t.at(t.hash(key), key)
+func (t *table) remove(hash uint64, key Key) {
+	hole := t.at(hash, key)
 	if t.cells[hole].first == nil {
 		return
 	}
@@ -71,7 +100,7 @@ func (t *keys) remove(key Key) {
 	}
 }
 
-func (t *keys) resize(n int) {
+func (t *table) resize(n int) {
 	old := t.cells
 	t.cells = make([]cell, n)
 	for _, c := range old {

@@ -56,7 +56,7 @@ type Registry struct {
 	agents map[string]*agent
 	pools  map[Pool]*pool
 	// byKey is where a sandbox's place was last given or reported; place.twin leads to the others of its key.
-	byKey keys
+	byKey *keys
 	// expiry holds the places that are reserved, the next to end first; heard the agents that are not silent, the next to
 	// become so first. Both ends lie a fixed time ahead, so that what is new belongs at the back.
 	expiry node[place]
