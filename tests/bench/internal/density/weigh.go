@@ -12,9 +12,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 )
 
-// weigh measures an agent's containers that run: each one's processes, and its share of the shim that keeps it. A shim that
+// weigh measures an agent's containers that run, those of the sandboxes with these uids or, without any, its slots: each one's processes, and its share of the shim that keeps it. A shim that
 // keeps several containers, anybody's, is shared by all of them.
-func weigh(ctx context.Context, node *containerd.Client, agent string) (reading, error) {
+func weigh(ctx context.Context, node *containerd.Client, agent string, uids map[string]bool) (reading, error) {
 	var x reading
 	list, err := node.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", v1alpha1.LabelAgentUID, agent))
 	if err != nil {
@@ -22,7 +22,8 @@ func weigh(ctx context.Context, node *containerd.Client, agent string) (reading,
 	}
 	ours := map[string]bool{}
 	for _, c := range list {
-		ours[c.ID] = true
+		slot := c.Labels[v1alpha1.LabelState] == v1alpha1.StateSlot
+		ours[c.ID] = slot && uids == nil || !slot && uids[c.Labels[v1alpha1.LabelSandboxUID]]
 	}
 	all, err := node.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {

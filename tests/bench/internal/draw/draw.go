@@ -34,7 +34,9 @@ func colour(i int) color.Color {
 func SVG(w io.Writer, f report.Figure) error {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = f.Title, f.X, f.Y
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Title.Padding = 2 * vg.Millimeter
+	// Where the lines of these figures leave room: on a logarithmic axis, and beside bars, that is made.
+	p.Legend.Top, p.Legend.Left = f.LogX || len(f.Bars) > 0, f.LogX || len(f.Bars) > 0
 	p.Legend.Padding = vg.Millimeter
 	p.Add(plotter.NewGrid())
 	var err error
@@ -82,6 +84,7 @@ func lines(p *plot.Plot, f report.Figure) error {
 	if f.LogX {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		p.X.Min, p.X.Max = apart(p.X.Min, p.X.Max)
+		p.X.Min /= 4 // room for the legend
 	}
 	if f.LogY {
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
@@ -116,6 +119,7 @@ func bars(p *plot.Plot, f report.Figure) error {
 		p.Legend.Add(b.Name, chart)
 	}
 	p.NominalX(f.Groups...)
+	p.X.Min, p.X.Max = -0.6, float64(len(f.Groups))-0.4 // whole bars
 	p.Y.Min, p.Y.Max = 0, p.Y.Max*1.25
 	return nil
 }
