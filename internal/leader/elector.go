@@ -44,9 +44,8 @@ type Config struct {
 	Namespace, Name string
 	// Identity names this process, and no other ever. State tells it to the others.
 	Identity string
-	// LeaseDuration is how long others wait for a leader that says nothing; RenewDeadline, less than that, bounds its
-	// attempts to renew; RetryPeriod is their interval. Zero: the defaults.
-	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// Timing; zero is the default.
+	Timing
 }
 
 // Elector takes part in elections. Run is called once; all other methods may be called concurrently.
@@ -58,8 +57,8 @@ type Elector struct {
 
 // New returns an elector that is not running.
 func New(cfg Config) *Elector {
-	if cfg.LeaseDuration == 0 {
-		cfg.LeaseDuration, cfg.RenewDeadline, cfg.RetryPeriod = DefaultLeaseDuration, DefaultRenewDeadline, DefaultRetryPeriod
+	if cfg.Timing == (Timing{}) {
+		cfg.Timing = DefaultTiming()
 	}
 	return &Elector{config: cfg, Lock: NewLock(&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: cfg.Name},

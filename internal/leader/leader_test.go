@@ -159,7 +159,7 @@ func start(t *testing.T, s *server, identity string) *process {
 	v := &view{server: s}
 	p := &process{view: v, ended: make(chan error, 1), Elector: leader.New(leader.Config{
 		Leases: v, Namespace: "ns", Name: "lease", Identity: identity,
-		LeaseDuration: time.Second, RenewDeadline: 600 * time.Millisecond, RetryPeriod: 50 * time.Millisecond,
+		Timing: leader.Timing{LeaseDuration: time.Second, RenewDeadline: 600 * time.Millisecond, RetryPeriod: 50 * time.Millisecond},
 	})}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -304,4 +304,10 @@ func TestAnElectionWhoseAnswerWasLost(t *testing.T) {
 	require.Zero(t, lock.Term(), "only what it wrote itself, and knows to have written, makes it lead")
 	require.NoError(t, lock.Update(t.Context(), *got))
 	require.EqualValues(t, 1, lock.Term())
+}
+
+func TestTimingNamesEveryProblem(t *testing.T) {
+	require.Empty(t, leader.DefaultTiming().Validate())
+	require.Len(t, leader.Timing{}.Validate(), 3)
+	require.Len(t, leader.Timing{LeaseDuration: 5 * time.Second, RenewDeadline: 4 * time.Second, RetryPeriod: 3500 * time.Millisecond}.Validate(), 1)
 }

@@ -239,7 +239,7 @@ func (c *cluster) config(name, address string) *app.Config {
 	cfg.MetricsAddress, cfg.HealthAddress, cfg.BindAddress = "0", "0", "unused"
 	cfg.AgentPort, cfg.ConsistencyMode, cfg.OrphanTimeout, cfg.CreateTimeout, cfg.WriteQueueLimit = c.port, "fast", time.Second, 10*time.Second, 1000
 	cfg.LeaderElect, cfg.Namespace, cfg.PodName, cfg.AdvertiseAddress = true, ns, name, address
-	cfg.LeaseDuration, cfg.LeaseRenewDeadline, cfg.LeaseRetryPeriod = 2*time.Second, 1500*time.Millisecond, 200*time.Millisecond
+	cfg.Lease = leader.Timing{LeaseDuration: 2 * time.Second, RenewDeadline: 1500 * time.Millisecond, RetryPeriod: 200 * time.Millisecond}
 	return cfg
 }
 

@@ -49,8 +49,8 @@ type Election struct {
 	Namespace, PodName string
 	// AdvertiseAddress (host:port) is where other replicas reach the gRPC server. Empty: PodIP and the port of the server.
 	AdvertiseAddress, PodIP string
-	// LeaseDuration, LeaseRenewDeadline and LeaseRetryPeriod are those of leader.Config.
-	LeaseDuration, LeaseRenewDeadline, LeaseRetryPeriod time.Duration
+	// Lease is the election's timing.
+	Lease leader.Timing
 }
 
 // NewConfig returns the defaults.
@@ -75,9 +75,7 @@ func (e *Election) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&e.PodName, "pod-name", "", "`name` of this process's Pod")
 	fs.StringVar(&e.PodIP, "pod-ip", "", "`address` of this process's Pod")
 	fs.StringVar(&e.AdvertiseAddress, "advertise-address", "", "`address` (host:port) where other replicas reach this one; empty: the Pod's IP and the port of --bind-address")
-	fs.DurationVar(&e.LeaseDuration, "lease-duration", leader.DefaultLeaseDuration, "`time` that a leader may say nothing before it is replaced")
-	fs.DurationVar(&e.LeaseRenewDeadline, "lease-renew-deadline", leader.DefaultRenewDeadline, "`time` in which one renewal of the Lease must succeed")
-	fs.DurationVar(&e.LeaseRetryPeriod, "lease-retry-period", leader.DefaultRetryPeriod, "`interval` of attempts to get or renew the Lease")
+	e.Lease.AddFlags(fs)
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
 	config.BindEnv(fs, "pod-name", "POD_NAME")
 	config.BindEnv(fs, "pod-ip", "POD_IP")
@@ -94,17 +92,7 @@ func (e *Election) validate(bindAddress string) []error {
 	if address, err := e.advertise(bindAddress); err != nil {
 		problems = append(problems, fmt.Errorf("--advertise-address is %q, want host:port (or POD_IP, or --leader-elect=false)", address))
 	}
-	if e.LeaseDuration < time.Second {
-		problems = append(problems, fmt.Errorf("--lease-duration is %s, want at least 1s", e.LeaseDuration))
-	}
-	if e.LeaseRenewDeadline >= e.LeaseDuration {
-		problems = append(problems, fmt.Errorf("--lease-renew-deadline is %s, want less than --lease-duration", e.LeaseRenewDeadline))
-	}
-	// client-go lets intervals grow by a fifth, and refuses what would leave no second attempt.
-	if e.LeaseRetryPeriod <= 0 || e.LeaseRetryPeriod*6/5 >= e.LeaseRenewDeadline {
-		problems = append(problems, fmt.Errorf("--lease-retry-period is %s, want more than 0 and less than 5/6 of --lease-renew-deadline", e.LeaseRetryPeriod))
-	}
-	return problems
+	return append(problems, e.Lease.Validate()...)
 }
 
 // advertise is where other replicas reach the server that listens on bindAddress.

@@ -35,7 +35,7 @@ func TestElectionFlags(t *testing.T) {
 			err := cfg.Validate()
 			if test.want == "" {
 				require.NoError(t, err)
-				require.Equal(t, 5*time.Second, cfg.LeaseDuration)
+				require.Equal(t, 5*time.Second, cfg.Lease.LeaseDuration)
 				return
 			}
 			require.ErrorContains(t, err, test.want)

@@ -35,7 +35,7 @@ func (a *App) elect(p *parts, httpClient *http.Client) error {
 	identity := lead.NewIdentity(a.config.PodName, address)
 	p.elector = leader.New(leader.Config{
 		Leases: client, Namespace: a.config.Namespace, Name: leaseName, Identity: identity.String(),
-		LeaseDuration: a.config.LeaseDuration, RenewDeadline: a.config.LeaseRenewDeadline, RetryPeriod: a.config.LeaseRetryPeriod,
+		Timing: a.config.Lease,
 	})
 	p.lead = lead.Of(p.elector, identity)
 	return nil

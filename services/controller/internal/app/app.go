@@ -156,7 +156,7 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 				FieldSelector: fields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
 		}, DefaultTransform: cache.TransformStripManagedFields()},
 		LeaderElection: cfg.LeaderElect, LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
-		LeaseDuration: &cfg.LeaseDuration, RenewDeadline: &cfg.LeaseRenewDeadline, RetryPeriod: &cfg.LeaseRetryPeriod,
+		LeaseDuration: &cfg.Lease.LeaseDuration, RenewDeadline: &cfg.Lease.RenewDeadline, RetryPeriod: &cfg.Lease.RetryPeriod,
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
 		HealthProbeBindAddress:  "0",
 		GracefulShutdownTimeout: ptr.To(10 * time.Second),

@@ -28,9 +28,7 @@ type Config struct {
 	AgentTLSSecret     string
 	Namespace          string
 	LeaderElect        bool
-	LeaseDuration      time.Duration
-	LeaseRenewDeadline time.Duration
-	LeaseRetryPeriod   time.Duration
+	Lease              leader.Timing
 	RequeueInterval    time.Duration
 	DeletionPoll       time.Duration
 	ExpirationCheck    time.Duration
@@ -54,10 +52,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this controller runs in")
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "act only while holding the Lease fast-sandbox-controller")
-	fs.DurationVar(&c.LeaseDuration, "lease-duration", leader.DefaultLeaseDuration, "`time` for which a leader that says nothing is waited for")
-	fs.DurationVar(&c.LeaseRenewDeadline, "lease-renew-deadline", leader.DefaultRenewDeadline,
-		"`time` for which a leader may fail to renew its Lease before this process ends, and starts anew: without the API server it has nothing to do")
-	fs.DurationVar(&c.LeaseRetryPeriod, "lease-retry-period", leader.DefaultRetryPeriod, "`time` between attempts to take or renew the Lease")
+	c.Lease.AddFlags(fs)
 	fs.DurationVar(&c.RequeueInterval, "requeue-interval", 5*time.Second, "`time` between retries, at most")
 	fs.DurationVar(&c.DeletionPoll, "deletion-poll-interval", 2*time.Second, "`time` between looks at a deletion, at most")
 	fs.DurationVar(&c.ExpirationCheck, "expiration-check-threshold", 30*time.Second, "`time` before its end at which an expiring sandbox is looked at again")
@@ -97,12 +92,8 @@ func (c *Config) Validate() error {
 	}{
 		{"requeue-interval", c.RequeueInterval}, {"deletion-poll-interval", c.DeletionPoll},
 		{"expiration-check-threshold", c.ExpirationCheck}, {"heartbeat-timeout", c.HeartbeatTimeout}, {"shrink-delay", c.ShrinkDelay},
-		{"lease-retry-period", c.LeaseRetryPeriod},
 	} {
 		require(d.value > 0, "--%s is %s, want more than nothing", d.flag, d.value)
 	}
-	// What client-go asks for: attempts come up to 1.2 times the period apart.
-	require(c.LeaseRenewDeadline > c.LeaseRetryPeriod*6/5, "--lease-renew-deadline is %s, want more than 1.2 times --lease-retry-period", c.LeaseRenewDeadline)
-	require(c.LeaseDuration > c.LeaseRenewDeadline, "--lease-duration is %s, want more than --lease-renew-deadline", c.LeaseDuration)
-	return errors.Join(problems...)
+	return errors.Join(append(problems, c.Lease.Validate()...)...)
 }

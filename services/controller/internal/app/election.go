@@ -35,5 +35,5 @@ func newLock(cfg Config, api *rest.Config) (*leader.Lock, error) {
 		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: leaseName},
 		Client:     leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
-	}, cfg.LeaseRenewDeadline/2), nil
+	}, cfg.Lease.RenewDeadline/2), nil
 }

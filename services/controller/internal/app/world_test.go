@@ -154,8 +154,7 @@ func newWorld(t *testing.T) *world {
 		AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
 		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
 		RequeueInterval: 200 * time.Millisecond, DeletionPoll: 100 * time.Millisecond, ExpirationCheck: 500 * time.Millisecond,
-		LeaderElect: true, LeaseDuration: leader.DefaultLeaseDuration, LeaseRenewDeadline: leader.DefaultRenewDeadline,
-		LeaseRetryPeriod: leader.DefaultRetryPeriod, HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
+		LeaderElect: true, Lease: leader.DefaultTiming(), HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
 	}
 	w.config.TLS = rpc.TLS{Insecure: true}
 	t.Cleanup(w.clean)
