@@ -14,6 +14,8 @@ const (
 	life = 5 * time.Second
 	// callTime bounds each call of the load.
 	callTime = 10 * time.Second
+	// tellEvery is how often people are told how it goes.
+	tellEvery = 10 * time.Second
 )
 
 // load creates sandboxes at a rate that does not depend on how fast they are answered, and deletes each after a while.
@@ -37,6 +39,7 @@ func (l *load) run(ctx context.Context) {
 	defer ticker.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	told := began
 	for n := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -47,10 +50,24 @@ func (l *load) run(ctx context.Context) {
 		if passed >= l.world.Duration {
 			return
 		}
+		if time.Since(told) >= tellEvery {
+			told = time.Now()
+			l.tell()
+		}
 		for ; n < int(passed/interval); n++ { // a ticker drops ticks that come too late
 			wg.Go(func() { l.one(ctx) })
 		}
 	}
+}
+
+func (l *load) tell() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := ""
+	if n := len(l.errs); n > 0 {
+		last = ", the last: " + l.errs[n-1]
+	}
+	l.world.Say("%d creates, %d deletes, %d errors%s", len(l.creates), l.deletes, len(l.errs), last)
 }
 
 // one is the life of one sandbox.
