@@ -32,6 +32,10 @@ type Runtime interface {
 	// progress (may be nil) is called from another goroutine until Pull returns, never after. Safe to retry.
 	Pull(ctx context.Context, ref string, progress func(Progress)) (string, error)
 
+	// PinImages keeps the images that containers use from the node's own image collection, and lets go of those that it has
+	// kept and that no container uses any more. To be called now and then. Safe to repeat.
+	PinImages(ctx context.Context) error
+
 	// Create makes a container with its task, not started: the image (pulled if missing), the snapshot, the durable
 	// record and the task. reached is called from this goroutine after each stage. After an error some of it may be
 	// left: the caller calls Delete. A container of this id that exists is AlreadyExists, and is left alone.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -258,4 +259,35 @@ func TestSlotsEndWithTheirAgent(t *testing.T) {
 		require.Equal(t, f.ID == claimed.ID, f.Task == runtime.TaskRunning, f.ID)
 		require.NoError(t, second.Delete(t.Context(), f.ID))
 	}
+}
+
+// TestImagesInUseArePinned keeps the image of a container from the kubelet, and no other.
+func TestImagesInUseArePinned(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	s.Import(t, "docker.io/library/other:test", containerd.Image(t, containerd.WithFile("/other", "x", 0o644)))
+	r := withSlots(t, s)
+	pinned := func(name string) bool {
+		img, err := s.Client.ImageService().Get(t.Context(), name)
+		require.NoError(t, err)
+		return img.Labels["io.cri-containerd.pinned"] == "pinned"
+	}
+	for _, slot := range []bool{false, true} {
+		c := box(t, s, slot, "busybox:test", "sleep", "1000")
+		require.NoError(t, launch(t.Context(), r, c))
+		for range 2 {
+			require.NoError(t, r.PinImages(t.Context()))
+			require.True(t, pinned(containerd.Busybox))
+			require.False(t, pinned("docker.io/library/other:test"))
+		}
+		require.NoError(t, r.Delete(t.Context(), c.ID))
+		require.NoError(t, r.PinImages(t.Context()))
+		require.False(t, pinned(containerd.Busybox))
+	}
+	// What somebody else pinned stays so.
+	theirs := images.Image{Name: containerd.Busybox, Labels: map[string]string{"io.cri-containerd.pinned": "pinned"}}
+	_, err := s.Client.ImageService().Update(t.Context(), theirs, "labels.io.cri-containerd.pinned")
+	require.NoError(t, err)
+	require.NoError(t, r.PinImages(t.Context()))
+	require.True(t, pinned(containerd.Busybox))
 }

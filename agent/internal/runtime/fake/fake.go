@@ -171,6 +171,9 @@ func (r *Runtime) Images(context.Context) ([]string, error) {
 	return out, nil
 }
 
+// PinImages has nothing to do: nobody collects the fake's images.
+func (r *Runtime) PinImages(context.Context) error { return nil }
+
 // WatchImages waits; a pull calls changed.
 func (r *Runtime) WatchImages(ctx context.Context, changed func()) error {
 	r.mu.Lock()
