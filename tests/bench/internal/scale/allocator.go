@@ -38,7 +38,18 @@ type allocator struct {
 	conn          *grpc.ClientConn
 	sandboxes     sandboxv1.SandboxServiceClient
 	agents        allocatorv1.AllocatorServiceClient
+	ended         chan struct{} // closed when the process has ended
 	kill          func()
+}
+
+// alive is an error if the process has ended.
+func (a *allocator) alive() error {
+	select {
+	case <-a.ended:
+		return fmt.Errorf("%s has ended by itself (%s)\n%s", a.name, a.cmd.ProcessState, a.tail())
+	default:
+		return nil
+	}
 }
 
 // start starts one more allocator.
@@ -68,12 +79,17 @@ func (w *world) start() (*allocator, error) {
 	if err := a.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", a.name, err)
 	}
+	a.ended = make(chan struct{})
+	go func() {
+		defer close(a.ended)
+		_ = a.cmd.Wait() // how it ended is in its ProcessState
+	}()
 	a.kill = sync.OnceFunc(func() {
 		if a.conn != nil {
 			_ = a.conn.Close()
 		}
 		_ = a.cmd.Process.Kill()
-		_ = a.cmd.Wait() // it says that it was killed
+		<-a.ended
 	})
 	w.allocators = append(w.allocators, a)
 	if a.conn, err = rpc.Dial(a.address, rpc.ClientConfig{TLS: w.tls(rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()}); err != nil {
@@ -87,8 +103,8 @@ func (w *world) start() (*allocator, error) {
 // it was started.
 func (w *world) awaitAll(ctx context.Context, a *allocator) (time.Duration, error) {
 	err := mesh.Poll(ctx, 100*time.Millisecond, readyTime, func(ctx context.Context) error {
-		if _, err := os.Stat("/proc/" + strconv.Itoa(a.cmd.Process.Pid)); err != nil {
-			return fmt.Errorf("%s has ended", a.name)
+		if err := a.alive(); err != nil {
+			return err
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()

@@ -117,6 +117,9 @@ func watchUsage(ctx context.Context, leading, standby *allocator, d time.Duratio
 		if err := wait(ctx, min(time.Second, d-time.Since(began))); err != nil {
 			return u, err
 		}
+		if err := leading.alive(); err != nil {
+			return u, err
+		}
 		p, err := host.ReadProcess(leading.cmd.Process.Pid)
 		if err != nil {
 			return u, err
