@@ -46,6 +46,7 @@ const (
 	RequestTooLarge      Reason = "REQUEST_TOO_LARGE"
 	LeaderSuperseded     Reason = "LEADER_SUPERSEDED"
 	AgentDraining        Reason = "AGENT_DRAINING"
+	ImageInvalid         Reason = "IMAGE_INVALID"
 )
 
 // FieldKey is the metadata key under which an InvalidField error names the field, in proto notation (`spec.image`).

@@ -53,7 +53,7 @@ func TestReasonsAreTheAPIs(t *testing.T) {
 		fault.AgentUnavailable, fault.RuntimeUnavailable, fault.NotLeader, fault.DeadlineExceeded,
 		fault.SandboxTerminating, fault.PermissionDenied, fault.Internal, fault.Overloaded, fault.PhaseConflict,
 		fault.APIUnavailable, fault.AgentNotFound, fault.Cancelled, fault.RequestTooLarge,
-		fault.LeaderSuperseded, fault.AgentDraining,
+		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid,
 	} {
 		ours[string(r)] = true
 	}

@@ -15,7 +15,7 @@ import (
 // among calls for one container is the caller's business.
 //
 // Errors are faults (internal/fault) where the cause is known: the request's (NotFound/ImageNotFound,
-// InvalidArgument/InvalidField, FailedPrecondition/CommandNotFound, CommandNotExecutable, UserNotFound,
+// InvalidArgument/InvalidField, FailedPrecondition/ImageInvalid, CommandNotFound, CommandNotExecutable, UserNotFound,
 // WorkingDirInvalid), the registry's (Unavailable/ImagePullFailed) or the runtime's own (Unavailable/RuntimeUnavailable:
 // it cannot be reached now; the same call may work later). An end of ctx is ctx's error. All others are unclassified.
 type Runtime interface {

@@ -39,6 +39,8 @@ func hint(reason fault.Reason, err error) string {
 		return "sandboxes of an agent share its network: use another port, or more agents"
 	case fault.ImageNotFound:
 		return "check the reference; a private image needs the pool's agents to have its credentials"
+	case fault.ImageInvalid:
+		return "the image itself is broken: push it anew"
 	case fault.ImagePullFailed:
 		return "the node could not fetch the image; is its registry reachable from there?"
 	case fault.CommandNotFound, fault.CommandNotExecutable:

@@ -19,7 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
@@ -88,6 +90,14 @@ func Image(t testing.TB, options ...Option) v1.Image {
 	img, err := mutate.ConfigFile(empty.Image, cf)
 	require.NoError(t, err)
 	img, err = mutate.AppendLayers(img, layers...)
+	require.NoError(t, err)
+	return img
+}
+
+// Broken is an image whose layer is no archive.
+func Broken(t testing.TB) v1.Image {
+	t.Helper()
+	img, err := mutate.AppendLayers(Image(t), static.NewLayer([]byte("no archive"), types.DockerUncompressedLayer))
 	require.NoError(t, err)
 	return img
 }

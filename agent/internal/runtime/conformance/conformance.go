@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -34,6 +35,8 @@ type Setup struct {
 	MissingImage, AwayImage string
 	// UnknownUserImage is an image that is there, whose user its /etc/passwd does not have.
 	UnknownUserImage string
+	// BrokenImage is a reference to an image whose layer is no archive.
+	BrokenImage string
 	// LogRoot holds the containers' log directories.
 	LogRoot string
 }
@@ -186,6 +189,8 @@ func faults(t *testing.T, s *suite) {
 		{"reference", func(c *runtime.Container) { c.Image = "No Reference" }, errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"missing image", func(c *runtime.Container) { c.Image = s.MissingImage }, errdefs.ErrNotFound, fault.ImageNotFound},
 		{"registry away", func(c *runtime.Container) { c.Image = s.AwayImage }, errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{"broken image", func(c *runtime.Container) { c.Image = s.BrokenImage }, errdefs.ErrFailedPrecondition, fault.ImageInvalid},
+		{"arguments too long", func(c *runtime.Container) { c.Args = []string{strings.Repeat("x", 200<<10)} }, errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"unknown user", func(c *runtime.Container) { c.Image = s.UnknownUserImage }, errdefs.ErrFailedPrecondition, fault.UserNotFound},
 		{"no such command", func(c *runtime.Container) { c.Command = []string{"nope"} }, errdefs.ErrFailedPrecondition, fault.CommandNotFound},
 		{"no such path", func(c *runtime.Container) { c.Command = []string{"/nope/nope"} }, errdefs.ErrFailedPrecondition, fault.CommandNotFound},

@@ -85,6 +85,8 @@ func pullFault(err error, ref string) error {
 		return nil
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("pulling %s: %w", ref, err)
+	case isBroken(err):
+		return errBroken(err, ref)
 	case fault.ReasonOf(err) != "":
 		return err
 	}
@@ -101,6 +103,16 @@ func pullFault(err error, ref string) error {
 		return fault.Wrap(err, errdefs.ErrNotFound, fault.ImageNotFound, "there is no image %s for this platform", ref).With("image", ref)
 	}
 	return fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled now", ref).With("image", ref)
+}
+
+// isBroken tells whether an image's own content is what is wrong. A disk that is full is not.
+func isBroken(err error) bool {
+	return err != nil && !containsAny(err.Error(), "no space left", "disk quota") &&
+		containsAny(err.Error(), "invalid tar header", "unexpected EOF", "gzip: invalid", "invalid checksum", "wrong diff id", "mismatched rootfs and manifest layers", "zstd:", "failed size validation", "unexpected commit digest")
+}
+
+func errBroken(err error, ref string) error {
+	return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageInvalid, "image %s cannot be unpacked: it is broken", ref).With("image", ref)
 }
 
 func containsAny(text string, parts ...string) bool {

@@ -31,12 +31,13 @@ func TestConformance(t *testing.T) {
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	s.Import(t, "docker.io/library/nouser:test", containerd.Image(t, containerd.WithUser("nobodyknows")))
 	registry := containerd.NewRegistry(t, "", "", nil)
+	broken := registry.Push(t, "broken:1", containerd.Broken(t))
 	gone := containerd.NewRegistry(t, "", "", nil)
 	gone.Close()
 	conformance.Run(t, func(t *testing.T) conformance.Setup {
 		return conformance.Setup{
 			Runtime: newRuntime(t, s, nil), Image: "busybox:test", MissingImage: registry.Host + "/nope:1", AwayImage: gone.Host + "/nope:1",
-			UnknownUserImage: "nouser:test", LogRoot: s.LogRoot,
+			UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot,
 		}
 	})
 }

@@ -117,7 +117,7 @@ func (r *Runtime) readImage(ctx context.Context, meta images.Image) (*image, err
 	}
 	var parsed ocispec.Image
 	if err := json.Unmarshal(raw, &parsed); err != nil {
-		return nil, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageNotFound, "the configuration of image %s cannot be read", meta.Name)
+		return nil, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageInvalid, "the configuration of image %s cannot be read", meta.Name)
 	}
 	img := &image{
 		name: meta.Name, target: meta.Target.Digest, config: parsed.Config,
@@ -144,6 +144,9 @@ func (r *Runtime) unpack(ctx context.Context, img *image) error {
 		if errdefs.IsNotFound(res.Err) {
 			// Some content is gone: the image has to be pulled again.
 			return r.pulls.do(ctx, img.name, nil)
+		}
+		if isBroken(res.Err) {
+			return errBroken(res.Err, img.name)
 		}
 		return classify(res.Err, "unpacking image %s", img.name)
 	}

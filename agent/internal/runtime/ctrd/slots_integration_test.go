@@ -44,12 +44,13 @@ func TestSlotConformance(t *testing.T) {
 	s.Import(t, "docker.io/library/other:test", containerd.Image(t, containerd.WithFile("/other", "x", 0o644)))
 	s.Import(t, "docker.io/library/nouser:test", containerd.Image(t, containerd.WithUser("nobodyknows")))
 	registry := containerd.NewRegistry(t, "", "", nil)
+	broken := registry.Push(t, "broken:1", containerd.Broken(t))
 	gone := containerd.NewRegistry(t, "", "", nil)
 	gone.Close()
 	conformance.RunSlots(t, func(t *testing.T) conformance.Setup {
 		return conformance.Setup{
 			Runtime: withSlots(t, s), Image: "busybox:test", OtherImage: "other:test", MissingImage: registry.Host + "/nope:1",
-			AwayImage: gone.Host + "/nope:1", UnknownUserImage: "nouser:test", LogRoot: s.LogRoot,
+			AwayImage: gone.Host + "/nope:1", UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot,
 		}
 	})
 }

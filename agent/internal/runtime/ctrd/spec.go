@@ -49,12 +49,16 @@ func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *
 	if !filepath.IsAbs(cwd) {
 		return nil, fault.Field("spec.working_dir", "%q is no absolute path", cwd)
 	}
+	env := environment(c, img, home)
+	if err := checkLengths(args, env); err != nil {
+		return nil, err
+	}
 	caps := capabilities()
 	s := &specs.Spec{
 		Version: specVersion,
 		Root:    &specs.Root{Path: "rootfs"},
 		Process: &specs.Process{
-			User: user, Args: args, Env: environment(c, img, home), Cwd: cwd,
+			User: user, Args: args, Env: env, Cwd: cwd,
 			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 			NoNewPrivileges: true,
 			OOMScoreAdj:     &r.oom,
@@ -87,6 +91,21 @@ func profile() *specs.LinuxSeccomp {
 		p.Architectures = p.Architectures[:1]
 	}
 	return p
+}
+
+// maxString is the longest argument, or name and value in the environment, that Linux takes (MAX_ARG_STRLEN, with the zero at
+// its end). OCI runtimes meet the limit when nobody listens any more.
+const maxString = 32*4096 - 1
+
+func checkLengths(args, env []string) error {
+	tooLong := func(s string) bool { return len(s) > maxString }
+	switch {
+	case slices.ContainsFunc(args, tooLong):
+		return fault.Field("spec.args", "an argument is longer than the %d bytes that a process can be given", maxString)
+	case slices.ContainsFunc(env, tooLong):
+		return fault.Field("spec.env", "a variable is longer than the %d bytes that a process can be given", maxString)
+	}
+	return nil
 }
 
 // commandLine lays the request's command over the image's, as Kubernetes does: a command drops the image's arguments,

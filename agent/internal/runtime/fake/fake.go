@@ -37,8 +37,9 @@ const (
 
 // Image is an image of the fake's registry.
 type Image struct {
-	// Missing: the registry does not know it. Away: the registry does not answer. NoUser: its user does not exist.
-	Missing, Away, NoUser bool
+	// Missing: the registry does not know it. Away: the registry does not answer. NoUser: its user does not exist. Broken: it
+	// cannot be unpacked.
+	Missing, Away, NoUser, Broken bool
 	// Local: it is on the node.
 	Local bool
 }
@@ -204,6 +205,8 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pr
 		err = fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no image %s", name)
 	case img.Away:
 		err = fault.New(errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled", name)
+	case img.Broken:
+		err = fault.New(errdefs.ErrFailedPrecondition, fault.ImageInvalid, "image %s is broken", name)
 	default:
 		img.Local = true
 		r.images[name] = img
@@ -294,6 +297,8 @@ func check(c runtime.Container) error {
 		return nil
 	}
 	switch command := c.Command[0]; {
+	case slices.ContainsFunc(c.Args, func(a string) bool { return len(a) > 128<<10 }):
+		return fault.Field("spec.args", "too long")
 	case c.WorkingDir == "/data.txt":
 		return fault.New(errdefs.ErrFailedPrecondition, fault.WorkingDirInvalid, "no directory")
 	case command == "/data.txt" || command == "/etc":

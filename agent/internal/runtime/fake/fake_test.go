@@ -16,10 +16,10 @@ func setup(t *testing.T) conformance.Setup {
 	return conformance.Setup{
 		Runtime: fake.New(map[string]fake.Image{
 			"docker.io/library/busybox:test": {Local: true}, "docker.io/library/nouser:test": {Local: true, NoUser: true},
-			"docker.io/library/other:test": {Local: true}, "localhost:1/away:1": {Away: true},
+			"docker.io/library/other:test": {Local: true}, "docker.io/library/broken:test": {Broken: true}, "localhost:1/away:1": {Away: true},
 		}),
 		Image: "busybox:test", OtherImage: "other:test", MissingImage: "localhost:1/nope:1", AwayImage: "localhost:1/away:1",
-		UnknownUserImage: "nouser:test", LogRoot: t.TempDir(),
+		UnknownUserImage: "nouser:test", BrokenImage: "broken:test", LogRoot: t.TempDir(),
 	}
 }
 

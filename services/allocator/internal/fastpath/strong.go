@@ -216,7 +216,7 @@ func failed(st *sandboxv1.SandboxStatus) error {
 		class = errdefs.ErrUnavailable
 	case fault.NoCapacity, fault.PortConflict:
 		class = errdefs.ErrResourceExhausted
-	case fault.CommandNotFound, fault.CommandNotExecutable, fault.UserNotFound, fault.WorkingDirInvalid:
+	case fault.CommandNotFound, fault.CommandNotExecutable, fault.UserNotFound, fault.WorkingDirInvalid, fault.ImageInvalid:
 		class = errdefs.ErrFailedPrecondition
 	case fault.InvalidField:
 		class = errdefs.ErrInvalidArgument

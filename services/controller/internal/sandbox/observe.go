@@ -304,7 +304,7 @@ func (p *pass) fast() bool {
 // requestAtFault tells that no agent will ever do what was asked.
 func requestAtFault(r fault.Reason) bool {
 	switch r { //nolint:exhaustive // a list of some
-	case fault.ImageNotFound, fault.CommandNotFound, fault.CommandNotExecutable, fault.UserNotFound, fault.WorkingDirInvalid,
+	case fault.ImageNotFound, fault.ImageInvalid, fault.CommandNotFound, fault.CommandNotExecutable, fault.UserNotFound, fault.WorkingDirInvalid,
 		fault.InvalidField:
 		return true
 	}

@@ -86,6 +86,8 @@ const (
 	ErrorReason_ERROR_REASON_LEADER_SUPERSEDED ErrorReason = 28
 	// UNAVAILABLE: the agent is being drained and takes no new sandboxes.
 	ErrorReason_ERROR_REASON_AGENT_DRAINING ErrorReason = 29
+	// FAILED_PRECONDITION: the image was brought and cannot be used: a layer or its configuration is broken.
+	ErrorReason_ERROR_REASON_IMAGE_INVALID ErrorReason = 30
 )
 
 // Enum value maps for ErrorReason.
@@ -121,6 +123,7 @@ var (
 		27: "ERROR_REASON_REQUEST_TOO_LARGE",
 		28: "ERROR_REASON_LEADER_SUPERSEDED",
 		29: "ERROR_REASON_AGENT_DRAINING",
+		30: "ERROR_REASON_IMAGE_INVALID",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -153,6 +156,7 @@ var (
 		"ERROR_REASON_REQUEST_TOO_LARGE":      27,
 		"ERROR_REASON_LEADER_SUPERSEDED":      28,
 		"ERROR_REASON_AGENT_DRAINING":         29,
+		"ERROR_REASON_IMAGE_INVALID":          30,
 	}
 )
 
@@ -187,7 +191,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x85\b\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xa5\b\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -219,7 +223,8 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x16ERROR_REASON_CANCELLED\x10\x1a\x12\"\n" +
 	"\x1eERROR_REASON_REQUEST_TOO_LARGE\x10\x1b\x12\"\n" +
 	"\x1eERROR_REASON_LEADER_SUPERSEDED\x10\x1c\x12\x1f\n" +
-	"\x1bERROR_REASON_AGENT_DRAINING\x10\x1dB\xf1\x01\n" +
+	"\x1bERROR_REASON_AGENT_DRAINING\x10\x1d\x12\x1e\n" +
+	"\x1aERROR_REASON_IMAGE_INVALID\x10\x1eB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
