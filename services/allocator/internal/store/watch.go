@@ -20,10 +20,14 @@ func (s *Store) Watch(f Filter) ([]*sandboxv1.Sandbox, *Watch) {
 	w := &Watch{store: s, filter: f, events: make(chan *sandboxv1.WatchSandboxesResponse, watchBuffer)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	keys := s.sorted
+	if f.Namespace != "" && f.Name != "" { // every create watches its name: not at the price of looking at all there are
+		keys = []Key{{f.Namespace, f.Name}}
+	}
 	var initial []*sandboxv1.Sandbox
-	for _, key := range s.sorted {
-		if sb := s.entries[key].item.Sandbox; f.Matches(sb) {
-			initial = append(initial, sb)
+	for _, key := range keys {
+		if e := s.entries[key]; e != nil && f.Matches(e.item.Sandbox) {
+			initial = append(initial, e.item.Sandbox)
 		}
 	}
 	s.watchers[w] = struct{}{}
