@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/go-logr/logr"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -61,6 +62,7 @@ func (m *Manager) claim(ctx context.Context, e *entry, reached func(runtime.Stag
 	started := m.clock.Now()
 	err = m.config.Claimer.Claim(ctx, c, reached)
 	if errors.Is(err, runtime.ErrSlotLost) && ctx.Err() == nil {
+		logr.FromContextOrDiscard(ctx).Info("a slot did not take its claim; going on without", "container", id, "err", err.Error())
 		m.rename(e, own, false)
 		m.config.Slots.Drop(id)
 		return time.Time{}, errNoSlot

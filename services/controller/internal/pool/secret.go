@@ -31,7 +31,7 @@ type secrets struct {
 	config Config
 
 	mu    sync.Mutex
-	right map[string]rightCopy // by namespace
+	right map[types.UID]rightCopy // by pool: a namespace that is made anew has other pools
 }
 
 type rightCopy struct {
@@ -39,7 +39,7 @@ type rightCopy struct {
 	at      time.Time
 }
 
-func newSecrets(cfg Config) *secrets { return &secrets{config: cfg, right: map[string]rightCopy{}} }
+func newSecrets(cfg Config) *secrets { return &secrets{config: cfg, right: map[types.UID]rightCopy{}} }
 
 // mirror makes the copy for a pool, or brings it up to date. Repeating it is free for a while.
 func (s *secrets) mirror(ctx context.Context, p *v1alpha1.SandboxPool) error {
@@ -52,7 +52,7 @@ func (s *secrets) mirror(ctx context.Context, p *v1alpha1.SandboxPool) error {
 		return fmt.Errorf("reading secret %s of the agents' certificate: %w", key, err)
 	}
 	s.mu.Lock()
-	last := s.right[p.Namespace]
+	last := s.right[p.UID]
 	s.mu.Unlock()
 	if last.version == source.ResourceVersion && s.config.Clock.Since(last.at) < secretCheck {
 		return nil
@@ -62,7 +62,8 @@ func (s *secrets) mirror(ctx context.Context, p *v1alpha1.SandboxPool) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.right[p.Namespace] = rightCopy{source.ResourceVersion, s.config.Clock.Now()}
+	maps.DeleteFunc(s.right, func(_ types.UID, c rightCopy) bool { return s.config.Clock.Since(c.at) >= secretCheck })
+	s.right[p.UID] = rightCopy{source.ResourceVersion, s.config.Clock.Now()}
 	return nil
 }
 
