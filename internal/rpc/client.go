@@ -54,6 +54,10 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
+		// An allocator has a connection to every agent, most of which say little: buffers of their own would be most of its
+		// memory. TLS reads ahead as it is.
+		grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(4 << 10),
 	}
 	if strings.HasPrefix(target, KubernetesScheme+":") {
 		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
