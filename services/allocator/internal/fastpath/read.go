@@ -2,6 +2,7 @@ package fastpath
 
 import (
 	"context"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
@@ -21,8 +22,8 @@ func (s *Server) GetSandbox(_ context.Context, req *sandboxv1.GetSandboxRequest)
 	return &sandboxv1.GetSandboxResponse{Sandbox: item.Sandbox}, nil
 }
 
-// find returns a sandbox that is to be changed. One that this process knows nothing of may have been written by a former
-// leader a moment before its end: that there is none is the API server's to say.
+// find returns a sandbox that is to be changed. One that this process knows nothing of may have been written, or started, by
+// a former leader a moment before its end: that there is none is for the API server and for the agents to say.
 func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	if item, ok := s.store.Get(key); ok {
 		return item, nil
@@ -34,6 +35,12 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	case err != nil:
 		return store.Item{}, errAPI(err)
 	case there == nil:
+		if err := s.heard(key); err != nil {
+			return store.Item{}, err
+		}
+		if item, ok := s.store.Get(key); ok {
+			return item, nil
+		}
 		return store.Item{}, s.missing(key)
 	}
 	s.ResourceSeen(there)
@@ -41,6 +48,17 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 		return item, nil
 	}
 	return store.Item{}, s.missing(key) // it went in between
+}
+
+// heard is an error if an agent that may have the sandbox has not been heard since this process leads.
+func (s *Server) heard(key store.Key) error {
+	for _, a := range s.config.Fleet.Agents(key.Namespace, "") {
+		if !s.config.Announced(a.GetInfo().GetPodUid()) && !s.config.Agents.Gone(a.GetInfo().GetPodUid()) {
+			return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
+				"sandbox %s is not known, and agent %s, which may have it, has not been heard yet", key, a.GetInfo().GetPodName()).RetryIn(time.Second)
+		}
+	}
+	return nil
 }
 
 // ListSandboxes implements sandboxv1.SandboxServiceServer.

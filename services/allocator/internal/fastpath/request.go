@@ -15,6 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
@@ -111,7 +112,7 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 		return nil, nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
 	case !ok && !live:
 		return nil, nil, nil
-	case !ok && s.givenUp(item.Resource):
+	case !ok && (s.givenUp(item.Resource) || s.takenBack(item)):
 		return nil, nil, errUndoing()
 	case !ok:
 		a = answer{digest: itemDigest(item), response: responseOf(item)}
@@ -130,6 +131,12 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 		}
 	}
 	return replay(a.response), nil, nil
+}
+
+// takenBack tells whether all that is known of a sandbox is a container that an earlier try started, that nobody was told of,
+// and that is being deleted.
+func (s *Server) takenBack(item store.Item) bool {
+	return item.Resource == nil && item.Fence != nil && s.reaper.Driving(fleet.KeyOf(item.Fence))
 }
 
 // itemDigest is the digest of the request that made a sandbox.

@@ -2,15 +2,21 @@ package fastpath_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 )
 
 // cutOff is a mesh whose allocator was killed in the middle of a strong create, and the create's request. The next
@@ -121,4 +127,50 @@ func TestWhatTheNextLeaderHasNotSeenIsDeleted(t *testing.T) {
 	m.api.down.Store(true)
 	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(m.remove("two")), "nobody can tell")
 	m.api.down.Store(false)
+}
+
+// A container that an earlier try started without anybody being told, and that is being deleted, answers no repetition.
+func TestWhatIsTakenBackAnswersNobody(t *testing.T) {
+	var broken, refusing atomic.Bool
+	broken.Store(true)
+	refusing.Store(true)
+	m := newMesh(t)
+	a := m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnStarted = func(context.Context, *agentv1.SandboxRecord) error {
+			if broken.CompareAndSwap(true, false) {
+				return status.Error(codes.Unknown, "the connection broke")
+			}
+			return nil
+		}
+		a.OnDelete = func(context.Context, *agentv1.Fence) error {
+			if refusing.Load() {
+				return status.Error(codes.Unavailable, "not now")
+			}
+			return nil
+		}
+	})
+	req := request("one")
+	req.RequestId = "again"
+	_, err := m.create(req)
+	require.Error(t, err)
+	m.eventually("the agent tells of it", func() bool { sb, err := m.get("one"); return err == nil && sb.GetUid() != "" })
+	first := a.Sandboxes()[0].GetRecord().GetFence().GetSandboxUid()
+	_, err = m.create(req)
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err), "it may yet be deleted")
+	refusing.Store(false)
+	m.eventually("another comes in its place", func() bool {
+		resp, err := m.create(req)
+		return err == nil && resp.GetSandbox().GetUid() != first
+	})
+	require.Len(t, a.Sandboxes(), 1)
+}
+
+// Whether a sandbox exists is for its agent to say as well, and that has not spoken to this leader yet.
+func TestAnAgentThatWasNotHeardMayHaveIt(t *testing.T) {
+	var announced atomic.Bool
+	m := newMesh(t, func(c *fastpath.Config) { c.Announced = func(string) bool { return announced.Load() } })
+	m.agent("a", 5, nil)
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(m.remove("one")))
+	announced.Store(true)
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("one")))
 }

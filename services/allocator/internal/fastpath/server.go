@@ -73,6 +73,8 @@ type Fleet interface {
 	Reserve(req registry.Request) (*allocatorv1.Assignment, error)
 	Release(fence *agentv1.Fence)
 	Agent(uid string) (*allocatorv1.Agent, bool)
+	// Agents are those of a namespace, and of a pool if one is named.
+	Agents(namespace, pool string) []*allocatorv1.Agent
 	Loose() []fleet.Loose
 }
 
