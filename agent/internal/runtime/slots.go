@@ -14,7 +14,8 @@ type Slots interface {
 	// StartSlot starts a slot and returns once it can be claimed. After an error some of it may be left: call Delete.
 	StartSlot(ctx context.Context, s Slot) error
 	// WarmSlot makes the root file system of an image ready in a free slot, so that a claim with that image is faster. The
-	// image is not pulled for it: NotFound if it is not there. Not to be called while the slot is claimed.
+	// image is not pulled for it: NotFound if it is not there. A claim that comes meanwhile waits for it; a slot that is claimed
+	// already is left alone.
 	WarmSlot(ctx context.Context, id, image string) error
 	// Claim makes the slot of c's ID the container c, as Create and Start do of nothing: image, snapshot, durable record,
 	// and then the process. reached is called from this goroutine after each stage. Errors are those of Create and Start,

@@ -88,13 +88,9 @@ func (p *Pool) look(ctx context.Context, log logr.Logger) *agentv1.SlotStatus {
 		return p.status()
 	}
 	for len(p.free) > p.want() {
-		i := slices.IndexFunc(p.free, func(f *free) bool { return !f.warming })
-		if i < 0 {
-			break
-		}
-		p.free[i].forget()
-		p.rubbish = append(p.rubbish, p.free[i].id)
-		p.free = slices.Delete(p.free, i, i+1)
+		p.free[0].forget()
+		p.rubbish = append(p.rubbish, p.free[0].id)
+		p.free = slices.Delete(p.free, 0, 1)
 	}
 	for len(p.rubbish) > 0 && p.cleaning < cleaners {
 		id := p.rubbish[0]
@@ -218,26 +214,24 @@ func (p *Pool) watch(ctx context.Context, f *free, log logr.Logger) {
 
 // warm makes one free slot ready for an image that was asked for of late, if nothing else is to be done. mu is held.
 func (p *Pool) warm(ctx context.Context, log logr.Logger) {
-	if len(p.recent) == 0 || p.busy > 0 || p.starting > 0 {
+	if len(p.recent) == 0 || p.busy > 0 || p.starting > 0 || p.warming {
 		return
 	}
-	warming := func(f *free) bool { return f.warming }
-	cold := slices.IndexFunc(p.free, func(f *free) bool { return f.image == "" && !f.warming })
-	if cold < 0 || slices.ContainsFunc(p.free, warming) {
+	cold := slices.IndexFunc(p.free, func(f *free) bool { return f.image == "" })
+	if cold < 0 {
 		return
 	}
 	f, image := p.free[cold], p.rarest()
-	f.warming = true
+	f.image, p.warming = image, true
 	p.wg.Go(func() {
 		err := p.config.Runtime.WarmSlot(ctx, f.id, image)
 		if err != nil && ctx.Err() == nil {
 			log.V(2).Info("warming a slot", "container", f.id, "image", image, "err", err.Error())
 		}
 		p.change(func() {
-			f.warming = false
-			if err == nil {
-				f.image = image
-			} else {
+			p.warming = false
+			if err != nil {
+				f.image = ""
 				p.recent = slices.DeleteFunc(p.recent, func(i string) bool { return i == image })
 			}
 		})

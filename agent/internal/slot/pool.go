@@ -64,6 +64,7 @@ type Pool struct {
 	places   int
 	free     []*free
 	starting int
+	warming  bool
 	cleaning int
 	rubbish  []string
 	busy     int       // creates that run
@@ -81,10 +82,8 @@ type Pool struct {
 // free is a slot that can be claimed.
 type free struct {
 	id string
-	// image is what the slot was warmed for; empty for none.
+	// image is what the slot is warm for, or is being warmed for; empty for none.
 	image string
-	// warming tells that it is being warmed: it cannot be taken.
-	warming bool
 	// forget ends the watching of its process.
 	forget context.CancelFunc
 }
@@ -122,7 +121,7 @@ func (p *Pool) Take(image string) (id string, ok bool) {
 		p.recent = p.recent[:min(len(p.recent), recentImages)]
 		best := -1
 		for i, f := range p.free {
-			if !f.warming && (best < 0 || f.fits(image) > p.free[best].fits(image)) {
+			if best < 0 || f.fits(image) > p.free[best].fits(image) {
 				best = i
 			}
 		}
@@ -172,12 +171,7 @@ func (p *Pool) poke() {
 // status is what is told. mu is held.
 func (p *Pool) status() *agentv1.SlotStatus {
 	wanted := p.want()
-	s := &agentv1.SlotStatus{Wanted: count(wanted)}
-	for _, f := range p.free {
-		if !f.warming {
-			s.Free++
-		}
-	}
+	s := &agentv1.SlotStatus{Free: count(len(p.free)), Wanted: count(wanted)}
 	switch {
 	case p.config.Max == 0:
 	case p.never != "":

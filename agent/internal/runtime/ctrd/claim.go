@@ -127,12 +127,15 @@ func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *imag
 	return detached(mounts)
 }
 
-// replaceSnapshot prepares the snapshot of a slot that is warm for nothing, or for another image.
+// replaceSnapshot prepares the snapshot of a slot that is warm for nothing, as far as is known, or for another image.
 func (r *Runtime) replaceSnapshot(ctx context.Context, id string, img *image, other bool) ([]mount.Mount, error) {
-	if other {
-		if err := r.client.SnapshotService(r.config.Snapshotter).Remove(ctx, id); err != nil && !errdefs.IsNotFound(err) {
-			return nil, classify(err, "removing the snapshot that slot %s was warm with", id)
+	if !other {
+		if mounts, err := r.prepare(ctx, id, img); !errors.Is(err, errLeftBehind) {
+			return mounts, err
 		}
+	}
+	if err := r.client.SnapshotService(r.config.Snapshotter).Remove(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+		return nil, classify(err, "removing the snapshot that slot %s was warm with", id)
 	}
 	return r.prepare(ctx, id, img)
 }

@@ -3,6 +3,7 @@ package ctrd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -125,6 +126,9 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 	return mounts, nil
 }
 
+// errLeftBehind says that a snapshot is there already.
+var errLeftBehind = errors.New("it was left behind by another create")
+
 // prepare makes the snapshot; if the image's layers went since they were looked for, it unpacks them again.
 func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.Mount, error) {
 	snapshotter := r.client.SnapshotService(r.config.Snapshotter)
@@ -137,7 +141,7 @@ func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.
 	}
 	if errdefs.IsAlreadyExists(err) {
 		// Not passed on as such: only an existing record means an existing container.
-		return nil, fmt.Errorf("preparing snapshot %s: left behind by another create: %s", key, err.Error())
+		return nil, fmt.Errorf("preparing snapshot %s: %w: %s", key, errLeftBehind, err.Error())
 	}
 	if err != nil {
 		return nil, classify(err, "preparing snapshot %s", key)

@@ -40,17 +40,25 @@ type slots struct {
 type slot struct {
 	conn  *claim.Conn
 	group string
-	// chain is what the slot is warm for, with the mounts of its root; empty for nothing.
+
+	mu    sync.Mutex // held over the I/O of warming, which who takes the slot waits for
+	taken bool
+	// chain is what the slot is warm for, with the mounts of its root; empty for nothing. Who has taken the slot needs no lock.
 	chain  string
 	mounts []mount.Mount
 }
 
-// take hands a slot to whoever claims or ends it.
+// take hands a slot to whoever claims or ends it; nil if there is none.
 func (s *slots) take(id string) *slot {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	held := s.held[id]
 	delete(s.held, id)
+	s.mu.Unlock()
+	if held != nil {
+		held.mu.Lock()
+		defer held.mu.Unlock()
+		held.taken = true
+	}
 	return held
 }
 
@@ -170,7 +178,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	return nil
 }
 
-// WarmSlot prepares the snapshot that a claim with the image will want.
+// WarmSlot prepares the snapshot that a claim with the image will want. A slot is warmed once.
 func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmTimeout)
 	defer cancel()
@@ -182,15 +190,22 @@ func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	if err != nil {
 		return err
 	}
+	r.slots.mu.Lock()
+	held := r.slots.held[id]
+	r.slots.mu.Unlock()
+	if held == nil {
+		return nil
+	}
+	held.mu.Lock()
+	defer held.mu.Unlock()
+	if held.taken || held.chain != "" {
+		return nil
+	}
 	mounts, err := r.prepare(ctx, id, img)
 	if err != nil {
 		return err
 	}
-	r.slots.mu.Lock()
-	defer r.slots.mu.Unlock()
-	if held := r.slots.held[id]; held != nil {
-		held.chain, held.mounts = img.chain, mounts
-	}
+	held.chain, held.mounts = img.chain, mounts
 	return nil
 }
 
