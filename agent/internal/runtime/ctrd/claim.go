@@ -34,16 +34,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	}
 	// Before the claim is made, closing it ends the slot; after that, nothing.
 	defer held.conn.Close()
-	pod, err := r.findPod(ctx)
-	if err != nil {
-		return err
-	}
-	img, err := r.ensureImage(ctx, c.Image)
-	if err != nil {
-		return err
-	}
-	reached(runtime.StageImage)
-	spec, err := r.spec(ctx, c, img, pod)
+	_, img, spec, err := r.prescribe(ctx, c, reached)
 	if err != nil {
 		return err
 	}

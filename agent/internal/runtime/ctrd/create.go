@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -32,16 +33,7 @@ const specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 // Create makes a container up to its task. The snapshot and the record, which do not need each other, are made side by
 // side; see the package comment for what keeps them.
 func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
-	pod, err := r.findPod(ctx)
-	if err != nil {
-		return err
-	}
-	img, err := r.ensureImage(ctx, c.Image)
-	if err != nil {
-		return err
-	}
-	reached(runtime.StageImage)
-	spec, err := r.spec(ctx, c, img, pod)
+	pod, img, spec, err := r.prescribe(ctx, c, reached)
 	if err != nil {
 		return err
 	}
@@ -79,6 +71,21 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	}
 	reached(runtime.StageTask)
 	return nil
+}
+
+// prescribe brings the image and says what a container is to be, whichever way it is started.
+func (r *Runtime) prescribe(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (*pod, *image, *specs.Spec, error) {
+	p, err := r.findPod(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	img, err := r.ensureImage(ctx, c.Image)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	reached(runtime.StageImage)
+	spec, err := r.spec(ctx, c, img, p)
+	return p, img, spec, err
 }
 
 // rootfs makes the snapshot and the record. A record of this id that exists is AlreadyExists, and the snapshot, which
