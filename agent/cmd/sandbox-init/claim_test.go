@@ -44,7 +44,7 @@ func TestConfinedAsACold(t *testing.T) {
 					if view.name == "the probe" {
 						process.Args = []string{"probe", "one", "two three"}
 					}
-					process.Cwd, process.Rlimits = "/work/made", []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 500, Hard: 1000}}
+					process.Cwd, process.Rlimits = "/srv/made", []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 500, Hard: 1000}}
 					s := start(t)
 					have := s.become(t, lower, claimOf(t, process))
 					k := cold(t, lower, process, filepath.Join(s.fsb, "hostname"))
