@@ -26,7 +26,7 @@ func (s *Store) Watch(f Filter) ([]*sandboxv1.Sandbox, *Watch) {
 	}
 	var initial []*sandboxv1.Sandbox
 	for _, key := range keys {
-		if e := s.entries[key]; e != nil && f.Matches(e.item.Sandbox) {
+		if e := s.entries[key]; e != nil && e.item != nil && f.Matches(e.item.Sandbox) {
 			initial = append(initial, e.item.Sandbox)
 		}
 	}

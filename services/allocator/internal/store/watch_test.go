@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
@@ -23,6 +24,13 @@ func TestWatchOfOneName(t *testing.T) {
 	defer w.Close()
 	require.Len(t, initial, 1)
 	require.Equal(t, "u2", initial[0].GetUid())
+	// Of one that is only being created there is a word of its agent, and nothing to be seen.
+	creating := report("u4", agentv1.SandboxState_SANDBOX_STATE_CREATING)
+	creating.Record.Name = "four"
+	s.AgentSandboxes("a", []*agentv1.SandboxReport{creating})
+	unseen, four := s.Watch(store.Filter{Namespace: "ns", Name: "four"})
+	defer four.Close()
+	require.Empty(t, unseen)
 	absent, later := s.Watch(store.Filter{Namespace: "ns", Name: "three"})
 	defer later.Close()
 	require.Empty(t, absent)
