@@ -35,7 +35,7 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	case err != nil:
 		return store.Item{}, errAPI(err)
 	case there == nil:
-		if err := s.heard(key); err != nil {
+		if err := s.awaitHeard(ctx, key); err != nil {
 			return store.Item{}, err
 		}
 		if item, ok := s.store.Get(key); ok {
@@ -48,6 +48,20 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 		return item, nil
 	}
 	return store.Item{}, s.missing(key) // it went in between
+}
+
+// awaitHeard waits a moment until every agent that may have the sandbox has been heard: one that has just started soon is.
+func (s *Server) awaitHeard(ctx context.Context, key store.Key) error {
+	until := s.config.Clock.Now().Add(shortPatience)
+	for {
+		err := s.heard(key)
+		if err == nil || s.config.Clock.Now().After(until) {
+			return err
+		}
+		if s.pause(ctx, shortPatience/20) != nil {
+			return errContext(ctx, "waiting for the agents' word", err)
+		}
+	}
 }
 
 // heard is an error if an agent that may have the sandbox has not been heard since this process leads.
