@@ -54,9 +54,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
-		// An allocator has a connection to every agent, most of which say little: buffers of their own would be most of its
-		// memory. TLS reads ahead as it is.
-		grpc.WithSharedWriteBuffer(true),
+		// An allocator has a connection to every agent, most of which say little. TLS reads ahead as it is.
 		grpc.WithReadBufferSize(4 << 10),
 	}
 	if strings.HasPrefix(target, KubernetesScheme+":") {
