@@ -50,6 +50,8 @@ const (
 	AnnotationCreateTime = Group + "/create-time"
 	// AnnotationAbandoned marks a Sandbox whose create call failed and that is deleted for that: its request_id is free.
 	AnnotationAbandoned = Group + "/abandoned"
+	// AnnotationResumed marks a Sandbox whose create call a later leader has taken up: the one that began it undoes it no more.
+	AnnotationResumed = Group + "/resumed"
 	// AnnotationRequestDigest is a digest of what the create call asked for, so that a retry is told from another request
 	// with the same request_id even after the Sandbox was changed.
 	AnnotationRequestDigest = Group + "/request-digest"

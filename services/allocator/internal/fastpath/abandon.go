@@ -77,6 +77,8 @@ func (s *Server) undoOnce(ctx context.Context, key store.Key, a attempt) error {
 		return err
 	case !sameMoment(there, a.resource), !a.own && toldOf(there):
 		return nil
+	case a.own && there.Annotations[v1alpha1.AnnotationResumed] != "": // another process answers for it now
+		return nil
 	}
 	if !store.Abandoned(there) && there.DeletionTimestamp == nil {
 		there.Annotations[v1alpha1.AnnotationAbandoned] = "true"

@@ -174,3 +174,31 @@ func TestAnAgentThatWasNotHeardMayHaveIt(t *testing.T) {
 	announced.Store(true)
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("one")))
 }
+
+// A leader that was stalled in the middle of a strong create wakes up to find that another has taken it up.
+func TestAStrongCreateIsUndoneByWhoAnswersForIt(t *testing.T) {
+	req := request("one")
+	req.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
+	req.RequestId = "again"
+	m := newMesh(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() {
+		_, err := m.sandbox.CreateSandbox(ctx, req)
+		first <- err
+	}()
+	m.eventually("the custom resource comes first", func() bool { return m.resource("one") != nil })
+	cr := m.resource("one")
+	cr.Annotations[v1alpha1.AnnotationResumed] = "true" // as the other does
+	require.NoError(t, m.api.Update(t.Context(), cr))
+	cancel()
+	require.Error(t, <-first)
+	other := request("one")
+	other.RequestId = "again"
+	m.eventually("the one that began it has let go", func() bool {
+		_, err := m.create(other) // which is refused for being undone first, and then for being another request
+		return fault.ReasonOf(err) == fault.RequestIDReused
+	})
+	require.Nil(t, m.resource("one").DeletionTimestamp)
+	require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationAbandoned])
+}

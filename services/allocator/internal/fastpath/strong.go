@@ -44,8 +44,44 @@ func (s *Server) resume(ctx context.Context, p *plan, resource *v1alpha1.Sandbox
 	return replay(resp), nil
 }
 
+// takeUp marks a strong create that a former leader began as taken up. That leader may still be about to undo it: of the two
+// marks, this one and that of an undoing, the first counts, for each is written over what was read.
+func (s *Server) takeUp(ctx context.Context, key store.Key, resource *v1alpha1.Sandbox) (*v1alpha1.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiPatience)
+	defer cancel()
+	for {
+		there := &v1alpha1.Sandbox{}
+		err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, there)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil, errUndoing()
+		case err != nil:
+			return nil, errAPI(err)
+		case !sameMoment(there, resource), there.DeletionTimestamp != nil, s.givenUp(there):
+			return nil, errUndoing()
+		case there.Annotations[v1alpha1.AnnotationResumed] != "":
+			return there, nil
+		}
+		there.Annotations[v1alpha1.AnnotationResumed] = "true"
+		if err = s.config.Resources.Update(ctx, there); err == nil {
+			s.store.SetResource(there.DeepCopy())
+			return there, nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return nil, errAPI(err)
+		}
+	}
+}
+
 // seeThrough waits for a strong create's start, and undoes the create if that does not come.
 func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attempt, began time.Time) (*sandboxv1.CreateSandboxResponse, error) {
+	if !a.own && !toldOf(a.resource) {
+		taken, err := s.takeUp(ctx, key, a.resource)
+		if err != nil {
+			return nil, err
+		}
+		a.resource = taken
+	}
 	sb, err := s.awaitRunning(ctx, key, a.resource)
 	if err != nil {
 		s.abandon(key, a)
