@@ -105,10 +105,14 @@ func pullFault(err error, ref string) error {
 	return fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled now", ref).With("image", ref)
 }
 
-// isBroken tells whether an image's own content is what is wrong. A disk that is full is not.
+// isBroken tells whether an image's own content is what is wrong: it is there and cannot be unpacked. A download that breaks
+// off, and a disk that is full, are not.
 func isBroken(err error) bool {
-	return err != nil && !containsAny(err.Error(), "no space left", "disk quota") &&
-		containsAny(err.Error(), "invalid tar header", "unexpected EOF", "gzip: invalid", "invalid checksum", "wrong diff id", "mismatched rootfs and manifest layers", "zstd:", "failed size validation", "unexpected commit digest")
+	if err == nil || containsAny(err.Error(), "no space left", "disk quota") {
+		return false
+	}
+	return containsAny(err.Error(), "invalid tar header", "wrong diff id", "mismatched rootfs and manifest layers") ||
+		strings.Contains(err.Error(), "extract layer") && containsAny(err.Error(), "unexpected EOF", "gzip: invalid", "invalid checksum", "zstd:", "magic number")
 }
 
 func errBroken(err error, ref string) error {

@@ -112,8 +112,11 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 		return nil, nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
 	case !ok && !live:
 		return nil, nil, nil
-	case !ok && (s.givenUp(item.Resource) || s.takenBack(item)):
+	case !ok && s.givenUp(item.Resource):
 		return nil, nil, errUndoing()
+	case !ok && s.unsettled(item):
+		return nil, nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
+			"an earlier try of this request_id may still be undone").RetryIn(time.Second)
 	case !ok:
 		a = answer{digest: itemDigest(item), response: responseOf(item)}
 	}
@@ -133,10 +136,14 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 	return replay(a.response), nil, nil
 }
 
-// takenBack tells whether all that is known of a sandbox is a container that an earlier try started, that nobody was told of,
-// and that is being deleted.
-func (s *Server) takenBack(item store.Item) bool {
-	return item.Resource == nil && item.Fence != nil && s.reaper.Driving(fleet.KeyOf(item.Fence))
+// unsettled tells whether all that is known of a sandbox is a container that may yet be deleted: by this process, for an
+// earlier try started it and nobody was told, or by a former leader that its agent would still obey.
+func (s *Server) unsettled(item store.Item) bool {
+	if item.Resource != nil || item.Fence == nil {
+		return false
+	}
+	key := fleet.KeyOf(item.Fence)
+	return s.reaper.Driving(key) || !s.config.Announced(key.AgentUID)
 }
 
 // itemDigest is the digest of the request that made a sandbox.

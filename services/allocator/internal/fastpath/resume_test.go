@@ -202,3 +202,35 @@ func TestAStrongCreateIsUndoneByWhoAnswersForIt(t *testing.T) {
 	require.Nil(t, m.resource("one").DeletionTimestamp)
 	require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationAbandoned])
 }
+
+// What an agent tells that would still obey the former leader is no answer: that one may be about to delete it.
+func TestAReportOfAnAgentThatObeysAnotherIsNoAnswer(t *testing.T) {
+	var announced atomic.Bool
+	m := newMesh(t, func(c *fastpath.Config) {
+		c.Announced, c.OrphanTimeout = func(string) bool { return announced.Load() }, time.Hour
+	})
+	a := m.agent("a", 5, nil)
+	req := request("one")
+	req.RequestId = "again"
+	first, err := m.create(req)
+	require.NoError(t, err)
+	m.api.down.Store(true)
+	fast := request("two")
+	fast.RequestId = "later"
+	second, err := m.create(fast)
+	require.NoError(t, err)
+	m.stop() // the second is not written
+	m.start(func(c *fastpath.Config) {
+		c.Announced, c.OrphanTimeout = func(string) bool { return announced.Load() }, time.Hour
+	})
+	m.eventually("the agent tells of both", func() bool { sb, err := m.get("two"); return err == nil && sb.GetUid() != "" })
+	_, err = m.create(fast)
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err))
+	announced.Store(true)
+	resp, err := m.create(fast)
+	require.NoError(t, err)
+	require.Equal(t, second.GetSandbox().GetUid(), resp.GetSandbox().GetUid())
+	m.api.down.Store(false)
+	require.NotEqual(t, first.GetSandbox().GetUid(), second.GetSandbox().GetUid())
+	require.Len(t, a.Sandboxes(), 2)
+}
