@@ -52,6 +52,13 @@ const (
 // FieldKey is the metadata key under which an InvalidField error names the field, in proto notation (`spec.image`).
 const FieldKey = "field"
 
+// OutcomeKey is the metadata key that an error has, with the value OutcomeUnknown, if what it reports on may still have
+// been, or come to be, carried out. An error without it leaves nothing behind.
+const (
+	OutcomeKey     = "outcome"
+	OutcomeUnknown = "unknown"
+)
+
 // Error is a classified error.
 type Error struct {
 	class      error
@@ -88,6 +95,22 @@ func (e *Error) With(key, value string) *Error {
 	}
 	c.metadata[key] = value
 	return &c
+}
+
+// Unsettled returns a copy of the first fault in err's chain that tells that the outcome is not known; any other error as
+// it is: it promises nothing anyway.
+func Unsettled(err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	return e.With(OutcomeKey, OutcomeUnknown)
+}
+
+// IsUnsettled tells whether the first fault in err's chain says that the outcome is not known.
+func IsUnsettled(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.metadata[OutcomeKey] == OutcomeUnknown
 }
 
 // RetryIn returns a copy that tells the caller to retry after d.

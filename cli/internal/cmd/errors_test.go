@@ -26,19 +26,20 @@ func TestErrorsExitCodesAndHints(t *testing.T) {
 		line string
 		hint string
 	}{
-		"not found":      {fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox default/web does not exist"), 3, "error: sandbox default/web does not exist (SANDBOX_NOT_FOUND)", "fsb-ctl list"},
-		"pool not found": {fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "no pool p"), 3, "error: no pool p (POOL_NOT_FOUND)", "fsb-ctl pool list"},
-		"image":          {fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no image"), 3, "(IMAGE_NOT_FOUND)", "check the reference"},
-		"exists":         {fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "taken"), 4, "(SANDBOX_EXISTS)", "leave NAME out"},
-		"invalid":        {fault.Field("spec.ports[0]", "it is 70000"), 5, "error: spec.ports[0]: it is 70000 (INVALID_FIELD)", ""},
-		"precondition":   {fault.New(errdefs.ErrFailedPrecondition, fault.CommandNotFound, "no nope"), 5, "(COMMAND_NOT_FOUND)", "-- /bin/sh"},
-		"terminating":    {fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "going"), 5, "(SANDBOX_TERMINATING)", "being deleted"},
-		"no capacity":    {fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"), 6, "(NO_CAPACITY)", "poolMax"},
-		"overloaded":     {fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "busy"), 6, "(OVERLOADED)", "--timeout"},
-		"deadline":       {fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "late"), 8, "(DEADLINE_EXCEEDED)", "--timeout 5m"},
-		"permission":     {fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "no"), 9, "(PERMISSION_DENIED)", "spiffe://fast-sandbox.io/client"},
-		"internal":       {errors.New("secret"), 1, "error: internal error (INTERNAL)", "trace id"},
-		"several lines":  {fault.Field("spec", "one\n two"), 5, "error: spec: one; two (INVALID_FIELD)", ""},
+		"not found":       {fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox default/web does not exist"), 3, "error: sandbox default/web does not exist (SANDBOX_NOT_FOUND)", "fsb-ctl list"},
+		"pool not found":  {fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "no pool p"), 3, "error: no pool p (POOL_NOT_FOUND)", "fsb-ctl pool list"},
+		"image":           {fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no image"), 3, "(IMAGE_NOT_FOUND)", "check the reference"},
+		"exists":          {fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "taken"), 4, "(SANDBOX_EXISTS)", "leave NAME out"},
+		"invalid":         {fault.Field("spec.ports[0]", "it is 70000"), 5, "error: spec.ports[0]: it is 70000 (INVALID_FIELD)", ""},
+		"precondition":    {fault.New(errdefs.ErrFailedPrecondition, fault.CommandNotFound, "no nope"), 5, "(COMMAND_NOT_FOUND)", "-- /bin/sh"},
+		"terminating":     {fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "going"), 5, "(SANDBOX_TERMINATING)", "being deleted"},
+		"no capacity":     {fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"), 6, "(NO_CAPACITY)", "poolMax"},
+		"unknown outcome": {fault.Unsettled(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full").With("sandbox", "default/web")), 6, "(NO_CAPACITY)", "fsb-ctl delete web -n default"},
+		"overloaded":      {fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "busy"), 6, "(OVERLOADED)", "--timeout"},
+		"deadline":        {fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "late"), 8, "(DEADLINE_EXCEEDED)", "--timeout 5m"},
+		"permission":      {fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "no"), 9, "(PERMISSION_DENIED)", "spiffe://fast-sandbox.io/client"},
+		"internal":        {errors.New("secret"), 1, "error: internal error (INTERNAL)", "trace id"},
+		"several lines":   {fault.Field("spec", "one\n two"), 5, "error: spec: one; two (INVALID_FIELD)", ""},
 	}
 	var current error
 	b := start(t, &fake{get: func(context.Context, *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {

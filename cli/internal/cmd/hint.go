@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -18,6 +19,9 @@ const envHint = "set FSB_ADDR, FSB_CACERT, FSB_CERT and FSB_KEY; with the local 
 // hint is what to try next, or "".
 func hint(reason fault.Reason, err error) string {
 	text := err.Error()
+	if fault.IsUnsettled(err) {
+		return "whether the sandbox exists is not known: " + unsettledAdvice(err)
+	}
 	switch reason {
 	case reasonConnection:
 		if strings.Contains(text, "first record does not look like a TLS handshake") {
@@ -70,4 +74,15 @@ func hint(reason fault.Reason, err error) string {
 	default:
 		return ""
 	}
+}
+
+// unsettledAdvice is what to do after a create that may have been carried out.
+func unsettledAdvice(err error) string {
+	var f *fault.Error
+	if errors.As(err, &f) {
+		if namespace, name, ok := strings.Cut(f.Metadata()["sandbox"], "/"); ok {
+			return "fsb-ctl delete " + name + " -n " + namespace
+		}
+	}
+	return "fsb-ctl list"
 }

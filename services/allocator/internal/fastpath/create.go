@@ -2,6 +2,7 @@ package fastpath
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -11,6 +12,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
@@ -30,9 +32,6 @@ func (s *Server) CreateSandbox(ctx context.Context, req *sandboxv1.CreateSandbox
 
 func (s *Server) create(ctx context.Context, req *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, sandboxv1.ConsistencyMode, error) {
 	p, err := s.validate(req)
-	if err == nil {
-		p.pool, err = s.findPool(ctx, req.GetNamespace(), req.GetSpec().GetPool())
-	}
 	if err != nil {
 		return nil, 0, err
 	}
@@ -44,8 +43,16 @@ func (s *Server) create(ctx context.Context, req *sandboxv1.CreateSandboxRequest
 	return resp, p.mode, err
 }
 
-// execute carries out a create that was found good and new.
+// execute carries out a create that was found good and new. What the passing of time changes is looked at here and not
+// before: a repetition is answered with its sandbox also when that has expired, or its pool is gone.
 func (s *Server) execute(ctx context.Context, p *plan) (*sandboxv1.CreateSandboxResponse, error) {
+	if err := s.validateExpiry(p.request.GetSpec()); err != nil {
+		return nil, err
+	}
+	pool, err := s.findPool(ctx, p.request.GetNamespace(), p.request.GetSpec().GetPool())
+	if err != nil {
+		return nil, err
+	}
 	uid := uuid.NewString()
 	key := store.Key{Namespace: p.request.GetNamespace(), Name: p.request.GetName()}
 	if key.Name == "" {
@@ -54,10 +61,19 @@ func (s *Server) execute(ctx context.Context, p *plan) (*sandboxv1.CreateSandbox
 	record := &agentv1.SandboxRecord{
 		Fence:     &agentv1.Fence{SandboxUid: uid, Attempt: 1},
 		Namespace: key.Namespace, Name: key.Name, Labels: p.request.GetLabels(), Spec: p.request.GetSpec(),
-		Limits:    convert.Effective(p.request.GetSpec().GetResources(), convert.LimitsToProto(p.pool.Spec.SandboxResources)),
+		Limits:    convert.Effective(p.request.GetSpec().GetResources(), convert.LimitsToProto(pool.Spec.SandboxResources)),
 		RequestId: p.request.GetRequestId(), Traceparent: obs.Traceparent(ctx),
 		CreateTime: timestamppb.New(s.config.Clock.Now()), ConsistencyMode: p.mode,
 	}
+	resp, err := s.carryOut(ctx, p, key, record)
+	var f *fault.Error
+	if fault.IsUnsettled(err) && errors.As(err, &f) {
+		err = f.With("sandbox", key.String()) // the server may have chosen the name
+	}
+	return resp, err
+}
+
+func (s *Server) carryOut(ctx context.Context, p *plan, key store.Key, record *agentv1.SandboxRecord) (*sandboxv1.CreateSandboxResponse, error) {
 	if p.mode == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG {
 		return s.createStrong(ctx, p, key, record)
 	}

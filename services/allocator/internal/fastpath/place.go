@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -34,14 +35,22 @@ const (
 )
 
 // place has one agent after the other asked until one runs the sandbox, the request itself turns out to be at fault, no
-// candidate is left, or ctx ends. After an error nothing is left, or is being removed in the background.
+// candidate is left, or ctx ends. After an error nothing is left, unless the error says that the outcome is not known: then
+// what may be left is being removed in the background, as long as this process lives.
 func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxRecord) (*store.Record, stages, error) {
 	var exclude []string
+	var open []fleet.Key // tries of which it is not known what became
 	var last error
 	internal := 0
+	fail := func(err error) (*store.Record, stages, error) {
+		if slices.ContainsFunc(open, s.reaper.Driving) {
+			err = fault.Unsettled(err)
+		}
+		return nil, nil, err
+	}
 	for attempt := int64(1); ; {
 		if ctx.Err() != nil {
-			return nil, nil, errContext(ctx, "creating the sandbox", last)
+			return fail(errContext(ctx, "creating the sandbox", last))
 		}
 		var timings stages
 		began := s.config.Clock.Now()
@@ -50,7 +59,7 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 			if last != nil {
 				err = last
 			}
-			return nil, nil, err
+			return fail(err)
 		}
 		timings.add("reserve", s.config.Clock.Since(began))
 		fence := assignment.GetFence()
@@ -66,15 +75,17 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 				AgentAddress: assignment.GetAgentAddress(),
 			}, timings, nil
 		}
-		if fault.ReasonOf(err) == fault.LeaderSuperseded {
-			// Another process decides now. What became of this attempt is its to find out, too.
-			s.reaper.Drive(reap.Order{Fence: fence})
-			return nil, nil, errDeposed(err)
-		}
 		if known {
 			s.config.Fleet.Release(fence)
-		} else { // what became of it is not known; the place stays taken until it is
+		} else { // the place stays taken until it is known what became of it
+			if !atTheDoor(err) {
+				open = append(open, fleet.KeyOf(fence))
+			}
 			s.reaper.Drive(reap.Order{Fence: fence})
+		}
+		if fault.ReasonOf(err) == fault.LeaderSuperseded {
+			// Another process decides now. What became of this attempt is its to find out, too.
+			return fail(errDeposed(err))
 		}
 		// The next container has another id: what this agent is still cleaning up may stand on the next one's node.
 		attempt++
@@ -82,7 +93,7 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 			internal++
 		}
 		if ctx.Err() == nil && (!retryable(err) || internal >= maxInternal) {
-			return nil, nil, err
+			return fail(err)
 		}
 		logr.FromContextOrDiscard(ctx).V(2).Info("trying the next agent", "sandbox", record.GetNamespace()+"/"+record.GetName(),
 			"agent", assignment.GetAgentPod(), "err", err.Error())
@@ -182,6 +193,12 @@ func refusal(err error) bool {
 		}
 	}
 	return false
+}
+
+// atTheDoor tells that an agent has refused a call for its term, and did nothing of it. A create that a later leader cut off
+// in the middle is Canceled.
+func atTheDoor(err error) bool {
+	return fault.ReasonOf(err) == fault.LeaderSuperseded && errdefs.IsFailedPrecondition(err)
 }
 
 func stageName(s agentv1.CreateStage) string {

@@ -63,7 +63,7 @@ func (s *Server) once(ctx context.Context, p *plan) (*sandboxv1.CreateSandboxRes
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errContext(ctx, "waiting for the same request", nil)
+			return nil, fault.Unsettled(errContext(ctx, "waiting for the same request", nil))
 		case <-f.done:
 		}
 		// The first caller's impatience is not the second's: it begins anew.
@@ -115,8 +115,8 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 	case !ok && s.givenUp(item.Resource):
 		return nil, nil, errUndoing()
 	case !ok && s.unsettled(item):
-		return nil, nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
-			"an earlier try of this request_id may still be undone").RetryIn(time.Second)
+		return nil, nil, fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
+			"an earlier try of this request_id may still be undone").RetryIn(time.Second))
 	case !ok:
 		a = answer{digest: itemDigest(item), response: responseOf(item)}
 	}

@@ -64,12 +64,13 @@ func (s *Server) lookup(ctx context.Context, name store.Key, uid string) (*v1alp
 }
 
 // ResourceSeen takes a custom resource from the informer. One whose sandbox was deleted before it was seen for the first
-// time is a write that landed late: the leader deletes it, at once or when it comes to lead.
+// time is a write that landed late, and one that is marked as abandoned is deleted by who marked it, unless that process
+// died in between: the leader deletes both, at once or when it comes to lead.
 func (s *Server) ResourceSeen(sb *v1alpha1.Sandbox) {
 	s.store.SetResource(sb)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sb.DeletionTimestamp != nil || !s.store.Gone(sb.EffectiveUID()) {
+	if sb.DeletionTimestamp != nil || !store.Abandoned(sb) && !s.store.Gone(sb.EffectiveUID()) {
 		delete(s.late, sb.UID)
 		return
 	}
@@ -87,7 +88,7 @@ func (s *Server) ResourceGone(sb *v1alpha1.Sandbox) {
 	delete(s.late, sb.UID)
 }
 
-// sweepLate has the late custom resources deleted that no leader has.
+// sweepLate has the custom resources deleted that no leader has, late or abandoned.
 func (s *Server) sweepLate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,13 +97,13 @@ func (s *Server) sweepLate() {
 	}
 }
 
-// deleteLate deletes a late custom resource in the background. mu is held.
+// deleteLate deletes a late or abandoned custom resource in the background. mu is held.
 func (s *Server) deleteLate(sb *v1alpha1.Sandbox) {
 	s.config.Tasks.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, sweepInterval) // the next sweep tries again
 		defer cancel()
 		if err := s.deleteByUID(ctx, sb); err != nil && !errors.Is(err, context.Canceled) {
-			logr.FromContextOrDiscard(ctx).Info("deleting a custom resource that landed late", "sandbox", sb.Namespace+"/"+sb.Name, "err", err.Error())
+			logr.FromContextOrDiscard(ctx).Info("deleting a custom resource that should not be there", "sandbox", sb.Namespace+"/"+sb.Name, "err", err.Error())
 		}
 	})
 }

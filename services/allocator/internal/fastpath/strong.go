@@ -17,7 +17,7 @@ import (
 )
 
 // createStrong writes the custom resource first and waits until the controller has had the sandbox created. After an error
-// the custom resource is deleted, if need be in the background.
+// the custom resource is deleted, in the background.
 func (s *Server) createStrong(ctx context.Context, p *plan, key store.Key, record *agentv1.SandboxRecord) (*sandboxv1.CreateSandboxResponse, error) {
 	began := s.config.Clock.Now()
 	resource, own, err := s.createFirst(ctx, key, resourceOf(record))
@@ -78,14 +78,13 @@ func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attem
 	if !a.own && !toldOf(a.resource) {
 		taken, err := s.takeUp(ctx, key, a.resource)
 		if err != nil {
-			return nil, err
+			return nil, fault.Unsettled(err)
 		}
 		a.resource = taken
 	}
 	sb, err := s.awaitRunning(ctx, key, a.resource)
 	if err != nil {
-		s.abandon(key, a)
-		return nil, err
+		return nil, s.abandon(key, a, err)
 	}
 	var timings stages
 	timings.add("agent", s.config.Clock.Since(began))
@@ -129,11 +128,13 @@ func (s *Server) createFirst(ctx context.Context, key store.Key, want *v1alpha1.
 		select {
 		case <-callCtx.Done():
 			timer.Stop()
-			s.abandon(key, attempt{want, true})
 			if ctx.Err() != nil {
-				return nil, false, errContext(ctx, "writing the sandbox", err)
+				err = errContext(ctx, "writing the sandbox", err)
+			} else {
+				err = errAPI(err)
 			}
-			return nil, false, errAPI(err)
+			err = s.abandon(key, attempt{want, true}, err)
+			return nil, false, fault.Unsettled(err) // a write that was sent may still land
 		case <-timer.C():
 		}
 	}

@@ -219,7 +219,10 @@ func (s *Server) validateChange(spec *sandboxv1.SandboxSpec, mask []string) erro
 			}
 		}
 	}
-	return s.validateTimes(only)
+	if err := validateTimes(only); err != nil {
+		return err
+	}
+	return s.validateExpiry(only)
 }
 
 // without drops our own keys: a caller that read a sandbox and writes its labels back sends them, too.

@@ -34,7 +34,6 @@ const (
 // plan is a create call that was found good.
 type plan struct {
 	request *sandboxv1.CreateSandboxRequest
-	pool    *v1alpha1.SandboxPool
 	image   string // normalised
 	mode    sandboxv1.ConsistencyMode
 	digest  string
@@ -50,7 +49,7 @@ func (s *Server) validate(req *sandboxv1.CreateSandboxRequest) (*plan, error) {
 	if err := validateLabels(req.GetLabels()); err != nil {
 		return nil, err
 	}
-	if err := s.validateTimes(spec); err != nil {
+	if err := validateTimes(spec); err != nil {
 		return nil, err
 	}
 	if err := validateProcess(spec); err != nil {
@@ -106,13 +105,18 @@ func validateLabels(labels map[string]string) error {
 	return nil
 }
 
-func (s *Server) validateTimes(spec *sandboxv1.SandboxSpec) error {
+// validateExpiry refuses a sandbox that would expire at once.
+func (s *Server) validateExpiry(spec *sandboxv1.SandboxSpec) error {
+	if t := spec.GetExpireTime(); t != nil && !t.AsTime().After(s.config.Clock.Now()) {
+		return fault.Field("spec.expire_time", "%s is in the past", t.AsTime().Format("2006-01-02T15:04:05Z07:00"))
+	}
+	return nil
+}
+
+func validateTimes(spec *sandboxv1.SandboxSpec) error {
 	if t := spec.GetExpireTime(); t != nil {
 		if err := t.CheckValid(); err != nil {
 			return fault.Field("spec.expire_time", "%v", err)
-		}
-		if !t.AsTime().After(s.config.Clock.Now()) {
-			return fault.Field("spec.expire_time", "%s is in the past", t.AsTime().Format("2006-01-02T15:04:05Z07:00"))
 		}
 	}
 	if t := spec.GetResetRevision(); t != nil {

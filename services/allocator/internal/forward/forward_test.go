@@ -380,6 +380,38 @@ func TestNotLeaderIsAskedAgain(t *testing.T) {
 	require.EqualValues(t, 3, a.creates.Load())
 }
 
+// A leader was deposed in the middle of a create: what became of that is not known.
+func TestACreateThatIsHandedOnHalfDone(t *testing.T) {
+	half := fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.NotLeader, "another has taken over"))
+	full := func(context.Context, int64) error {
+		return fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full")
+	}
+	for _, where := range []string{"a", "b"} { // the deposed leader itself, or a standby
+		t.Run("with a request_id it is carried out by the next, by way of "+where, func(t *testing.T) {
+			m := newMesh(t)
+			a, b := m.replica("a"), m.replica("b")
+			leads(a, a, b)
+			a.onCreate = func(context.Context, int64) error { leads(b, a, b); return half }
+			b.onCreate = full
+			_, err := map[string]*replica{"a": a, "b": b}[where].client.CreateSandbox(t.Context(), create("r1"))
+			require.Equal(t, fault.NoCapacity, fault.ReasonOf(rpc.FromStatus(err)))
+			require.True(t, fault.IsUnsettled(rpc.FromStatus(err)), "the first leader's try may have left something")
+			require.EqualValues(t, 1, b.creates.Load())
+		})
+		t.Run("without one it is not repeated, by way of "+where, func(t *testing.T) {
+			m := newMesh(t)
+			a, b := m.replica("a"), m.replica("b")
+			leads(a, a, b)
+			a.onCreate = func(context.Context, int64) error { leads(b, a, b); return half }
+			b.onCreate = full
+			_, err := map[string]*replica{"a": a, "b": b}[where].client.CreateSandbox(t.Context(), create(""))
+			require.Equal(t, fault.NotLeader, fault.ReasonOf(rpc.FromStatus(err)))
+			require.True(t, fault.IsUnsettled(rpc.FromStatus(err)))
+			require.Zero(t, b.creates.Load())
+		})
+	}
+}
+
 func TestALeaderThatAnAgentRefusedHandsItsCallsOn(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")

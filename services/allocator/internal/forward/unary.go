@@ -25,7 +25,11 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 	err := f.route(ctx, call{
 		local: func() (done bool, err error) {
 			resp, err = handler(ctx, req)
-			return fault.ReasonOf(err) != fault.NotLeader, err // an agent knew better
+			if fault.ReasonOf(err) != fault.NotLeader {
+				return true, err
+			}
+			perhaps = perhaps || fault.IsUnsettled(err)
+			return !again(nil, rpc.ToStatus(err), repeatable(req)), err // an agent knew better
 		},
 		remote: func(ctx context.Context, conn *grpc.ClientConn, leader epoch) (bool, error) {
 			_, reply, err := messages(info.FullMethod)
@@ -37,7 +41,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 			var header, trailer metadata.MD
 			err = conn.Invoke(outgoing(ctx), info.FullMethod, req, reply, grpc.Header(&header), grpc.Trailer(&trailer))
 			if again(context.Cause(ctx), err, repeatable(req)) {
-				perhaps = perhaps || reasonOf(err) != fault.NotLeader
+				perhaps = perhaps || !untouched(err)
 				return false, err
 			}
 			resp = reply
@@ -48,6 +52,9 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 	})
 	if del, ok := req.(*sandboxv1.DeleteSandboxRequest); ok && perhaps && reasonOf(rpc.ToStatus(err)) == fault.SandboxNotFound {
 		return deleted(del), nil
+	}
+	if _, create := req.(*sandboxv1.CreateSandboxRequest); create && perhaps {
+		err = fault.Unsettled(rpc.FromStatus(rpc.ToStatus(err))) // it speaks of the last try alone
 	}
 	if err != nil {
 		return nil, err
@@ -103,15 +110,20 @@ func again(cause, err error, repeatable bool) bool {
 	switch {
 	case err == nil:
 		return false
-	case reasonOf(err) == fault.NotLeader:
+	case untouched(err):
 		return true
 	case !repeatable:
 		return false
 	case cause == errChanged: //nolint:errorlint // a context's cause, as it was set
 		return true
 	}
-	// The transport's own word, as against the leader's.
-	return status.Code(err) == codes.Unavailable && reasonOf(err) == ""
+	// The transport's own word, as against the leader's; or that of one that was deposed in the middle of it.
+	return status.Code(err) == codes.Unavailable && reasonOf(err) == "" || reasonOf(err) == fault.NotLeader
+}
+
+// untouched tells that a replica has refused a call because it does not lead, and did nothing of it.
+func untouched(err error) bool {
+	return reasonOf(err) == fault.NotLeader && !fault.IsUnsettled(rpc.FromStatus(err))
 }
 
 // reasonOf is the reason that a server of ours gave, or "".

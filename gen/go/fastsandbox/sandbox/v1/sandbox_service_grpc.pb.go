@@ -36,10 +36,15 @@ const (
 //
 // Every error carries a google.rpc.ErrorInfo whose reason is one of ErrorReason. UNAVAILABLE and RESOURCE_EXHAUSTED
 // carry a google.rpc.RetryInfo and may be retried with the same request_id.
+//
+// An error whose ErrorInfo has the metadata `outcome: unknown`, and one without an ErrorInfo (a broken connection), tell
+// nothing about what was done; all other errors leave nothing behind.
 type SandboxServiceClient interface {
 	// CreateSandbox runs a sandbox. It blocks until the process has started (both consistency modes) or the deadline
 	// passes; without a deadline the server's own (60 s) holds. Safe to retry with the same request_id: the second call
-	// answers with the first one's sandbox. After an error nothing of the sandbox is left or starts later.
+	// answers with the first one's sandbox. After an error nothing of the sandbox is left or starts later, unless the
+	// outcome is unknown (the metadata `sandbox` then has its namespace and name): repeat the call with the same
+	// request_id, or delete the sandbox by its name.
 	CreateSandbox(ctx context.Context, in *CreateSandboxRequest, opts ...grpc.CallOption) (*CreateSandboxResponse, error)
 	// DeleteSandbox ends a sandbox: SIGTERM, the grace period, SIGKILL, and then its record. It returns once the deletion
 	// is durable, which may be before the process has ended; WatchSandboxes tells when the sandbox is gone. Safe to retry.
@@ -162,10 +167,15 @@ type SandboxService_StreamLogsClient = grpc.ServerStreamingClient[StreamLogsResp
 //
 // Every error carries a google.rpc.ErrorInfo whose reason is one of ErrorReason. UNAVAILABLE and RESOURCE_EXHAUSTED
 // carry a google.rpc.RetryInfo and may be retried with the same request_id.
+//
+// An error whose ErrorInfo has the metadata `outcome: unknown`, and one without an ErrorInfo (a broken connection), tell
+// nothing about what was done; all other errors leave nothing behind.
 type SandboxServiceServer interface {
 	// CreateSandbox runs a sandbox. It blocks until the process has started (both consistency modes) or the deadline
 	// passes; without a deadline the server's own (60 s) holds. Safe to retry with the same request_id: the second call
-	// answers with the first one's sandbox. After an error nothing of the sandbox is left or starts later.
+	// answers with the first one's sandbox. After an error nothing of the sandbox is left or starts later, unless the
+	// outcome is unknown (the metadata `sandbox` then has its namespace and name): repeat the call with the same
+	// request_id, or delete the sandbox by its name.
 	CreateSandbox(context.Context, *CreateSandboxRequest) (*CreateSandboxResponse, error)
 	// DeleteSandbox ends a sandbox: SIGTERM, the grace period, SIGKILL, and then its record. It returns once the deletion
 	// is durable, which may be before the process has ended; WatchSandboxes tells when the sandbox is gone. Safe to retry.

@@ -66,7 +66,8 @@ type Call struct {
 	Sent      time.Time `json:"sent"`
 	Answered  time.Time `json:"answered,omitzero"`
 	Outcome   Outcome   `json:"outcome"`
-	// Tries counts how often it was sent; Unsure tells that a try before the last one had no answer.
+	// Tries counts how often it was sent; Unsure tells that one of the tries had no answer, or that an answer
+	// said that the outcome is not known.
 	Tries  int  `json:"tries"`
 	Unsure bool `json:"unsure,omitempty"`
 	// UID of the sandbox, and the Pod of its agent, as a create's answer tells.

@@ -79,6 +79,10 @@ func typed(class error, reason fault.Reason) error {
 	return rpc.ToStatus(fault.New(class, reason, "says the server").RetryIn(time.Millisecond))
 }
 
+func unsettled(class error, reason fault.Reason) error {
+	return rpc.ToStatus(fault.Unsettled(fault.New(class, reason, "says the server").RetryIn(time.Millisecond)))
+}
+
 var errCut = status.Error(codes.Unavailable, "connection reset by peer")
 
 func run(t *testing.T, s *server, lives ...plan.Life) []audit.Call {
@@ -112,6 +116,9 @@ func TestWhatAClientDoesOfAnAnswer(t *testing.T) {
 		{"typed unavailability is repeated", kept, []error{typed(errdefs.ErrUnavailable, fault.AgentUnavailable), nil}, nil, []line{{audit.Create, audit.Acked, 2, false}}},
 		{"no capacity is repeated", kept, []error{typed(errdefs.ErrResourceExhausted, fault.NoCapacity), nil}, nil, []line{{audit.Create, audit.Acked, 2, false}}},
 		{"a broken connection is repeated", kept, []error{errCut, nil}, nil, []line{{audit.Create, audit.Acked, 2, true}}},
+		{"an unknown outcome is repeated", kept, []error{unsettled(errdefs.ErrResourceExhausted, fault.NoCapacity), nil}, nil, []line{{audit.Create, audit.Acked, 2, true}}},
+		{"a refusal of unknown outcome is deleted by name", kept, []error{unsettled(errdefs.ErrNotFound, fault.ImageNotFound)}, nil,
+			[]line{{audit.Create, audit.Refused, 1, true}, {audit.Delete, audit.Acked, 1, false}}},
 		{"a defect is no answer", kept, []error{typed(errdefs.ErrInternal, fault.Internal), nil}, nil, []line{{audit.Create, audit.Acked, 2, true}}},
 		{"a refusal after silence is deleted by name", kept, []error{errCut, typed(errdefs.ErrAborted, fault.SandboxTerminating)}, nil,
 			[]line{{audit.Create, audit.Refused, 2, true}, {audit.Delete, audit.Acked, 1, false}}},

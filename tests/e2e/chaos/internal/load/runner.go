@@ -70,7 +70,7 @@ func (r *Runner) live(ctx context.Context, l plan.Life, due time.Time) {
 	if l.DeleteAfter == 0 {
 		return
 	}
-	o.delete(ctx, o.uid, otherPatience)
+	o.delete(ctx, o.uid)
 	if l.Again != nil && ctx.Err() == nil {
 		r.live(ctx, *l.Again, r.Clock.Now())
 	}
@@ -111,7 +111,7 @@ func (o *one) create(ctx context.Context, due time.Time) bool {
 	}
 	if o.life.Overtake > 0 {
 		o.wait(ctx, o.life.Overtake)
-		o.delete(ctx, "", createPatience)
+		o.delete(ctx, "")
 	}
 	sent.Wait()
 	unclear := o.life.Overtake > 0
@@ -126,7 +126,7 @@ func (o *one) create(ctx context.Context, due time.Time) bool {
 		}
 	}
 	if o.uid == "" && unclear || o.life.Overtake > 0 {
-		o.delete(ctx, "", otherPatience) // by its name, which is all that is known
+		o.delete(ctx, "") // by its name, which is all that is known
 		return false
 	}
 	return o.uid != ""
@@ -209,9 +209,9 @@ func (o *one) fill(step plan.Step, in *sandboxv1.UpdateSandboxRequest, change *a
 }
 
 // delete deletes what has the name, or the uid if it is known, until that is answered.
-func (o *one) delete(ctx context.Context, uid string, patience time.Duration) {
+func (o *one) delete(ctx context.Context, uid string) {
 	c := o.call(audit.Delete)
-	o.repeat(ctx, &c, patience, nil, func(ctx context.Context) error {
+	o.repeat(ctx, &c, otherPatience, nil, func(ctx context.Context) error {
 		_, err := o.client.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{
 			Namespace: o.Namespace, Name: o.name(), Uid: uid, RequestId: o.requestID() + "-delete",
 		})
@@ -243,7 +243,7 @@ func (r *Runner) DeleteAll(ctx context.Context, lives []plan.Life) {
 		all.Go(func() {
 			defer func() { <-limit }()
 			o := &one{Runner: r, life: l, client: r.Clients[l.Index%len(r.Clients)]}
-			o.delete(ctx, uids[l.Index], otherPatience)
+			o.delete(ctx, uids[l.Index])
 		})
 	}
 	all.Wait()

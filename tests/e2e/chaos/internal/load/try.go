@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
@@ -29,23 +30,24 @@ const (
 	done answer = iota
 	// refusal: typed, and repeating it would change nothing.
 	refusal
-	// later: typed; the server did nothing and says when to come again.
+	// later: typed; the server says when to come again, and did nothing unless it says that it does not know.
 	later
 	// silence: nobody knows what has happened.
 	silence
 )
 
-// classify reads an answer. Only an error that the server itself has typed says anything about what it did.
-func classify(err error) (a answer, reason string, wait time.Duration) {
+// classify reads an answer. Only an error that the server itself has typed says anything about what it did; unsure tells
+// that it does not.
+func classify(err error) (a answer, reason string, wait time.Duration, unsure bool) {
 	if err == nil {
-		return done, "", 0
+		return done, "", 0, false
 	}
 	st := status.Convert(err)
 	for _, d := range st.Details() {
 		switch d := d.(type) {
 		case *errdetails.ErrorInfo:
 			if d.GetDomain() == rpc.Domain {
-				reason = d.GetReason()
+				reason, unsure = d.GetReason(), d.GetMetadata()[fault.OutcomeKey] == fault.OutcomeUnknown
 			}
 		case *errdetails.RetryInfo:
 			wait = d.GetRetryDelay().AsDuration()
@@ -53,13 +55,13 @@ func classify(err error) (a answer, reason string, wait time.Duration) {
 	}
 	switch {
 	case reason == "":
-		return silence, st.Code().String(), 0
+		return silence, st.Code().String(), 0, true
 	case st.Code() == codes.Internal:
-		return silence, reason, 0
+		return silence, reason, 0, true
 	case st.Code() == codes.Unavailable, st.Code() == codes.ResourceExhausted, st.Code() == codes.DeadlineExceeded, st.Code() == codes.Canceled:
-		return later, reason, wait
+		return later, reason, wait, unsure
 	default:
-		return refusal, reason, 0
+		return refusal, reason, 0, unsure
 	}
 }
 
@@ -73,7 +75,7 @@ func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Durati
 		tryCtx, cancel := context.WithTimeout(ctx, tryTimeout)
 		err := try(tryCtx)
 		cancel()
-		a, reason, wait := classify(err)
+		a, reason, wait, unsure := classify(err)
 		c.Answered = r.Clock.Now()
 		if err != nil {
 			if c.Reason != "" && !slices.Contains(c.Earlier, c.Reason) {
@@ -84,6 +86,7 @@ func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Durati
 		if reason == "INTERNAL" {
 			r.Log.defect()
 		}
+		c.Unsure = c.Unsure || unsure
 		switch {
 		case a == done:
 			c.Outcome = audit.Acked
@@ -91,8 +94,6 @@ func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Durati
 		case a == refusal && (!again[reason] || c.Answered.Sub(c.Sent) > againPatience):
 			c.Outcome = audit.Refused
 			return
-		case a == silence:
-			c.Unsure = true
 		}
 		if c.Answered.Sub(c.Sent) > patience || ctx.Err() != nil {
 			c.Outcome = audit.Refused
