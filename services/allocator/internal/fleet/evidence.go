@@ -37,10 +37,8 @@ func (f *Fleet) Loose() []Loose {
 	defer f.mu.Unlock()
 	var out []Loose
 	for _, m := range f.agents {
-		for _, r := range m.reports {
-			if !r.GetPersisted() {
-				out = append(out, Loose{Report: proto.CloneOf(r), Heard: m.heard})
-			}
+		for _, r := range m.loose {
+			out = append(out, Loose{Report: proto.CloneOf(r), Heard: m.heard})
 		}
 	}
 	return out

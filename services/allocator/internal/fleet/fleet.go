@@ -56,6 +56,7 @@ type member struct {
 	heard   int64 // number of messages received
 	joined  time.Time
 	reports map[Key]*agentv1.SandboxReport // immutable values
+	loose   map[Key]*agentv1.SandboxReport // those of reports whose custom resource is not known to be written
 	graves  map[Key]*agentv1.Tombstone     // immutable values
 	slots   slots                          // by its last word on them
 	told    standing                       // what watchers were told last
@@ -105,7 +106,10 @@ func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
 		m.address = address
 		return
 	}
-	f.agents[info.GetPodUid()] = &member{info: info, address: address, joined: f.clock.Now(), reports: map[Key]*agentv1.SandboxReport{}}
+	f.agents[info.GetPodUid()] = &member{
+		info: info, address: address, joined: f.clock.Now(),
+		reports: map[Key]*agentv1.SandboxReport{}, loose: map[Key]*agentv1.SandboxReport{},
+	}
 }
 
 // Left forgets an agent whose Pod is gone.
@@ -139,14 +143,8 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	m.seen = true
 	m.heard++
 	added, removed := m.bury(s.GetTombstones(), nil, true)
-	m.reports = make(map[Key]*agentv1.SandboxReport, len(s.GetSandboxes()))
-	sandboxes := make([]registry.Sandbox, 0, len(s.GetSandboxes()))
-	for _, r := range s.GetSandboxes() {
-		if r.GetState() != agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
-			m.reports[KeyOf(r.GetRecord().GetFence())] = r
-		}
-		sandboxes = append(sandboxes, place(r))
-	}
+	m.reports, m.loose = make(map[Key]*agentv1.SandboxReport, len(s.GetSandboxes())), map[Key]*agentv1.SandboxReport{}
+	reports, sandboxes := m.take(s.GetSandboxes())
 	f.registry.ApplySnapshot(f.clock.Now(), registry.Snapshot{
 		UID: uid, Pool: registry.Pool{Namespace: m.info.GetNamespace(), Name: m.info.GetPool()},
 		Capacity: int(m.info.GetCapacity()), ReservedPorts: m.info.GetReservedPorts(), Sandboxes: sandboxes,
@@ -155,7 +153,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
 	f.mu.Unlock()
 	f.listener.AgentTombstones(added, removed) // first: what is deleted is never shown as running
-	f.listener.AgentSandboxes(uid, s.GetSandboxes())
+	f.listener.AgentSandboxes(uid, reports)
 }
 
 // Delta changes what is known of an agent; without a snapshot before it is ignored.
@@ -173,16 +171,7 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 		freeSlots = ptr.To(int(m.slots.free))
 	}
 	added, removed := m.bury(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
-	sandboxes := make([]registry.Sandbox, 0, len(d.GetSandboxes()))
-	for _, r := range d.GetSandboxes() {
-		key := KeyOf(r.GetRecord().GetFence())
-		if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
-			delete(m.reports, key)
-		} else {
-			m.reports[key] = r
-		}
-		sandboxes = append(sandboxes, place(r))
-	}
+	reports, sandboxes := m.take(d.GetSandboxes())
 	f.registry.ApplyDelta(f.clock.Now(), registry.Delta{
 		UID: uid, Sandboxes: sandboxes, ImagesAdded: d.GetImagesAdded(), ImagesRemoved: d.GetImagesRemoved(),
 		Accepting: d.Accepting, Reason: d.GetNotAcceptingReason(), FreeSlots: freeSlots,
@@ -191,15 +180,15 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	if d.Accepting != nil || len(d.GetImagesAdded())+len(d.GetImagesRemoved()) > 0 {
 		f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, agent, slices.Collect(maps.Values(m.reports)))
 	}
-	if len(d.GetSandboxes()) > 0 {
-		f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, agent, d.GetSandboxes())
+	if len(reports) > 0 {
+		f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, agent, reports)
 	}
 	f.mu.Unlock()
 	if len(added)+len(removed) > 0 {
 		f.listener.AgentTombstones(added, removed)
 	}
-	if len(d.GetSandboxes()) > 0 {
-		f.listener.AgentChanges(uid, d.GetSandboxes())
+	if len(reports) > 0 {
+		f.listener.AgentChanges(uid, reports)
 	}
 }
 
@@ -231,21 +220,6 @@ func (f *Fleet) Sweep() {
 		}
 		f.mu.Unlock()
 	}
-}
-
-// place is what a report means for the registry. A sandbox that could not be created takes no place; one whose process has
-// ended keeps its place until it is deleted, and its ports are free.
-func place(r *agentv1.SandboxReport) registry.Sandbox {
-	fence := r.GetRecord().GetFence()
-	s := registry.Sandbox{Key: registry.Key{SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt()}}
-	switch r.GetState() {
-	case agentv1.SandboxState_SANDBOX_STATE_TERMINATED, agentv1.SandboxState_SANDBOX_STATE_FAILED:
-		s.Gone = true
-	case agentv1.SandboxState_SANDBOX_STATE_STOPPED:
-	default:
-		s.Ports = SharedPorts(r.GetRecord().GetSpec())
-	}
-	return s
 }
 
 // agentLocked is the API's view of an agent, or nil. The lock is held.

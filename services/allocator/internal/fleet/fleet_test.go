@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -94,6 +96,35 @@ func TestReports(t *testing.T) {
 	require.Equal(t, []string{"graves +0 -1", "gone a"}, l.take())
 	require.Empty(t, f.Loose())
 	require.Empty(t, f.Tombstones())
+}
+
+// There are as many reports as sandboxes, and what they repeat of a custom resource need not be held twice.
+func TestAReportOfAWrittenSandboxIsSlim(t *testing.T) {
+	f, _, _ := newFleet()
+	f.Joined(info(0), "10.0.0.1:1")
+	full := report("u1", running, false)
+	full.Endpoints, full.StartPath, full.ExitCode = []string{"10.0.0.1:80"}, sandboxv1.StartPath_START_PATH_SLOT, proto.Int32(3)
+	full.Reason, full.Message, full.ContainerId = "Error", "it ended", "c"
+	full.StartTime, full.FinishTime = timestamppb.New(time.Unix(1, 0)), timestamppb.New(time.Unix(2, 0))
+	full.Record.CreateTime = timestamppb.New(time.Unix(0, 0))
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{full}})
+	require.True(t, proto.Equal(full, f.Loose()[0].Report), "it may have to be written from this")
+	written := proto.CloneOf(full)
+	written.Persisted = true
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{written}})
+	require.Empty(t, f.Loose())
+	initial, w := f.Watch("", "")
+	defer w.Close()
+	want := proto.CloneOf(written)
+	want.Record.Spec = nil
+	require.True(t, proto.Equal(want, initial[0].GetSandboxes()[0]))
+	agent, _ := f.Agent("a")
+	require.EqualValues(t, 1, agent.GetAllocated())
+	_, err := f.Reserve(registry.Request{
+		Key: registry.Key{SandboxUID: "u2", Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}, Ports: []int32{80},
+	})
+	require.Equal(t, fault.PortConflict, fault.ReasonOf(err), "its port counts")
+	f.Left("a")
 }
 
 func TestTombstones(t *testing.T) {

@@ -29,7 +29,7 @@ func (s *Store) recordView(e *entry, r *Record) *Item {
 // latest is the newest word on the container of a fence. The answer to its create, which the record holds, comes by another
 // stream than the agent's status and is newer than a status that still says CREATING.
 func (e *entry) latest(fence *agentv1.Fence, r *Record) *agentv1.SandboxReport {
-	report := e.reports[fleet.KeyOf(fence)]
+	report := e.reports.get(fleet.KeyOf(fence))
 	if r == nil || fleet.KeyOf(r.Record.GetFence()) != fleet.KeyOf(fence) {
 		return report
 	}

@@ -61,27 +61,22 @@ func (s *Store) List(f Filter, size int, token string) ([]*sandboxv1.Sandbox, st
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	start := 0
-	if token != "" {
-		i, found := slices.BinarySearchFunc(s.sorted, after, Key.Compare)
-		if start = i; found {
-			start++
-		}
-	}
 	var page []*sandboxv1.Sandbox
 	var last Key
-	for _, key := range s.sorted[start:] {
+	next := ""
+	s.sorted.AscendGreaterOrEqual(after, func(key Key) bool {
 		sb := s.entries[key].item.Sandbox
-		if !f.Matches(sb) {
-			continue
+		switch {
+		case key == after, !f.Matches(sb):
+		case len(page) == size:
+			next = makeToken(last)
+			return false
+		default:
+			page, last = append(page, sb), key
 		}
-		if len(page) == size {
-			return page, makeToken(last), nil
-		}
-		page = append(page, sb)
-		last = key
-	}
-	return page, "", nil
+		return true
+	})
+	return page, next, nil
 }
 
 func makeToken(k Key) string {

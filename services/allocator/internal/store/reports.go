@@ -1,6 +1,10 @@
 package store
 
 import (
+	"cmp"
+	"slices"
+	"strings"
+
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 )
@@ -49,7 +53,7 @@ func (s *Store) setReport(agentUID string, r *agentv1.SandboxReport) {
 		return
 	}
 	e := s.entry(key)
-	e.reports[fk] = r
+	e.reports.set(r)
 	if s.byAgent[agentUID] == nil {
 		s.byAgent[agentUID] = map[fleet.Key]Key{}
 	}
@@ -68,6 +72,43 @@ func (s *Store) removeReport(agentUID string, fk fleet.Key, key Key) {
 	if !ok {
 		return
 	}
-	delete(e.reports, fk)
+	e.reports.remove(fk)
 	s.refresh(e)
+}
+
+// reports are the agents' words on one name, one for each container: hardly ever more than one.
+type reports []*agentv1.SandboxReport
+
+func (rs reports) find(key fleet.Key) int {
+	return slices.IndexFunc(rs, func(r *agentv1.SandboxReport) bool { return fleet.KeyOf(r.GetRecord().GetFence()) == key })
+}
+
+// get is nil if there is none.
+func (rs reports) get(key fleet.Key) *agentv1.SandboxReport {
+	if i := rs.find(key); i >= 0 {
+		return rs[i]
+	}
+	return nil
+}
+
+func (rs *reports) set(r *agentv1.SandboxReport) {
+	if i := rs.find(fleet.KeyOf(r.GetRecord().GetFence())); i >= 0 {
+		(*rs)[i] = r
+		return
+	}
+	*rs = append(*rs, r)
+}
+
+func (rs *reports) remove(key fleet.Key) {
+	if i := rs.find(key); i >= 0 {
+		*rs = slices.Delete(*rs, i, i+1)
+	}
+}
+
+// sorted is in the order of their creation.
+func (rs reports) sorted() []*agentv1.SandboxReport {
+	return slices.SortedFunc(slices.Values(rs), func(a, b *agentv1.SandboxReport) int {
+		return cmp.Or(a.GetRecord().GetCreateTime().AsTime().Compare(b.GetRecord().GetCreateTime().AsTime()),
+			strings.Compare(a.GetContainerId(), b.GetContainerId()))
+	})
 }

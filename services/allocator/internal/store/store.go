@@ -8,12 +8,12 @@ package store
 
 import (
 	"cmp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/google/btree"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/utils/clock"
 
@@ -70,7 +70,7 @@ type entry struct {
 	key      Key
 	resource *v1alpha1.Sandbox
 	record   *Record
-	reports  map[fleet.Key]*agentv1.SandboxReport
+	reports  reports
 	item     *Item // nil while nothing is to be seen
 }
 
@@ -80,7 +80,7 @@ type Store struct {
 
 	mu       sync.Mutex
 	entries  map[Key]*entry
-	sorted   []Key                        // of the entries with an item
+	sorted   *btree.BTreeG[Key]           // of the entries with an item
 	byAgent  map[string]map[fleet.Key]Key // where reports of an agent are
 	requests map[requestKey]Key
 	deleting map[string]time.Time                        // by uid: accepted deletions of what is still there
@@ -97,13 +97,14 @@ func New(c clock.PassiveClock) *Store {
 		clock: c, entries: map[Key]*entry{}, byAgent: map[string]map[fleet.Key]Key{}, requests: map[requestKey]Key{},
 		deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{}, watchers: map[*Watch]struct{}{},
 		graves: map[string]map[fleet.Key]*agentv1.Tombstone{},
+		sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
 	}
 }
 
 func (s *Store) entry(key Key) *entry {
 	e, ok := s.entries[key]
 	if !ok {
-		e = &entry{key: key, reports: map[fleet.Key]*agentv1.SandboxReport{}}
+		e = &entry{key: key}
 		s.entries[key] = e
 	}
 	return e
@@ -159,7 +160,7 @@ func (s *Store) Deleting(uid string) bool {
 func (s *Store) Len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.sorted)
+	return s.sorted.Len()
 }
 
 // SetRecord shows a sandbox whose custom resource is not written yet, and returns it as the record tells it.
@@ -318,12 +319,11 @@ func (s *Store) index(e *entry, old *Item) {
 	if e.item != nil && e.item.RequestID != "" {
 		s.requests[requestKey{e.key.Namespace, e.item.RequestID}] = e.key
 	}
-	i, found := slices.BinarySearchFunc(s.sorted, e.key, Key.Compare)
 	switch {
-	case e.item != nil && !found:
-		s.sorted = slices.Insert(s.sorted, i, e.key)
-	case e.item == nil && found:
-		s.sorted = slices.Delete(s.sorted, i, i+1)
+	case e.item != nil && old == nil:
+		s.sorted.ReplaceOrInsert(e.key)
+	case e.item == nil && old != nil:
+		s.sorted.Delete(e.key)
 	}
 }
 
@@ -336,7 +336,7 @@ func (s *Store) view(e *entry) *Item {
 		return s.recordView(e, e.record)
 	}
 	var best *agentv1.SandboxReport
-	for _, r := range sortedReports(e.reports) {
+	for _, r := range e.reports.sorted() {
 		switch {
 		case !s.orphaned(r):
 		case best == nil, sameSandbox(best, r) && r.GetRecord().GetFence().GetAttempt() > best.GetRecord().GetFence().GetAttempt():
@@ -362,18 +362,6 @@ func (s *Store) orphaned(r *agentv1.SandboxReport) bool {
 		return false
 	}
 	return r.GetState() == agentv1.SandboxState_SANDBOX_STATE_RUNNING || r.GetState() == agentv1.SandboxState_SANDBOX_STATE_STOPPED
-}
-
-func sortedReports(m map[fleet.Key]*agentv1.SandboxReport) []*agentv1.SandboxReport {
-	out := make([]*agentv1.SandboxReport, 0, len(m))
-	for _, r := range m {
-		out = append(out, r)
-	}
-	slices.SortFunc(out, func(a, b *agentv1.SandboxReport) int {
-		return cmp.Or(a.GetRecord().GetCreateTime().AsTime().Compare(b.GetRecord().GetCreateTime().AsTime()),
-			strings.Compare(a.GetContainerId(), b.GetContainerId()))
-	})
-	return out
 }
 
 func (s *Store) resourceView(e *entry) *Item {

@@ -20,15 +20,17 @@ func (s *Store) Watch(f Filter) ([]*sandboxv1.Sandbox, *Watch) {
 	w := &Watch{store: s, filter: f, events: make(chan *sandboxv1.WatchSandboxesResponse, watchBuffer)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	keys := s.sorted
-	if f.Namespace != "" && f.Name != "" { // every create watches its name: not at the price of looking at all there are
-		keys = []Key{{f.Namespace, f.Name}}
-	}
 	var initial []*sandboxv1.Sandbox
-	for _, key := range keys {
+	look := func(key Key) bool {
 		if e := s.entries[key]; e != nil && e.item != nil && f.Matches(e.item.Sandbox) {
 			initial = append(initial, e.item.Sandbox)
 		}
+		return true
+	}
+	if f.Namespace != "" && f.Name != "" { // every create watches its name: not at the price of looking at all there are
+		look(Key{f.Namespace, f.Name})
+	} else {
+		s.sorted.Ascend(look)
 	}
 	s.watchers[w] = struct{}{}
 	return initial, w
