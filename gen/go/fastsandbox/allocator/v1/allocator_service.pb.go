@@ -32,7 +32,8 @@ const (
 	// Not known.
 	WatchAgentsResponse_TYPE_UNSPECIFIED WatchAgentsResponse_Type = 0
 	// The agent came to be, changed as a whole, or existed when the watch began. `sandboxes` is all that it has: a
-	// sandbox that was known of it and is not listed is gone from it.
+	// sandbox that was known of it and is not listed is gone from it. Of one that is persisted the record tells no more than
+	// whose it is: fence, namespace, name, create_time; all the rest is in its custom resource.
 	WatchAgentsResponse_TYPE_AGENT WatchAgentsResponse_Type = 1
 	// The sandboxes listed are new or changed on the agent. None is listed if only `agent` has changed.
 	WatchAgentsResponse_TYPE_SANDBOXES WatchAgentsResponse_Type = 2
