@@ -23,6 +23,7 @@ const module = "github.com/fast-sandbox/fast-sandbox"
 // pure packages import the standard library, errdefs and each other.
 var pure = []string{
 	"internal/fault", "internal/identity", "internal/lifecycle",
+	"janitor/internal/verdict",
 	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement",
 	"services/controller/internal/pool/desired",
 	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
