@@ -1,0 +1,143 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	httpstreamspdy "k8s.io/apimachinery/pkg/util/httpstream/spdy"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+	"k8s.io/client-go/transport/websocket"
+	streamhttp "k8s.io/streaming/pkg/httpstream"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+)
+
+const (
+	pingPeriod = 10 * time.Second
+	// overWebSocket is the port-forward protocol as it is called inside a WebSocket.
+	overWebSocket = "SPDY/3.1+" + portforward.PortForwardProtocolV1Name
+)
+
+// Dial connects to a port of the Pod, through the API server and the node's kubelet: by a WebSocket, and where that is
+// refused by SPDY, as kubectl does. It blocks until the tunnel stands or ctx ends; whether anybody listens on the port, the
+// first Read tells. Deadlines of the connection have no effect; Close ends Read and Write.
+func (c *Cluster) Dial(ctx context.Context, p Pod, port int32) (net.Conn, error) {
+	link, err := c.connect(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := open(link, p, port)
+	if err != nil {
+		_ = link.Close()
+		return nil, fault.New(errdefs.ErrUnavailable, ReasonPod, "connecting to Pod %s: %s", p.Name, err)
+	}
+	return conn, nil
+}
+
+// connect makes the tunnel that streams are opened in.
+func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, error) {
+	doing := "port-forwarding to Pod " + p.Name
+	target, err := c.url(p)
+	if err != nil {
+		return nil, fault.New(errdefs.ErrFailedPrecondition, ReasonNoCluster, "%s: %s", doing, err)
+	}
+	link, err := byWebSocket(ctx, c.config, target)
+	var upgrade *streamhttp.UpgradeFailureError
+	if !errors.As(err, &upgrade) {
+		if err != nil {
+			return nil, refused(doing, err)
+		}
+		return link, nil
+	}
+	// An older API server, a proxy, or a user who may only create port-forwards: SPDY asks for them by POST.
+	link, err = bySPDY(ctx, c.config, target)
+	if err != nil {
+		return nil, refused(doing, moreOf(err, upgrade))
+	}
+	return link, nil
+}
+
+// moreOf is the API server's answer to the first way, which has a class, in place of the second one's, which has none; but
+// not where the first way alone is forbidden.
+func moreOf(err error, first *streamhttp.UpgradeFailureError) error {
+	var answer *apierrors.StatusError
+	if !errors.As(first.Cause, &answer) || apierrors.IsForbidden(answer) && !strings.Contains(err.Error(), "forbidden") {
+		return err
+	}
+	return answer
+}
+
+func (c *Cluster) url(p Pod) (*url.URL, error) {
+	config := rest.CopyConfig(c.config)
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	client, err := rest.UnversionedRESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client: %w", err)
+	}
+	return client.Post().AbsPath("/api/v1").Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL(), nil
+}
+
+func byWebSocket(ctx context.Context, config *rest.Config, target *url.URL) (httpstream.Connection, error) {
+	transport, holder, err := websocket.RoundTripperFor(config)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := websocket.Negotiate(transport, holder, req, overWebSocket)
+	if err != nil {
+		return nil, err
+	}
+	return httpstreamspdy.NewClientConnectionWithPings(portforward.NewTunnelingConnection("fsb-ctl", conn), pingPeriod)
+}
+
+func bySPDY(ctx context.Context, config *rest.Config, target *url.URL) (httpstream.Connection, error) {
+	transport, upgrader, err := spdy.RoundTripperFor(config)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	link, _, err := spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
+	return link, err
+}
+
+// open opens the two streams of one connection: the data, and what the kubelet has to say of it.
+func open(link httpstream.Connection, p Pod, port int32) (*conn, error) {
+	headers := http.Header{}
+	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
+	headers.Set(corev1.PortForwardRequestIDHeader, "0")
+	headers.Set(corev1.StreamType, corev1.StreamTypeError)
+	trouble, err := link.CreateStream(headers)
+	if err != nil {
+		return nil, fmt.Errorf("opening a stream: %w", err)
+	}
+	_ = trouble.Close() // we have nothing to say on it
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err := link.CreateStream(headers)
+	if err != nil {
+		return nil, fmt.Errorf("opening a stream: %w", err)
+	}
+	c := &conn{link: link, data: data, address: address(fmt.Sprintf("%s/%s:%d", p.Namespace, p.Name, port)), heard: make(chan struct{})}
+	go c.listen(trouble)
+	return c, nil
+}
