@@ -28,6 +28,18 @@ const (
 	DefaultCgroupRoot = "/sys/fs/cgroup"
 )
 
+// Names in a container's log directory that agent and janitor both know.
+const (
+	// OutputFile is what the container has written.
+	OutputFile = "output.log"
+	// OwnerFile holds the uid of the agent's Pod.
+	OwnerFile = "owner"
+	// ClaimDir is the private directory of a slot that was not claimed to the end.
+	ClaimDir = "claim"
+	// NewLogPrefix, with the owner and a dash, begins the name of a log directory that is being made.
+	NewLogPrefix = ".new-"
+)
+
 // Keys of container extensions.
 const (
 	// RecordKey holds the SandboxRecord (google.protobuf.Any of fastsandbox.agent.v1.SandboxRecord).

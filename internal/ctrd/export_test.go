@@ -5,6 +5,9 @@ var (
 	Belongs  = belongs
 	IsShimOf = isShimOf
 	ValidID  = validID
+
+	ExpandCgroup = cgroupPath
+	Unescape     = unescape
 )
 
 // CgroupsPath is the cgroup that a spec names.
@@ -12,3 +15,9 @@ func CgroupsPath(raw []byte) string { return parseSpec(raw).Linux.CgroupsPath }
 
 // RemoveLog removes a log directory.
 func (r *Remover) RemoveLog(id string) error { return r.removeLog(id) }
+
+// Unmount takes a container's mounts away.
+func (r *Remover) Unmount(id string) error { return r.unmount(id) }
+
+// RemoveFIFOs removes a container's FIFOs.
+func (r *Remover) RemoveFIFOs(id string) error { return r.removeFIFOs(id) }

@@ -33,10 +33,38 @@ type Remover struct {
 	ProcRoot string
 	// CgroupRoot is where cgroups are seen (`/sys/fs/cgroup`); empty for none.
 	CgroupRoot string
+	// FIFORoot holds the directories of FIFOs that containerd's clients make (`/run/containerd/fifo`); empty for not looking.
+	FIFORoot string
+	// HostProc is the /proc directory of a process in containerd's mount namespace (`/proc/1`), for mounts that were left
+	// behind; empty for not looking.
+	HostProc string
+	// KeepLog leaves the log directory, but for what a slot has in it.
+	KeepLog bool
 	// StepTimeout bounds each call to containerd. Zero: 5 s.
 	StepTimeout time.Duration
 	// Clock waits between retries. Nil: the real one.
 	Clock clock.Clock
+	// Before is told of each step of Remove before it is done; for tests.
+	Before func(Step)
+}
+
+// Step is a part of a removal.
+type Step string
+
+// The steps of a removal, in their order.
+const (
+	StepTask     Step = "task"
+	StepStrays   Step = "strays"
+	StepMounts   Step = "mounts"
+	StepFIFOs    Step = "fifos"
+	StepLog      Step = "log"
+	StepSnapshot Step = "snapshot"
+	StepRecord   Step = "record"
+)
+
+// Steps are all steps, in their order.
+func Steps() []Step {
+	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepRecord}
 }
 
 const (
@@ -45,52 +73,90 @@ const (
 	strayInterval  = 50 * time.Millisecond
 )
 
-// Remove kills what runs of the container and removes its task, cgroup, log directory, snapshot and record, in this
-// order: the record is the evidence, so it goes last, and a removal that was cut short can be done again. What is not
-// there is removed already. It blocks for at most about 30 s; an error says what is left, and the call may be repeated.
+// Remove kills what runs of the container and removes its task, cgroup, mounts, FIFOs, log directory, snapshots and record,
+// in this order: the record is the evidence, so it goes last, and a removal that was cut short can be done again. What is
+// not there is removed already. It blocks for at most about 30 s; an error says what is left, and the call may be repeated.
 func (r *Remover) Remove(ctx context.Context, id string) error {
 	if !validID(id) {
 		return fmt.Errorf("container id %q: %w", id, errdefs.ErrInvalidArgument)
 	}
-	snapshotter, key := r.Snapshotter, id
-	var known spec
-	info, err := r.Client.ContainerService().Get(ctx, id)
-	switch {
-	case err == nil:
-		if info.SnapshotKey != "" {
-			snapshotter, key = info.Snapshotter, info.SnapshotKey
-		}
-		if info.Spec != nil {
-			known = parseSpec(info.Spec.GetValue())
-		}
-	case !errdefs.IsNotFound(err):
-		return fmt.Errorf("reading container %s: %w", id, err)
+	known, err := r.look(ctx, id)
+	if err != nil {
+		return err
 	}
-	cgroup, group := known.Linux.CgroupsPath, ""
-	if identity.IsSlotID(id) {
-		group = known.Annotations[GroupAnnotation]
-	}
+	r.before(StepTask)
 	had, err := r.removeTask(ctx, id)
 	if err != nil {
 		return err
 	}
+	r.before(StepStrays)
 	if had {
-		r.removeCgroup(cgroup)
-	} else if err := r.removeStrays(ctx, id, group, cgroup); err != nil {
+		r.removeCgroup(known.cgroup)
+	} else if err := r.removeStrays(ctx, id, known.group, known.cgroup); err != nil {
 		return err
 	}
+	r.before(StepMounts)
+	if err := r.unmount(id); err != nil {
+		return err
+	}
+	r.before(StepFIFOs)
+	if err := r.removeFIFOs(id); err != nil {
+		return err
+	}
+	r.before(StepLog)
 	if err := r.removeLog(id); err != nil {
 		return err
 	}
+	r.before(StepSnapshot)
+	if err := r.removeSnapshots(ctx, known); err != nil {
+		return err
+	}
+	r.before(StepRecord)
 	step, cancel := r.step(ctx)
 	defer cancel()
-	if err := r.Client.SnapshotService(snapshotter).Remove(step, key); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("removing snapshot %s: %w", key, err)
-	}
 	if err := r.Client.ContainerService().Delete(step, id); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("removing container %s: %w", id, err)
 	}
 	return nil
+}
+
+func (r *Remover) before(s Step) {
+	if r.Before != nil {
+		r.Before(s)
+	}
+}
+
+// holdings are what a container's record says that it has.
+type holdings struct {
+	snapshots     []snapshotRef
+	cgroup, group string
+}
+
+type snapshotRef struct{ snapshotter, key string }
+
+// look reads what a container's record says; of one without a record, its snapshot has its name.
+func (r *Remover) look(ctx context.Context, id string) (holdings, error) {
+	step, cancel := r.step(ctx)
+	defer cancel()
+	info, err := r.Client.ContainerService().Get(step, id)
+	switch {
+	case errdefs.IsNotFound(err):
+		return holdings{snapshots: []snapshotRef{{r.Snapshotter, id}}}, nil
+	case err != nil:
+		return holdings{}, fmt.Errorf("reading container %s: %w", id, err)
+	}
+	h := holdings{snapshots: snapshotsOf(info)}
+	if len(h.snapshots) == 0 {
+		h.snapshots = []snapshotRef{{r.Snapshotter, id}}
+	}
+	if info.Spec != nil {
+		known := parseSpec(info.Spec.GetValue())
+		h.cgroup = cgroupPath(known.Linux.CgroupsPath)
+		if identity.IsSlotID(id) {
+			h.group = known.Annotations[GroupAnnotation]
+		}
+	}
+	return h, nil
 }
 
 // removeLog removes the log directory. An agent that looks at the log may make a file in the directory after it was read
@@ -99,9 +165,13 @@ func (r *Remover) removeLog(id string) error {
 	if r.LogRoot == "" {
 		return nil
 	}
+	dir := filepath.Join(r.LogRoot, id)
+	if r.KeepLog {
+		dir = filepath.Join(dir, ClaimDir)
+	}
 	var err error
 	for range removeAttempts {
-		if err = os.RemoveAll(filepath.Join(r.LogRoot, id)); !errors.Is(err, syscall.ENOTEMPTY) {
+		if err = os.RemoveAll(dir); !errors.Is(err, syscall.ENOTEMPTY) {
 			break
 		}
 	}

@@ -27,6 +27,9 @@ type host struct {
 	status task.Status // unknown: there is no task
 	fail   map[string][]error
 	calls  []string
+
+	labels  map[string]string // of the container
+	removed []string          // keys of snapshots
 }
 
 // call notes a call and gives its next error.
@@ -91,7 +94,7 @@ type store struct {
 }
 
 func (s store) Get(_ context.Context, id string) (containers.Container, error) {
-	return containers.Container{ID: id, Snapshotter: "overlayfs", SnapshotKey: id}, nil
+	return containers.Container{ID: id, Snapshotter: "overlayfs", SnapshotKey: id, Labels: s.h.labels}, nil
 }
 
 func (s store) Delete(context.Context, string) error { return s.h.call("delete container") }
@@ -102,7 +105,10 @@ type snapshotter struct {
 	h *host
 }
 
-func (s snapshotter) Remove(context.Context, string) error { return s.h.call("remove snapshot") }
+func (s snapshotter) Remove(_ context.Context, key string) error {
+	s.h.removed = append(s.h.removed, key)
+	return s.h.call("remove snapshot")
+}
 
 // TestRemoveByTheTasksState: what never ran or still runs is killed before it is deleted; nothing is asked twice.
 func TestRemoveByTheTasksState(t *testing.T) {

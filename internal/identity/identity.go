@@ -60,6 +60,36 @@ func SlotID(unique string) string { return slotPrefix + unique }
 // IsSlotID tells whether a container was started as a slot.
 func IsSlotID(id string) bool { return strings.HasPrefix(id, slotPrefix) }
 
+// IsContainerID tells whether an id is of the form that our containers have, so that what is left of one whose record is
+// gone can be told from everybody else's: a slot's, or a uid with the number of an attempt.
+func IsContainerID(id string) bool {
+	if name, ok := strings.CutPrefix(id, slotPrefix); ok {
+		return len(name) == 20 && isHex(name)
+	}
+	at := strings.LastIndexByte(id, '-')
+	if at != 36 || id[at+1:] == "" || id[at+1] == '0' {
+		return false
+	}
+	if _, err := strconv.ParseUint(id[at+1:], 10, 63); err != nil {
+		return false
+	}
+	for i, part := range strings.Split(id[:at], "-") {
+		if want := []int{8, 4, 4, 4, 12}; i >= len(want) || len(part) != want[i] || !isHex(part) {
+			return false
+		}
+	}
+	return true
+}
+
+func isHex(s string) bool {
+	for _, c := range s {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
 // Fits tells whether a container of the id can be of this identity: a slot keeps its id when it is claimed.
 func (i Identity) Fits(id string) bool {
 	return IsSlotID(id) || (i.State == StateClaimed && i.ContainerID() == id)

@@ -71,3 +71,17 @@ func TestParseRefusesWhatDoesNotAddUp(t *testing.T) {
 	_, err := identity.Parse(map[string]string{identity.KeyManaged: "yes"})
 	require.True(t, errdefs.IsNotFound(err), "another's container: %v", err)
 }
+
+func TestIsContainerID(t *testing.T) {
+	const uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
+	for id, want := range map[string]bool{
+		uid + "-1": true, uid + "-4096": true, "slot.0123456789abcdef0123": true,
+		uid: false, uid + "-": false, uid + "-0": false, uid + "-01": false, uid + "-+1": false, uid + "--1": false, uid + "-x": false,
+		"0F8FAD5B-d9cb-469f-a165-70867728950e-1": false, "0f8fad5bd-9cb-469f-a165-70867728950e-1": false, "0f8fad5b-d9cb-469fa-165-70867728950e-1": false,
+		"slot.": false, "slot.0123": false, "slot.0123456789abcdef012z": false, "": false, "u-1": false, "fsb-test-1": false,
+		"4f5e9c1b8f7d3a2c4f5e9c1b8f7d3a2c4f5e9c1b8f7d3a2c4f5e9c1b8f7d3a2c": false,
+	} {
+		require.Equal(t, want, identity.IsContainerID(id), id)
+	}
+	require.True(t, identity.IsContainerID(identity.Identity{SandboxUID: uid, Attempt: 12}.ContainerID()))
+}

@@ -27,15 +27,17 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
 const (
-	outputName   = "output.log"
+	outputName   = ctrd.OutputFile
 	indexName    = "index"
 	hostnameName = "hostname"
 	startedName  = "started"
-	ownerName    = "owner"
-	newPrefix    = ".new-"
+	ownerName    = ctrd.OwnerFile
+	newPrefix    = ctrd.NewLogPrefix
 )
 
 // DefaultMaxBytes is the bound of one sandbox's output unless told otherwise.

@@ -26,7 +26,7 @@ import (
 
 // claimDir is a slot's private directory beside its log. It is there until its claim has come to its end, and so it is also
 // the evidence that it has not.
-const claimDir = "claim"
+const claimDir = shared.ClaimDir
 
 const warmTimeout = 10 * time.Second
 

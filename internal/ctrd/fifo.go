@@ -1,0 +1,74 @@
+package ctrd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// DefaultFIFORoot is where containerd's clients make the FIFOs of processes.
+const DefaultFIFORoot = "/run/containerd/fifo"
+
+// fifoOwner is the container whose process a FIFO is a standard stream of; "" for none.
+func fifoOwner(name string) string {
+	for _, suffix := range []string{"-stdin", "-stdout", "-stderr"} {
+		if id, ok := strings.CutSuffix(name, suffix); ok {
+			return id
+		}
+	}
+	return ""
+}
+
+// fifo is a FIFO, or whatever is called like one.
+type fifo struct{ id, path string }
+
+// fifos are all FIFOs: a client makes a directory for each process, with a name of its own, and in it the streams.
+func (r *Remover) fifos() ([]fifo, error) {
+	if r.FIFORoot == "" {
+		return nil, nil
+	}
+	dirs, err := os.ReadDir(r.FIFORoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []fifo
+	for _, d := range dirs {
+		if !d.IsDir() {
+			continue
+		}
+		entries, err := os.ReadDir(filepath.Join(r.FIFORoot, d.Name()))
+		if err != nil {
+			continue // it went in this moment
+		}
+		for _, e := range entries {
+			if id := fifoOwner(e.Name()); id != "" && !e.IsDir() {
+				out = append(out, fifo{id, filepath.Join(r.FIFORoot, d.Name(), e.Name())})
+			}
+		}
+	}
+	return out, nil
+}
+
+// removeFIFOs removes a container's FIFOs, and the directories that are empty then.
+func (r *Remover) removeFIFOs(id string) error {
+	all, err := r.fifos()
+	for _, f := range all {
+		if f.id != id || err != nil {
+			continue
+		}
+		if err = os.Remove(f.path); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		_ = os.Remove(filepath.Dir(f.path)) // what is not empty is another's as well
+	}
+	if err != nil {
+		return fmt.Errorf("removing the FIFOs of container %s: %w", id, err)
+	}
+	return nil
+}

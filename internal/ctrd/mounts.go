@@ -1,0 +1,120 @@
+package ctrd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// unmount takes away the mounts of a container's root file system that its shim left behind.
+func (r *Remover) unmount(id string) error {
+	if r.HostProc == "" {
+		return nil
+	}
+	points, err := r.mountPoints(func(owner string) bool { return owner == id })
+	if err != nil {
+		return fmt.Errorf("looking for mounts of container %s: %w", id, err)
+	}
+	if len(points) == 0 {
+		return nil
+	}
+	slices.Reverse(points) // what was mounted last goes first
+	err = inMountNamespace(filepath.Join(r.HostProc, "ns", "mnt"), func() error {
+		for _, p := range points {
+			err := unix.Unmount(p.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // it went in this moment
+				return &fs.PathError{Op: "unmount", Path: p.path, Err: err}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("unmounting the root of container %s: %w", id, err)
+	}
+	return nil
+}
+
+// mountPoint is where a container's bundle has something mounted.
+type mountPoint struct{ id, path string }
+
+// mountPoints are the mount points in bundles (DIRECTORY/NAMESPACE/ID/...) of those containers that want says, in the order
+// in which they were mounted.
+func (r *Remover) mountPoints(want func(id string) bool) ([]mountPoint, error) {
+	raw, err := os.ReadFile(filepath.Join(r.HostProc, "mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	namespace := r.Client.DefaultNamespace()
+	var out []mountPoint
+	for line := range strings.Lines(string(raw)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		path := unescape(fields[4])
+		parts := strings.Split(path, "/")
+		for i := 1; i < len(parts); i++ {
+			if parts[i-1] == namespace && validID(parts[i]) && want(parts[i]) {
+				out = append(out, mountPoint{parts[i], path})
+				break
+			}
+		}
+	}
+	return out, nil
+}
+
+// unescape undoes the kernel's octal escapes (\040 for a space).
+func unescape(path string) string {
+	var out strings.Builder
+	for i := 0; i < len(path); i++ {
+		if path[i] == '\\' && i+3 < len(path) {
+			if n, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(path[i])
+	}
+	return out.String()
+}
+
+// inMountNamespace calls do in a mount namespace. Where that is another than this process's, do has a thread of its own,
+// which ends with it.
+func inMountNamespace(path string, do func() error) error {
+	there, err := os.Readlink(path)
+	if err != nil {
+		return err
+	}
+	if here, err := os.Readlink("/proc/self/ns/mnt"); err == nil && here == there {
+		return do()
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		// A thread that shares its root and working directory with others cannot leave.
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNS)
+		}
+		if err != nil {
+			done <- &fs.PathError{Op: "entering", Path: path, Err: err}
+			return
+		}
+		done <- do()
+	}()
+	return <-done
+}

@@ -1,0 +1,222 @@
+package ctrd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+// Part is a kind of thing that containers have beside their records.
+type Part string
+
+// The parts.
+const (
+	PartSnapshot Part = "snapshot"
+	PartFIFOs    Part = "fifos"
+	PartMount    Part = "mount"
+	PartCgroup   Part = "cgroup"
+	PartLog      Part = "log"
+)
+
+// Piece is something on the node that is named after a container of ours.
+type Piece struct {
+	// ID is the container that it is named after.
+	ID   string
+	Part Part
+	// Path is, of a log, its directory, and of a cgroup its path below the roots of the hierarchies.
+	Path string
+	// Owner is, of a log, the uid of the agent's Pod; empty if that is not to be read, as of one that was half removed.
+	Owner string
+	// Deleted is, of a log, when MarkDeleted was called; zero if it was not. Written is when it was last written to.
+	Deleted, Written time.Time
+}
+
+// ours tells whether something is named after a container of ours.
+func ours(id string) bool { return identity.IsContainerID(id) }
+
+// Survey finds everything on the node that is named as parts of our containers are, whether they have a record or not. What
+// it cannot read is in the error; the rest is returned all the same. A container's own snapshot is found in the Remover's
+// snapshotter alone.
+func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
+	var out []Piece
+	var errs []error
+	err := r.Client.SnapshotService(r.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if ours(info.Name) && info.Kind != snapshots.KindCommitted {
+			out = append(out, Piece{ID: info.Name, Part: PartSnapshot})
+		}
+		return nil
+	})
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing snapshots: %w", err))
+	}
+	streams, err := r.fifos()
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing FIFOs: %w", err))
+	}
+	for _, f := range streams {
+		if ours(f.id) {
+			out = append(out, Piece{ID: f.id, Part: PartFIFOs})
+		}
+	}
+	if r.HostProc != "" {
+		points, err := r.mountPoints(ours)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listing mounts: %w", err))
+		}
+		for _, p := range points {
+			out = append(out, Piece{ID: p.id, Part: PartMount})
+		}
+	}
+	for id, path := range r.cgroups() {
+		out = append(out, Piece{ID: id, Part: PartCgroup, Path: path})
+	}
+	logs, err := r.logs()
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing logs: %w", err))
+	}
+	return append(out, logs...), errors.Join(errs...)
+}
+
+// logs are the log directories of our containers, those that are being made among them.
+func (r *Remover) logs() ([]Piece, error) {
+	if r.LogRoot == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(r.LogRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []Piece
+	for _, e := range entries {
+		p := Piece{ID: e.Name(), Part: PartLog, Path: filepath.Join(r.LogRoot, e.Name())}
+		if name, ok := strings.CutPrefix(e.Name(), NewLogPrefix); ok {
+			// The owner is a uid, 36 characters long.
+			if p.ID = ""; len(name) > 37 {
+				p.Owner, p.ID = name[:36], name[37:]
+			}
+		} else if raw, err := os.ReadFile(filepath.Join(p.Path, OwnerFile)); err == nil {
+			p.Owner = string(raw)
+		}
+		if !e.IsDir() || !ours(p.ID) {
+			continue
+		}
+		p.Deleted, p.Written = modified(filepath.Join(p.Path, deletedFile)), modified(filepath.Join(p.Path, OutputFile))
+		if p.Written.IsZero() {
+			p.Written = modified(p.Path)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// deletedFile, in a log directory, says that and when the container was deleted.
+const deletedFile = "deleted"
+
+// modified is when a file was written to; zero if there is none.
+func modified(path string) time.Time {
+	info, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// MarkDeleted notes in a container's log directory, if there is one, that the container is deleted.
+func (r *Remover) MarkDeleted(id string) error {
+	if r.LogRoot == "" || !validID(id) {
+		return nil
+	}
+	f, err := os.OpenFile(filepath.Join(r.LogRoot, id, deletedFile), os.O_CREATE|os.O_WRONLY, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("marking the log of container %s: %w", id, err)
+	}
+	return f.Close()
+}
+
+// RemovePiece removes what has no container any more, with whatever still runs of it. What is not there is removed already.
+// The caller has made sure that the container has no record.
+func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
+	if !ours(p.ID) {
+		return fmt.Errorf("container id %q: %w", p.ID, errdefs.ErrInvalidArgument)
+	}
+	switch p.Part {
+	case PartSnapshot:
+		return r.removeSnapshots(ctx, holdings{snapshots: []snapshotRef{{r.Snapshotter, p.ID}}})
+	case PartFIFOs:
+		return r.removeFIFOs(p.ID)
+	case PartMount:
+		if err := r.removeStrays(ctx, p.ID, "", ""); err != nil {
+			return err
+		}
+		return r.unmount(p.ID)
+	case PartCgroup:
+		return r.removeStrays(ctx, p.ID, "", p.Path)
+	case PartLog:
+		if filepath.Dir(p.Path) != filepath.Clean(r.LogRoot) {
+			return fmt.Errorf("log directory %q: %w", p.Path, errdefs.ErrInvalidArgument)
+		}
+		if err := os.RemoveAll(p.Path); err != nil {
+			return fmt.Errorf("removing the log of container %s: %w", p.ID, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("part %q of container %s: %w", p.Part, p.ID, errdefs.ErrInvalidArgument)
+}
+
+// Measure is about how many bytes of disk a container's removal frees; what cannot be read counts nothing.
+func (r *Remover) Measure(ctx context.Context, id string) int64 {
+	if !validID(id) {
+		return 0
+	}
+	known, err := r.look(ctx, id)
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	for _, ref := range known.snapshots {
+		step, cancel := r.step(ctx)
+		usage, err := r.Client.SnapshotService(ref.snapshotter).Usage(step, ref.key)
+		cancel()
+		if err == nil {
+			sum += usage.Size
+		}
+	}
+	if r.LogRoot != "" && !r.KeepLog {
+		sum += diskUsage(filepath.Join(r.LogRoot, id))
+	}
+	return sum
+}
+
+// diskUsage is what the files below a directory take.
+func diskUsage(dir string) int64 {
+	var sum int64
+	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it went in this moment
+		}
+		if info, err := e.Info(); err == nil {
+			if s, ok := info.Sys().(*syscall.Stat_t); ok {
+				sum += s.Blocks * 512
+			}
+		}
+		return nil
+	})
+	return sum
+}
