@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )

@@ -14,14 +14,13 @@ import (
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/httpstream"
-	httpstreamspdy "k8s.io/apimachinery/pkg/util/httpstream/spdy"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	"k8s.io/client-go/transport/websocket"
-	streamhttp "k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream"
+	streamspdy "k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -56,7 +55,7 @@ func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, er
 		return nil, fault.New(errdefs.ErrFailedPrecondition, ReasonNoCluster, "%s: %s", doing, err)
 	}
 	link, err := byWebSocket(ctx, c.config, target)
-	var upgrade *streamhttp.UpgradeFailureError
+	var upgrade *httpstream.UpgradeFailureError
 	if !errors.As(err, &upgrade) {
 		if err != nil {
 			return nil, refused(doing, err)
@@ -73,7 +72,7 @@ func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, er
 
 // moreOf is the API server's answer to the first way, which has a class, in place of the second one's, which has none; but
 // not where the first way alone is forbidden.
-func moreOf(err error, first *streamhttp.UpgradeFailureError) error {
+func moreOf(err error, first *httpstream.UpgradeFailureError) error {
 	var answer *apierrors.StatusError
 	if !errors.As(first.Cause, &answer) || apierrors.IsForbidden(answer) && !strings.Contains(err.Error(), "forbidden") {
 		return err
@@ -105,7 +104,7 @@ func byWebSocket(ctx context.Context, config *rest.Config, target *url.URL) (htt
 	if err != nil {
 		return nil, err
 	}
-	return httpstreamspdy.NewClientConnectionWithPings(portforward.NewTunnelingConnection("fsb-ctl", conn), pingPeriod)
+	return streamspdy.NewClientConnectionWithPings(portforward.NewTunnelingConnection("fsb-ctl", conn), pingPeriod)
 }
 
 func bySPDY(ctx context.Context, config *rest.Config, target *url.URL) (httpstream.Connection, error) {
@@ -117,7 +116,7 @@ func bySPDY(ctx context.Context, config *rest.Config, target *url.URL) (httpstre
 	if err != nil {
 		return nil, err
 	}
-	link, _, err := spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
+	link, _, err := spdy.NegotiateStreaming(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
 	return link, err
 }
 
