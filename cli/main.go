@@ -13,6 +13,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	env "github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -25,5 +26,6 @@ func main() {
 		Name: filepath.Base(os.Args[0]), Version: daemon.Version(),
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Terminal: term.IsTerminal(int(os.Stderr.Fd())),
 		Clock: clock.RealClock{}, Getenv: env.Env, DefaultConfigFile: config.DefaultFile(), Setup: obs.Setup,
+		Cluster: func(o tunnel.Options) (cmd.Pods, error) { return tunnel.Open(o) },
 	}, os.Args[1:]))
 }

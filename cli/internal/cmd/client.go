@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -22,7 +23,7 @@ import (
 )
 
 const (
-	// firstContact is how long an allocator that has never answered is tried: a wrong address should not cost a minute.
+	// firstContact is how long a server that has never answered is tried: a wrong address should not cost a minute.
 	firstContact = 5 * time.Second
 	retryFirst   = 100 * time.Millisecond
 	retryMost    = 2 * time.Second
@@ -35,19 +36,28 @@ func (c *cli) connect() (*grpc.ClientConn, error) {
 	if c.conn != nil {
 		return c.conn, nil
 	}
+	conn, err := c.dial(c.settings.Addr, rpc.RoleAllocator)
+	if err != nil {
+		return nil, err
+	}
+	c.conn = conn
+	return conn, nil
+}
+
+// dial returns a connection to a server of the role.
+func (c *cli) dial(target string, role rpc.Role, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	tls := c.settings.TLS
 	if !tls.Insecure && (tls.CertFile == "" || tls.KeyFile == "" || tls.CAFile == "") {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity,
 			"there is no certificate to show: cacert, cert and key are needed")
 	}
-	conn, err := rpc.Dial(c.settings.Addr, rpc.ClientConfig{TLS: tls, ServerName: rpc.RoleAllocator.ServerName()})
+	conn, err := rpc.Dial(target, rpc.ClientConfig{TLS: tls, ServerName: role.ServerName(), Options: options})
 	if err != nil {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity, "%s", err)
 	}
 	if tls.Insecure {
 		c.infof("warning: plaintext connection (--insecure)")
 	}
-	c.conn = conn
 	return conn, nil
 }
 
@@ -104,9 +114,13 @@ func call[T any](ctx context.Context, c *cli, doing string, do func(context.Cont
 	}
 }
 
-// hopeless tells whether an allocator that never answered has been tried long enough.
+// hopeless tells whether a server that never answered has been tried long enough.
 func (c *cli) hopeless(err error, begin time.Time) bool {
-	return fault.ReasonOf(err) == reasonConnection && !c.connected && c.Clock.Since(begin) > firstContact
+	switch fault.ReasonOf(err) {
+	case reasonConnection, tunnel.ReasonCluster, tunnel.ReasonPod:
+		return !c.connected && c.Clock.Since(begin) > firstContact
+	}
+	return false
 }
 
 // described finds the core of what gRPC says about a connection.
@@ -138,19 +152,26 @@ func (c *cli) classify(err error) error {
 		}
 	}
 	text := described(st.Message())
+	server, reason := c.settings.Addr, reasonConnection
+	if c.peer != "" {
+		server, reason = c.peer, tunnel.ReasonPod
+	}
 	switch {
 	case st.Code() == codes.Unavailable && certificateTrouble(text):
-		return fault.New(errdefs.ErrPermissionDenied, reasonCertificate, "connecting to %s: %s", c.settings.Addr, text)
-	case st.Code() == codes.Unavailable && strings.Contains(text, "first record does not look like a TLS handshake"):
-		return fault.New(errdefs.ErrFailedPrecondition, reasonConnection, "connecting to %s: %s", c.settings.Addr, text)
+		return fault.New(errdefs.ErrPermissionDenied, reasonCertificate, "connecting to %s: %s", server, text)
+	case st.Code() == codes.Unavailable && strings.Contains(text, plaintextSign):
+		return fault.New(errdefs.ErrFailedPrecondition, reason, "connecting to %s: %s", server, text)
 	case st.Code() == codes.Unavailable:
-		return fault.New(errdefs.ErrUnavailable, reasonConnection, "connecting to %s: %s", c.settings.Addr, text)
+		return fault.New(errdefs.ErrUnavailable, reason, "connecting to %s: %s", server, text)
 	case st.Code() == codes.DeadlineExceeded:
 		return fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "the call took longer than its %s", c.settings.Timeout)
 	default:
 		return rpc.FromStatus(err)
 	}
 }
+
+// plaintextSign is how TLS says that the other side knows none of it.
+const plaintextSign = "first record does not look like a TLS handshake"
 
 func certificateTrouble(text string) bool {
 	for _, sign := range []string{"x509:", "certificate", "remote error: tls:"} {

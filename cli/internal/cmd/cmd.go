@@ -1,6 +1,6 @@
 // Package cmd is fsb-ctl: one file for each command, and around them the connection, retries, progress, error lines and
-// exit codes that all of them share. A command talks to the allocator alone, through the generated clients. Main runs
-// once in a process; commands run one at a time.
+// exit codes that all of them share. A command talks to the allocator alone, through the generated clients, and those about
+// janitors to them. Main runs once in a process; commands run one at a time.
 package cmd
 
 import (
@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
@@ -37,6 +38,8 @@ type Env struct {
 	Getenv func(string) string
 	// DefaultConfigFile is read if it exists and no other is named.
 	DefaultConfigFile string
+	// Cluster finds the cluster that the janitors are in.
+	Cluster func(tunnel.Options) (Pods, error)
 	// Setup is obs.Setup: it changes the whole process, which tests that share one cannot have.
 	Setup func(context.Context, obs.Options) (context.Context, func(context.Context) error, error)
 }
@@ -47,7 +50,8 @@ type cli struct {
 	settings  *config.Settings
 	verbosity int
 	conn      *grpc.ClientConn
-	connected bool // whether the allocator has answered anything yet
+	peer      string // who is called, if that is not the allocator
+	connected bool   // whether the server has answered anything yet
 	progress  *progress
 	flush     func(context.Context) error
 	span      trace.Span
@@ -104,9 +108,9 @@ Exit codes:
 	root.PersistentFlags().CountVarP(&c.verbosity, "verbose", "v", "tell more: -v the trace id, -vv details, -vvvv debugging")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools and agents:"})
+	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools, agents and nodes:"})
 	c.addSandboxCommands(root, groupSandbox)
-	for _, sub := range []*cobra.Command{c.newPool(), c.newAgents()} {
+	for _, sub := range []*cobra.Command{c.newPool(), c.newAgents(), c.newJanitor()} {
 		sub.GroupID = groupMesh
 		root.AddCommand(sub)
 	}

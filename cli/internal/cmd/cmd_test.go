@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -105,6 +106,7 @@ type bench struct {
 	in           string
 	authority    *pki.Authority
 	stop         func()
+	cluster      func(tunnel.Options) (cmd.Pods, error)
 }
 
 func start(t *testing.T, f *fake) *bench {
@@ -159,7 +161,7 @@ func (b *bench) runTo(ctx context.Context, out *buffer, args ...string) result {
 	var err buffer
 	code := cmd.Main(ctx, cmd.Env{
 		Name: "fsb-ctl", Version: "v1.2.3", In: strings.NewReader(b.in), Out: out, Err: &err, Clock: b.clock,
-		Getenv: func(name string) string { return b.env[name] }, DefaultConfigFile: b.config, Setup: setup,
+		Getenv: func(name string) string { return b.env[name] }, DefaultConfigFile: b.config, Setup: setup, Cluster: b.cluster,
 	}, args)
 	return result{code, out.String(), err.String()}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/status"
 
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -37,11 +38,11 @@ func exitCodesHelp() string {
 		{exitOK, "success"},
 		{exitOther, "any other error"},
 		{exitUsage, "wrong usage or configuration"},
-		{exitNotFound, "not found: a sandbox, pool or image"},
+		{exitNotFound, "not found: a sandbox, pool, image, container or janitor"},
 		{exitExists, "already exists"},
 		{exitInvalid, "invalid argument, or a state that does not allow it"},
 		{exitNoCapacity, "no capacity, or overloaded"},
-		{exitUnavailable, "the allocator, an agent or Kubernetes cannot be reached"},
+		{exitUnavailable, "the allocator, an agent, a janitor or Kubernetes cannot be reached"},
 		{exitDeadline, "the deadline passed"},
 		{exitPermission, "permission denied, or a certificate that is not accepted"},
 		{exitInterrupted, "interrupted"},
@@ -91,7 +92,7 @@ func codeOf(err error) int {
 		return exitDeadline
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case fault.ReasonOf(err) == reasonNoIdentity:
+	case fault.ReasonOf(err) == reasonNoIdentity, fault.ReasonOf(err) == tunnel.ReasonNoCluster:
 		return exitUsage
 	case fault.ReasonOf(err) == reasonCertificate:
 		return exitPermission

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/containerd/errdefs"
+
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
@@ -12,6 +15,9 @@ const (
 	reasonConnection  fault.Reason = "CONNECTION_FAILED"
 	reasonCertificate fault.Reason = "CERTIFICATE_NOT_ACCEPTED"
 	reasonNoIdentity  fault.Reason = "NO_CERTIFICATE"
+	reasonNoJanitor   fault.Reason = "JANITOR_NOT_FOUND"
+	reasonNoContainer fault.Reason = "CONTAINER_NOT_FOUND"
+	reasonSweepFailed fault.Reason = "SWEEP_INCOMPLETE"
 )
 
 const envHint = "set FSB_ADDR, FSB_CACERT, FSB_CERT and FSB_KEY; with the local cluster: eval \"$(make -s env)\""
@@ -24,7 +30,7 @@ func hint(reason fault.Reason, err error) string {
 	}
 	switch reason {
 	case reasonConnection:
-		if strings.Contains(text, "first record does not look like a TLS handshake") {
+		if strings.Contains(text, plaintextSign) {
 			return "the server speaks plaintext: --insecure (FSB_INSECURE=true), or another address"
 		}
 		return "is the allocator up, and its address right? " + envHint
@@ -71,6 +77,27 @@ func hint(reason fault.Reason, err error) string {
 		return "fsb-ctl describe NAME"
 	case fault.Internal:
 		return "the allocator's log has the details; -v prints the trace id to look for"
+	default:
+		return janitorHint(reason, err)
+	}
+}
+
+// janitorHint is hint for the errors that come on the way to a janitor.
+func janitorHint(reason fault.Reason, err error) string {
+	switch reason {
+	case tunnel.ReasonNoCluster:
+		return "--kubeconfig FILE (or KUBECONFIG) and --context say which cluster"
+	case tunnel.ReasonCluster:
+		if errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) {
+			return "your user must be allowed to list pods, and to get and create pods/portforward, in the janitors' namespace"
+		}
+		return "is the cluster up, and the kubeconfig right? kubectl get nodes"
+	case reasonNoJanitor, tunnel.ReasonPod:
+		return "kubectl get pods -A -o wide -l " + janitorLabels
+	case reasonNoContainer:
+		return "fsb-ctl janitor verdicts"
+	case reasonSweepFailed:
+		return "the janitor tries again by itself; its log has the details"
 	default:
 		return ""
 	}

@@ -171,8 +171,10 @@ func TestDial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPIServer(t)
 			s.refuse = tc.refuse
-			conn, err := s.cluster(t).Dial(t.Context(), tunnel.Pod{Namespace: "system", Name: "echo"}, 9090)
+			dialling, dialled := context.WithCancel(t.Context())
+			conn, err := s.cluster(t).Dial(dialling, tunnel.Pod{Namespace: "system", Name: "echo"}, 9090)
 			require.NoError(t, err)
+			dialled() // the connection outlives what it was made for
 			said := strings.Repeat("how do you do? ", 10_000)
 			wrote := make(chan error, 1)
 			go func() { _, err := io.WriteString(conn, said); wrote <- err }()

@@ -1,0 +1,187 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/render"
+	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+)
+
+func (c *cli) newJanitorVerdicts(j *janitors) *cobra.Command {
+	f, watch := &verdictFilter{}, false
+	cmd := &cobra.Command{
+		Use: "verdicts", Aliases: []string{"verdict", "list", "ls"},
+		Short: "Show what janitors make of their nodes, and why",
+		Long: `Show what janitors make of every container of ours on their nodes, and of what is left of containers: Keep, Wait (it cannot
+be told yet) or Delete, and the reason. -o wide shows the evidence, -o json and -o yaml all of it.
+
+It is judged by what the janitor knows at this moment. Before it deletes anything it asks the API server again: "sweep
+--dry-run" does that, too.`,
+		Example: `  fsb-ctl janitor verdicts
+  fsb-ctl janitor verdicts --node worker-3 --action delete,wait -o wide
+  fsb-ctl janitor verdicts --reason agent-pod-gone -o json
+  fsb-ctl janitor verdicts --node worker-3 -w`,
+		Args:              exactly(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			actions, reasons, err := f.parse()
+			if err != nil {
+				return err
+			}
+			if watch {
+				return c.watchVerdicts(cmd.Context(), *j, &janitorv1.WatchVerdictsRequest{Actions: actions, Reasons: reasons})
+			}
+			return c.listVerdicts(cmd.Context(), *j, &janitorv1.ListVerdictsRequest{Actions: actions, Reasons: reasons})
+		},
+	}
+	cmd.Flags().StringSliceVar(&f.actions, "action", nil, "only these `actions`: "+strings.Join(render.VerdictActions(), ", "))
+	_ = cmd.RegisterFlagCompletionFunc("action", cobra.FixedCompletions(render.VerdictActions(), cobra.ShellCompDirectiveNoFileComp))
+	f.addReasons(cmd, "only these `reasons`: "+strings.Join(render.VerdictReasons(), ", "))
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on with what changes, until Ctrl-C; on one node")
+	return cmd
+}
+
+// listVerdicts prints those of the janitors that answered, whatever became of the others.
+func (c *cli) listVerdicts(ctx context.Context, j janitors, in *janitorv1.ListVerdictsRequest) error {
+	var all []*janitorv1.Verdict
+	failed := c.eachJanitor(ctx, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
+		out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*janitorv1.ListVerdictsResponse, error) {
+			return client.ListVerdicts(ctx, in)
+		})
+		all = append(all, out.GetVerdicts()...)
+		return err
+	})
+	if failed != nil && len(all) == 0 {
+		return failed
+	}
+	if err := c.printVerdicts(all); err != nil {
+		return err
+	}
+	return failed
+}
+
+func (c *cli) printVerdicts(all []*janitorv1.Verdict) error {
+	if done, err := printList(c, "verdicts", all); done {
+		return err
+	}
+	if c.settings.Output == "name" {
+		return c.printNames("container", verdictIDs(all)...)
+	}
+	if len(all) == 0 {
+		c.infof("no verdicts found")
+		return nil
+	}
+	columns := render.Columns{Wide: c.settings.Output == "wide"}
+	t := render.Verdicts(columns)
+	for _, v := range all {
+		t.Add(render.VerdictRow(columns, "", v)...)
+	}
+	return t.Flush(c.Out)
+}
+
+func verdictIDs(all []*janitorv1.Verdict) []string {
+	ids := make([]string, len(all))
+	for i, v := range all {
+		ids[i] = v.GetContainerId()
+	}
+	return ids
+}
+
+// watchVerdicts prints until ctx ends, which is no error.
+func (c *cli) watchVerdicts(ctx context.Context, j janitors, in *janitorv1.WatchVerdictsRequest) error {
+	cluster, found, err := c.find(ctx, j)
+	if err != nil {
+		return err
+	}
+	if len(found) > 1 {
+		return usagef("--watch looks at one node: there are %d janitors, and --node names one", len(found))
+	}
+	err = c.atJanitor(ctx, cluster, found[0], func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
+		w := &verdictWatcher{c: c, columns: render.Columns{Event: true, Wide: c.settings.Output == "wide"}}
+		w.table = render.Verdicts(w.columns)
+		o, err := openStream(ctx, c, "watching "+c.peer, func(ctx context.Context) (grpc.ServerStreamingClient[janitorv1.WatchVerdictsResponse], error) {
+			return client.WatchVerdicts(ctx, in)
+		})
+		for event := o.first; err == nil; event, err = o.stream.Recv() {
+			if err := w.print(event); err != nil {
+				return err
+			}
+		}
+		return c.classify(ended(err))
+	})
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // Ctrl-C is how a watch ends
+	}
+	return err
+}
+
+// verdictWatcher prints changes.
+type verdictWatcher struct {
+	c       *cli
+	columns render.Columns
+	table   *render.Table
+	synced  bool
+}
+
+// print writes one change. Rows before SYNCED are held back, so that they share widths.
+func (w *verdictWatcher) print(event *janitorv1.WatchVerdictsResponse) error {
+	synced := event.GetType() == janitorv1.WatchVerdictsResponse_TYPE_SYNCED
+	w.synced = w.synced || synced
+	switch w.c.settings.Output {
+	case "json":
+		line, err := render.Line(event)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w.c.Out, "%s\n", line)
+		return err
+	case "yaml":
+		raw, err := render.JSON(event)
+		if err != nil {
+			return err
+		}
+		if raw, err = render.YAML(raw); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w.c.Out, "---\n%s", raw)
+		return err
+	case "name":
+		if synced {
+			return nil
+		}
+		return w.c.printNames("container", event.GetVerdict().GetContainerId())
+	}
+	if !synced {
+		w.table.Add(render.VerdictRow(w.columns, strings.TrimPrefix(event.GetType().String(), "TYPE_"), event.GetVerdict())...)
+	}
+	if !w.synced {
+		return nil
+	}
+	return w.table.Flush(w.c.Out)
+}
+
+// begun is a stream with its first message, which is nil where it has none.
+type begun[T any] struct {
+	stream grpc.ServerStreamingClient[T]
+	first  *T
+}
+
+// openStream opens a stream. Only this much is repeated while the server is unavailable, and bounded by the timeout. The
+// error of a stream without a message is io.EOF.
+func openStream[T any](ctx context.Context, c *cli, doing string, open func(context.Context) (grpc.ServerStreamingClient[T], error)) (begun[T], error) {
+	return call(ctx, c, doing, func(callCtx context.Context) (begun[T], error) {
+		streamCtx, release := opening(ctx, callCtx, false)
+		defer release()
+		stream, err := open(streamCtx)
+		if err != nil {
+			return begun[T]{}, err
+		}
+		first, err := stream.Recv()
+		return begun[T]{stream, first}, err
+	})
+}
