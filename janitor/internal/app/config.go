@@ -1,0 +1,106 @@
+// Package app wires the janitor of one node: the picture of the node and its sources, the sweeper, and the API for people.
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+// Config is the janitor's settings.
+type Config struct {
+	daemon.Common
+
+	// BindAddress of the gRPC server.
+	BindAddress string
+	// NodeName is the node that the janitor keeps.
+	NodeName string
+	// ContainerdSocket, ContainerdNamespace and Snapshotter are those of the agents.
+	ContainerdSocket, ContainerdNamespace, Snapshotter string
+	// LogRoot, FIFORoot, ProcRoot, HostProc and CgroupRoot are where the host's are seen; see ctrd.Remover.
+	LogRoot, FIFORoot, ProcRoot, HostProc, CgroupRoot string
+	// Policy is what is judged by.
+	Policy verdict.Policy
+	// ScanInterval is the time between full scans.
+	ScanInterval time.Duration
+	// Workers is how many things are removed at once.
+	Workers int
+	// Kubeconfig is a file; empty for the Pod's own service account.
+	Kubeconfig string
+	// KubeQPS and KubeBurst bound the requests to the API server.
+	KubeQPS, KubeBurst int
+}
+
+var _ daemon.Config = (*Config)(nil)
+
+// AddFlags adds the flags, with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	c.Common.AddFlags(fs)
+	fs.StringVar(&c.BindAddress, "bind-address", ":5759", "`address` of the gRPC server")
+	fs.StringVar(&c.NodeName, "node-name", "", "`name` of the node that the janitor keeps")
+	config.BindEnv(fs, "node-name", "NODE_NAME")
+	fs.StringVar(&c.ContainerdSocket, "containerd-socket", ctrd.DefaultSocket, "`path` of containerd's socket")
+	config.BindEnv(fs, "containerd-socket", "CONTAINERD_SOCKET")
+	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", ctrd.DefaultNamespace, "containerd's `namespace` of the agents' containers")
+	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "`name` of the agents' snapshotter")
+	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, as the agents have it")
+	fs.StringVar(&c.FIFORoot, "fifo-root", ctrd.DefaultFIFORoot, "`directory` of the FIFOs that containerd's clients make; empty for not looking there")
+	fs.StringVar(&c.ProcRoot, "proc-root", "/proc", "`directory` in which the host's processes are seen")
+	fs.StringVar(&c.HostProc, "host-proc", "/proc/1", "`directory`, in /proc, of a process in containerd's mount namespace; empty for not looking for mounts")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` in which the host's cgroups are seen")
+	fs.DurationVar(&c.Policy.Grace, "grace", 10*time.Second, "`time` for which a Sandbox has to be missing, and its container has to be there, before the container is deleted")
+	fs.DurationVar(&c.Policy.LeftoverGrace, "leftover-grace", 2*time.Minute, "`time` for which a snapshot, FIFO, mount or cgroup has to be without a container before it is removed")
+	fs.DurationVar(&c.Policy.LogRetention, "log-retention", 0, "`time` for which the output of a container is kept after the janitor deleted it")
+	fs.DurationVar(&c.ScanInterval, "scan-interval", time.Minute, "`time` between scans of the whole node; what changes is looked at as it changes")
+	fs.IntVar(&c.Workers, "workers", 8, "`number` of containers that are removed at once")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 50, "requests a second to the API server")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 100, "requests to the API server in a burst")
+}
+
+// Validate returns every problem at once, each naming its flag.
+func (c *Config) Validate() error {
+	problems := c.Common.Validate()
+	require := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	_, _, err := net.SplitHostPort(c.BindAddress)
+	require(err == nil, "--bind-address is %q, want host:port", c.BindAddress)
+	require(c.NodeName != "", "--node-name is required (or NODE_NAME)")
+	require(c.ContainerdNamespace != "", "--containerd-namespace is required")
+	require(c.Snapshotter != "", "--snapshotter is required")
+	for _, p := range []struct {
+		flag, path string
+		optional   bool
+	}{
+		{"containerd-socket", c.ContainerdSocket, false}, {"log-root", c.LogRoot, false}, {"fifo-root", c.FIFORoot, true},
+		{"proc-root", c.ProcRoot, false}, {"host-proc", c.HostProc, true}, {"cgroup-root", c.CgroupRoot, false},
+	} {
+		clean := filepath.IsAbs(p.path) && filepath.Clean(p.path) == p.path && p.path != "/"
+		require(clean || (p.optional && p.path == ""), "--%s is %q, want a clean absolute path", p.flag, p.path)
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"grace", c.Policy.Grace}, {"leftover-grace", c.Policy.LeftoverGrace}, {"scan-interval", c.ScanInterval},
+	} {
+		require(d.value > 0, "--%s is %s, want more than nothing", d.flag, d.value)
+	}
+	require(c.Policy.LogRetention >= 0, "--log-retention is %s, want nothing or more", c.Policy.LogRetention)
+	require(c.Workers > 0, "--workers is %d, want at least 1", c.Workers)
+	require(c.KubeQPS > 0, "--kube-api-qps is %d, want at least 1", c.KubeQPS)
+	require(c.KubeBurst >= c.KubeQPS, "--kube-api-burst is %d, want at least --kube-api-qps", c.KubeBurst)
+	return errors.Join(problems...)
+}

@@ -1,0 +1,57 @@
+package sweep
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+// Teller returns what writes an Event for each deletion: on the Sandbox, where it is there still, else on the node.
+func Teller(recorder events.EventRecorder, node string) func(observe.Finding) {
+	// Events on nodes name the node in place of its uid, as the kubelet's do: so `kubectl describe node` finds them.
+	onNode := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
+	return func(f observe.Finding) {
+		if f.Key.Remnant {
+			recorder.Eventf(onNode, nil, corev1.EventTypeNormal, "LeftoverRemoved", "Remove",
+				"removed what was left of container %s: %s", f.Key.ID, f.Key.Kind)
+			return
+		}
+		o := f.Observation
+		about := onNode
+		if f.ResourceUID != "" && o.Resource.UID == o.Identity.SandboxUID {
+			about = &corev1.ObjectReference{
+				APIVersion: v1alpha1.GroupVersion.String(), Kind: "Sandbox", Namespace: o.Identity.Namespace, Name: o.Identity.Name,
+				UID: types.UID(f.ResourceUID),
+			}
+		}
+		what := "slot " + f.Key.ID
+		if o.Identity.Name != "" {
+			what = "container " + f.Key.ID + " of sandbox " + o.Identity.Namespace + "/" + o.Identity.Name
+		} else if o.Defect != "" {
+			what = "container " + f.Key.ID + ", whose labels do not add up,"
+		}
+		recorder.Eventf(about, nil, corev1.EventTypeWarning, "OrphanRemoved", "Remove",
+			"removed %s on node %s: %s", what, node, explain(f.Verdict.Reason))
+	}
+}
+
+// explain says a reason for people.
+func explain(r verdict.Reason) string {
+	switch r {
+	case verdict.AgentPodGone:
+		return "the Pod of its agent is gone"
+	case verdict.SandboxAbsent:
+		return "its Sandbox is gone"
+	case verdict.SandboxReplaced:
+		return "another Sandbox has its name"
+	case verdict.AttemptOver:
+		return "its Sandbox is at a later attempt"
+	case verdict.AssignedElsewhere:
+		return "its Sandbox is assigned to another agent"
+	}
+	return r.String()
+}
