@@ -1,0 +1,120 @@
+package graph
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Vertex is an object of a neighbourhood, or an owner that was not observed: its Object then has no more than a place.
+type Vertex struct {
+	Object  Object
+	Virtual bool
+	State   State
+	// Distance is the number of references between it and the object that was asked for.
+	Distance int
+}
+
+// Reference is an owner reference of a neighbourhood, from the dependent to the owner, by UIDs.
+type Reference struct {
+	Dependent, Owner string
+	Standing         Standing
+	Block            bool
+}
+
+// Neighbourhood is a part of the graph.
+type Neighbourhood struct {
+	Vertices   []Vertex
+	References []Reference
+	// Truncated tells that there is more within the depth that was asked for.
+	Truncated bool
+}
+
+// Neighbours are the objects within a number of references of one, in both directions, at most limit of them, nearest first.
+func (g *Graph) Neighbours(uid string, depth, limit int) (Neighbourhood, bool) {
+	e := g.entries[uid]
+	if e == nil || e.node == nil {
+		return Neighbourhood{}, false
+	}
+	var out Neighbourhood
+	distance := map[*node]int{e.node: 0}
+	order := []*node{e.node}
+	for i := 0; i < len(order); i++ {
+		n := order[i]
+		if distance[n] == depth {
+			continue
+		}
+		for _, next := range n.neighbours() {
+			if _, ok := distance[next]; ok {
+				continue
+			}
+			if len(order) >= limit {
+				out.Truncated = true
+				continue
+			}
+			distance[next] = distance[n] + 1
+			order = append(order, next)
+		}
+	}
+	virtual := map[string]bool{}
+	for _, n := range order {
+		out.Vertices = append(out.Vertices, Vertex{Object: n.object(), State: g.state(n), Distance: distance[n]})
+		for _, e := range n.edges {
+			owner, r := e.target.observed(), e.target.ref
+			if _, in := distance[owner]; owner != nil && !in || owner == nil && distance[n] == depth {
+				continue
+			}
+			out.References = append(out.References, Reference{Dependent: n.UID, Owner: r.UID, Standing: e.standing(), Block: e.block == True})
+			if owner == nil && !virtual[r.UID] {
+				virtual[r.UID] = true
+				out.Vertices = append(out.Vertices, Vertex{Virtual: true, Distance: distance[n] + 1,
+					Object: Object{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name, UID: r.UID}})
+			}
+		}
+	}
+	return out, true
+}
+
+// neighbours are the observed owners and dependents, each once, ordered by UID.
+func (n *node) neighbours() []*node {
+	out := n.dependents()
+	for _, e := range n.edges {
+		if owner := e.target.observed(); owner != nil {
+			out = append(out, owner)
+		}
+	}
+	slices.SortFunc(out, byUID)
+	return slices.Compact(out)
+}
+
+// Dot is the neighbourhood in the language of Graphviz: arrows point from owners to dependents, as deletions go.
+func (n Neighbourhood) Dot() string {
+	var b strings.Builder
+	b.WriteString("digraph owners {\n  node [shape=box];\n")
+	for _, v := range n.Vertices {
+		label := v.Object.Kind.String() + "\n" + v.Object.Name
+		if v.Object.Namespace != "" {
+			label = v.Object.Kind.String() + "\n" + v.Object.Namespace + "/" + v.Object.Name
+		}
+		style := "solid"
+		switch {
+		case v.Virtual:
+			style = "dashed"
+		case v.Object.Deleting || v.State == Doomed:
+			style = "dotted"
+		}
+		if v.State != "" {
+			label += "\n" + string(v.State)
+		}
+		fmt.Fprintf(&b, "  %q [label=%q, style=%s];\n", v.Object.UID, label, style)
+	}
+	for _, r := range n.References {
+		width := 1
+		if r.Block {
+			width = 2
+		}
+		fmt.Fprintf(&b, "  %q -> %q [label=%q, penwidth=%d];\n", r.Owner, r.Dependent, r.Standing, width)
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
