@@ -41,7 +41,7 @@ func TestShippedDescriptions(t *testing.T) {
 		require.True(t, strings.HasPrefix(d.Name, "docker.io/fast-sandbox/"), d.Name)
 		names[d.Name] = true
 	}
-	for _, name := range []string{"allocator:dev", "controller:dev", "agent:dev", "gateway:dev", "pause:dev", "busybox:demo", "python:demo"} {
+	for _, name := range []string{"allocator:dev", "controller:dev", "agent:dev", "gateway:dev", "janitor:dev", "pause:dev", "busybox:demo", "python:demo"} {
 		require.True(t, names["docker.io/fast-sandbox/"+name], name)
 	}
 }
