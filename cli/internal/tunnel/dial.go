@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -50,10 +49,7 @@ func (c *Cluster) Dial(ctx context.Context, p Pod, port int32) (net.Conn, error)
 // connect makes the tunnel that streams are opened in.
 func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, error) {
 	doing := "port-forwarding to Pod " + p.Name
-	target, err := c.url(p)
-	if err != nil {
-		return nil, fault.New(errdefs.ErrFailedPrecondition, ReasonNoCluster, "%s: %s", doing, err)
-	}
+	target := c.core.RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
 	link, err := byWebSocket(ctx, c.config, target)
 	var upgrade *httpstream.UpgradeFailureError
 	if !errors.As(err, &upgrade) {
@@ -78,17 +74,6 @@ func moreOf(err error, first *httpstream.UpgradeFailureError) error {
 		return err
 	}
 	return answer
-}
-
-func (c *Cluster) url(p Pod) (*url.URL, error) {
-	config := rest.CopyConfig(c.config)
-	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	client, err := rest.UnversionedRESTClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("making a client: %w", err)
-	}
-	return client.Post().AbsPath("/api/v1").Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL(), nil
 }
 
 func byWebSocket(ctx context.Context, config *rest.Config, target *url.URL) (httpstream.Connection, error) {

@@ -64,7 +64,7 @@ type Pod struct {
 // Cluster is a cluster. Make it with Open.
 type Cluster struct {
 	config *rest.Config
-	pods   typedcorev1.PodsGetter
+	core   *typedcorev1.CoreV1Client
 }
 
 // Open finds the cluster. It asks the API server nothing. The error is errdefs.ErrFailedPrecondition if no configuration
@@ -84,7 +84,7 @@ func New(config *rest.Config) (*Cluster, error) {
 	if err != nil {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, ReasonNoCluster, "finding the cluster: %s", err)
 	}
-	return &Cluster{config: config, pods: client}, nil
+	return &Cluster{config: config, core: client}, nil
 }
 
 // rules are where kubectl looks. A file that was named must be there.
@@ -109,7 +109,7 @@ func (c *Cluster) Pods(ctx context.Context, s Selector) ([]Pod, error) {
 	if s.Node != "" {
 		options.FieldSelector += ",spec.nodeName=" + s.Node
 	}
-	list, err := c.pods.Pods(s.Namespace).List(ctx, options)
+	list, err := c.core.Pods(s.Namespace).List(ctx, options)
 	if err != nil {
 		return nil, refused("listing Pods", err)
 	}
