@@ -96,6 +96,31 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 	return err
 }
 
+// A name's meaning is looked up while a claim goes on; what it meant before must not run, nor be blamed.
+func TestATagThatMovesIsNotClaimedAsItWas(t *testing.T) {
+	s := containerd.Start(t)
+	r := withSlots(t, s)
+	const name = "docker.io/library/moves:test"
+	for i, c := range []struct {
+		command string
+		lost    bool
+	}{
+		{"/first", false},
+		{"/second", true}, // which the image that is expected does not have
+		{"/second", false},
+	} {
+		if i < 2 {
+			s.Import(t, name, containerd.Image(t, containerd.WithFile(c.command, "#!/bin/sh\n", 0o755)))
+		}
+		err := launch(t.Context(), r, box(t, s, true, "moves:test", c.command))
+		if c.lost {
+			require.ErrorIs(t, err, runtime.ErrSlotLost)
+			continue
+		}
+		require.NoError(t, err)
+	}
+}
+
 // TestEqualConfinement runs one program both ways and compares all that it can see of how it is confined.
 func TestEqualConfinement(t *testing.T) {
 	s := containerd.Start(t)

@@ -3,6 +3,7 @@ package fastpath_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,4 +131,43 @@ func TestARepetitionIsNotJudgedAnew(t *testing.T) {
 	other.RequestId, other.Spec.ExpireTime = "other", req.Spec.ExpireTime
 	_, err = m.create(other)
 	require.Equal(t, fault.InvalidField, fault.ReasonOf(err), "a new one is")
+}
+
+// The container of a create that was answered with an error is still being deleted when its caller makes sure that there is
+// nothing: should this process die now, the next one would find it, and take it for acknowledged.
+func TestADeleteWaitsForWhatACreateMayHaveLeft(t *testing.T) {
+	m := newMesh(t)
+	var reachable atomic.Bool
+	m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.OnCreate = func(context.Context, *agentv1.SandboxRecord) error {
+			return status.Error(codes.Unavailable, "connection reset")
+		}
+		a.OnDelete = func(context.Context, *agentv1.Fence) error {
+			if !reachable.Load() {
+				return status.Error(codes.Unavailable, "cut off")
+			}
+			return nil
+		}
+	})
+	_, err := m.create(request("one"))
+	require.True(t, fault.IsUnsettled(err))
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(m.remove("one")))
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("another")))
+	reachable.Store(true)
+	m.eventually("there is nothing", func() bool { return fault.ReasonOf(m.remove("one")) == fault.SandboxNotFound })
+}
+
+// A sandbox that expires before it starts was never acknowledged, and who began its create undoes it: a later leader must
+// not answer with it.
+func TestAStrongCreateThatExpiresIsNoAnswer(t *testing.T) {
+	m, req := cutOff(t, false)
+	m.starts("one", func(s *v1alpha1.SandboxStatus) { s.Phase = v1alpha1.PhaseExpired })
+	m.eventually("that is seen", func() bool {
+		sb, err := m.get("one")
+		return err == nil && sb.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_EXPIRED
+	})
+	_, err := m.create(req)
+	require.Equal(t, fault.PhaseConflict, fault.ReasonOf(err))
+	require.False(t, fault.IsUnsettled(err))
+	m.nothing()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -78,10 +79,11 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 		if known {
 			s.config.Fleet.Release(fence)
 		} else { // the place stays taken until it is known what became of it
+			s.reaper.Drive(reap.Order{Fence: fence})
 			if !atTheDoor(err) {
 				open = append(open, fleet.KeyOf(fence))
+				s.leaveOpen(store.Key{Namespace: record.GetNamespace(), Name: record.GetName()}, fleet.KeyOf(fence))
 			}
-			s.reaper.Drive(reap.Order{Fence: fence})
 		}
 		if fault.ReasonOf(err) == fault.LeaderSuperseded {
 			// Another process decides now. What became of this attempt is its to find out, too.
@@ -100,6 +102,21 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 		exclude = append(exclude, fence.GetAgentUid())
 		last = err
 	}
+}
+
+// leaveOpen notes a try of a create of which it is not known what became, and whose container is being deleted.
+func (s *Server) leaveOpen(name store.Key, try fleet.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.open, func(_ store.Key, tries []fleet.Key) bool { return !slices.ContainsFunc(tries, s.reaper.Driving) })
+	s.open[name] = append(s.open[name], try)
+}
+
+// hasOpen tells whether a create under the name may still have left a container.
+func (s *Server) hasOpen(name store.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.open[name], s.reaper.Driving)
 }
 
 func (s *Server) reserve(ctx context.Context, p *plan, record *agentv1.SandboxRecord, attempt int64, exclude []string) (*allocatorv1.Assignment, error) {

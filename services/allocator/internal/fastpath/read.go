@@ -35,7 +35,10 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	case err != nil:
 		return store.Item{}, errAPI(err)
 	case there == nil:
-		if err := s.awaitHeard(ctx, key); err != nil {
+		if err := s.await(ctx, key, s.heard); err != nil {
+			return store.Item{}, err
+		}
+		if err := s.await(ctx, key, s.settled); err != nil {
 			return store.Item{}, err
 		}
 		if item, ok := s.store.Get(key); ok {
@@ -50,18 +53,29 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	return store.Item{}, s.missing(key) // it went in between
 }
 
-// awaitHeard waits a moment until every agent that may have the sandbox has been heard: one that has just started soon is.
-func (s *Server) awaitHeard(ctx context.Context, key store.Key) error {
+// await waits a moment for a check of a name to be good: an agent that has just started is soon heard, and a container that
+// nobody was told of soon gone.
+func (s *Server) await(ctx context.Context, key store.Key, check func(store.Key) error) error {
 	until := s.config.Clock.Now().Add(shortPatience)
 	for {
-		err := s.heard(key)
+		err := check(key)
 		if err == nil || s.config.Clock.Now().After(until) {
 			return err
 		}
 		if s.pause(ctx, shortPatience/20) != nil {
-			return errContext(ctx, "waiting for the agents' word", err)
+			return errContext(ctx, "making sure that there is no such sandbox", err)
 		}
 	}
+}
+
+// settled is an error while a create under the name may still have left a container. Who asks for its deletion must not be
+// told that there is nothing: should this process die, the next one would find it.
+func (s *Server) settled(key store.Key) error {
+	if !s.hasOpen(key) {
+		return nil
+	}
+	return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "what a create of sandbox %s may have left is still being deleted", key).
+		RetryIn(time.Second)
 }
 
 // heard is an error if an agent that may have the sandbox has not been heard since this process leads.

@@ -129,7 +129,9 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 			"the sandbox %s of this request_id has been deleted", a.response.GetSandbox().GetName())
 	}
 	if live && item.Resource != nil && !ok {
-		if phase := item.Sandbox.GetStatus().GetPhase(); phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_BOUND {
+		// Whatever its phase: nobody was told of one that never started, and who began it may be about to undo it.
+		if phase := item.Sandbox.GetStatus().GetPhase(); phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_BOUND ||
+			!toldOf(item.Resource) {
 			return nil, item.Resource, nil
 		}
 	}

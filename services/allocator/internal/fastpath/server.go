@@ -151,6 +151,7 @@ type Server struct {
 	flights   map[requestKey]*flight          // creates with a request_id that run now
 	abandoned map[string]struct{}             // creates that failed and are being undone, by momentOf
 	answers   *answers                        // what creates with a request_id were answered
+	open      map[store.Key][]fleet.Key       // tries of creates of which it is not known what became
 	creating  map[string]struct{}             // sandbox uids of creates that run now
 	jobs      map[string]job                  // writes behind, by sandbox uid
 	burials   map[fleet.Key]*burial           // deletions whose custom resource may be there, or come; see bury.go
@@ -163,7 +164,7 @@ type Server struct {
 func New(cfg Config) *Server {
 	s := &Server{
 		config: cfg, store: cfg.Store, locks: keylock.New[store.Key](),
-		flights: map[requestKey]*flight{}, answers: newAnswers(), abandoned: map[string]struct{}{}, creating: map[string]struct{}{},
+		flights: map[requestKey]*flight{}, answers: newAnswers(), abandoned: map[string]struct{}{}, open: map[store.Key][]fleet.Key{}, creating: map[string]struct{}{},
 		jobs: map[string]job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
 		burials: map[fleet.Key]*burial{}, burying: make(chan struct{}, buryParallel), late: map[types.UID]*v1alpha1.Sandbox{},
 	}

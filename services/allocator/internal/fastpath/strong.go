@@ -228,6 +228,8 @@ func (s *Server) started(key store.Key, uid string, sb *sandboxv1.Sandbox) (bool
 		return ok && item.Resource != nil && item.Resource.EffectiveUID() == uid && hasStarted(item.Resource), nil
 	case st.GetPhase() == sandboxv1.Phase_PHASE_FAILED:
 		return false, failed(st)
+	case st.GetPhase() == sandboxv1.Phase_PHASE_EXPIRED:
+		return false, fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "sandbox %s expired before it started", key)
 	}
 	return false, nil
 }

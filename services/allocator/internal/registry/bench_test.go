@@ -98,13 +98,38 @@ func sizes(b *testing.B, sizes []int, f func(b *testing.B, n int)) {
 
 var allSizes = []int{100, 1000, 10000, 100000}
 
-// BenchmarkAllocate is the success path in a steady state: a place is reserved, and the oldest reservation released.
+func (b *bench) release(request int) {
+	b.r.Release(b.now, b.requests[request].Key, b.agents[request])
+}
+
+// BenchmarkAllocate is the success path in a steady state: places are reserved, after as many of the oldest reservations
+// were released, which does not count.
 func BenchmarkAllocate(b *testing.B) {
 	sizes(b, allSizes, func(b *testing.B, n int) {
 		w := newBench(n, nil).fill(b, n)
+		room := 0
 		for b.Loop() {
-			old := w.oldest()
-			w.r.Release(w.now, w.requests[old].Key, w.agents[old])
+			if room == 0 {
+				b.StopTimer()
+				for oldest := w.oldest(); room < min(n, 1000); room++ {
+					w.release((oldest + room) % len(w.requests))
+				}
+				b.StartTimer()
+			}
+			w.allocate(b)
+			w.now = w.now.Add(time.Microsecond)
+			room--
+		}
+	})
+}
+
+// BenchmarkTurnover is a place that is reserved, and the oldest reservation that is released: of all that is remembered, what
+// was touched the longest ago.
+func BenchmarkTurnover(b *testing.B) {
+	sizes(b, allSizes, func(b *testing.B, n int) {
+		w := newBench(n, nil).fill(b, n)
+		for b.Loop() {
+			w.release(w.oldest())
 			w.allocate(b)
 			w.now = w.now.Add(time.Microsecond)
 		}
