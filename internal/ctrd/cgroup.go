@@ -53,11 +53,13 @@ func (r *Remover) hierarchies() []string {
 	return out
 }
 
-// cgroups are, by container, the paths below the hierarchies of all cgroups that are called as ours are.
+// cgroups are, by container, the paths below the hierarchies of all cgroups within the parents that are called as ours are.
 func (r *Remover) cgroups() map[string]string {
 	found := map[string]string{}
 	for _, root := range r.hierarchies() {
-		walkCgroups(root, "/", found)
+		for _, parent := range r.CgroupParents {
+			walkCgroups(root, filepath.Join("/", parent), found)
+		}
 	}
 	return found
 }
@@ -65,7 +67,7 @@ func (r *Remover) cgroups() map[string]string {
 func walkCgroups(root, path string, found map[string]string) {
 	entries, err := os.ReadDir(filepath.Join(root, path))
 	if err != nil {
-		return // it went in this moment
+		return // it went in this moment, or this hierarchy has none
 	}
 	for _, e := range entries {
 		if !e.IsDir() {

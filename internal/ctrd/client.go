@@ -18,6 +18,8 @@ import (
 const (
 	// DefaultSocket is where containerd listens on most hosts.
 	DefaultSocket = "/run/containerd/containerd.sock"
+	// DefaultStateDir is where containerd keeps what it needs of running containers.
+	DefaultStateDir = "/run/containerd"
 	// DefaultNamespace is the kubelet's, so that images that the node has need no pull.
 	DefaultNamespace = "k8s.io"
 	// DefaultSnapshotter keeps root file systems.

@@ -1,5 +1,7 @@
 package ctrd
 
+import "context"
+
 // What the unit tests look at.
 var (
 	Belongs  = belongs
@@ -17,7 +19,7 @@ func CgroupsPath(raw []byte) string { return parseSpec(raw).Linux.CgroupsPath }
 func (r *Remover) RemoveLog(id string) error { return r.removeLog(id) }
 
 // Unmount takes a container's mounts away.
-func (r *Remover) Unmount(id string) error { return r.unmount(id) }
+func (r *Remover) Unmount(ctx context.Context, id string) error { return r.unmount(ctx, id) }
 
 // RemoveFIFOs removes a container's FIFOs.
 func (r *Remover) RemoveFIFOs(id string) error { return r.removeFIFOs(id) }

@@ -1,6 +1,8 @@
 package ctrd
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,12 +16,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmount takes away the mounts of a container's root file system that its shim left behind.
-func (r *Remover) unmount(id string) error {
-	if r.HostProc == "" {
-		return nil
+// ProcOfContainerd, as a Remover's HostProc, is that of containerd itself.
+const ProcOfContainerd = "containerd"
+
+// hostProc is the /proc directory that mounts are looked for by; "" for none. containerd is asked for its own each time, for
+// it may have been restarted; where its process is not seen from here, the host's first one is taken for one like it.
+func (r *Remover) hostProc(ctx context.Context) (string, error) {
+	if r.HostProc != ProcOfContainerd {
+		return r.HostProc, nil
 	}
-	points, err := r.mountPoints(func(owner string) bool { return owner == id })
+	step, cancel := r.step(ctx)
+	defer cancel()
+	server, err := r.Client.IntrospectionService().Server(step)
+	if err != nil {
+		return "", fmt.Errorf("asking containerd for its process: %w", err)
+	}
+	seen, err := os.Readlink(filepath.Join(r.ProcRoot, "self", "ns", "pid"))
+	if err != nil || server.GetPid() == 0 || seen != fmt.Sprintf("pid:[%d]", server.GetPidns()) {
+		return filepath.Join(r.ProcRoot, "1"), nil //nolint:nilerr // what cannot be compared is not the same
+	}
+	return filepath.Join(r.ProcRoot, strconv.FormatUint(server.GetPid(), 10)), nil
+}
+
+// unmount takes away the mounts of a container's root file system that its shim left behind.
+func (r *Remover) unmount(ctx context.Context, id string) error {
+	proc, err := r.hostProc(ctx)
+	if err != nil || proc == "" {
+		return err
+	}
+	points, err := r.mountPoints(proc, func(owner string) bool { return owner == id })
 	if err != nil {
 		return fmt.Errorf("looking for mounts of container %s: %w", id, err)
 	}
@@ -27,7 +52,7 @@ func (r *Remover) unmount(id string) error {
 		return nil
 	}
 	slices.Reverse(points) // what was mounted last goes first
-	err = inMountNamespace(filepath.Join(r.HostProc, "ns", "mnt"), func() error {
+	err = inMountNamespace(filepath.Join(proc, "ns", "mnt"), func() error {
 		for _, p := range points {
 			err := unix.Unmount(p.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // it went in this moment
@@ -45,14 +70,18 @@ func (r *Remover) unmount(id string) error {
 // mountPoint is where a container's bundle has something mounted.
 type mountPoint struct{ id, path string }
 
-// mountPoints are the mount points in bundles (DIRECTORY/NAMESPACE/ID/...) of those containers that want says, in the order
-// in which they were mounted.
-func (r *Remover) mountPoints(want func(id string) bool) ([]mountPoint, error) {
-	raw, err := os.ReadFile(filepath.Join(r.HostProc, "mountinfo"))
+// bundles is the directory in which containerd has one for each container that has a task.
+func (r *Remover) bundles() string {
+	return filepath.Join(cmp.Or(r.StateDir, DefaultStateDir), "io.containerd.runtime.v2.task", r.Client.DefaultNamespace()) + "/"
+}
+
+// mountPoints are the mount points in the bundles of those containers that want says, in the order in which they were mounted.
+func (r *Remover) mountPoints(proc string, want func(id string) bool) ([]mountPoint, error) {
+	raw, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}
-	namespace := r.Client.DefaultNamespace()
+	bundles := r.bundles()
 	var out []mountPoint
 	for line := range strings.Lines(string(raw)) {
 		fields := strings.Fields(line)
@@ -60,12 +89,9 @@ func (r *Remover) mountPoints(want func(id string) bool) ([]mountPoint, error) {
 			continue
 		}
 		path := unescape(fields[4])
-		parts := strings.Split(path, "/")
-		for i := 1; i < len(parts); i++ {
-			if parts[i-1] == namespace && validID(parts[i]) && want(parts[i]) {
-				out = append(out, mountPoint{parts[i], path})
-				break
-			}
+		rest, within := strings.CutPrefix(path, bundles)
+		if id, _, _ := strings.Cut(rest, "/"); within && want(id) {
+			out = append(out, mountPoint{id, path})
 		}
 	}
 	return out, nil

@@ -36,8 +36,13 @@ type Remover struct {
 	// FIFORoot holds the directories of FIFOs that containerd's clients make (`/run/containerd/fifo`); empty for not looking.
 	FIFORoot string
 	// HostProc is the /proc directory of a process in containerd's mount namespace (`/proc/1`), for mounts that were left
-	// behind; empty for not looking.
+	// behind; ProcOfContainerd for containerd's own, below ProcRoot; empty for not looking.
 	HostProc string
+	// StateDir is the directory of containerd's state, as containerd sees it. Empty: DefaultStateDir.
+	StateDir string
+	// CgroupParents are the paths below the hierarchies' roots within which Survey looks for cgroups (`/kubepods`): others may
+	// be of another containerd, for instance of a cluster within this host's containers.
+	CgroupParents []string
 	// KeepLog leaves the log directory, but for what a slot has in it.
 	KeepLog bool
 	// StepTimeout bounds each call to containerd. Zero: 5 s.
@@ -96,7 +101,7 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	r.before(StepMounts)
-	if err := r.unmount(id); err != nil {
+	if err := r.unmount(ctx, id); err != nil {
 		return err
 	}
 	r.before(StepFIFOs)

@@ -11,8 +11,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
@@ -45,9 +47,10 @@ type Piece struct {
 // ours tells whether something is named after a container of ours.
 func ours(id string) bool { return identity.IsContainerID(id) }
 
-// Survey finds everything on the node that is named as parts of our containers are, whether they have a record or not. What
-// it cannot read is in the error; the rest is returned all the same. A container's own snapshot is found in the Remover's
-// snapshotter alone.
+// Survey finds everything on the node that is named as parts of our containers are, whether they have a record or not: snapshots
+// in the Remover's snapshotter, mounts in containerd's own bundles, cgroups within the parents. A cgroup in which something
+// runs that containerd knows nothing of is not told of: it is another's. What cannot be read is in the error; the rest is
+// returned all the same.
 func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 	var out []Piece
 	var errs []error
@@ -69,8 +72,12 @@ func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 			out = append(out, Piece{ID: f.id, Part: PartFIFOs})
 		}
 	}
-	if r.HostProc != "" {
-		points, err := r.mountPoints(ours)
+	proc, err := r.hostProc(ctx)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing mounts: %w", err))
+	}
+	if proc != "" {
+		points, err := r.mountPoints(proc, ours)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing mounts: %w", err))
 		}
@@ -78,14 +85,63 @@ func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 			out = append(out, Piece{ID: p.id, Part: PartMount})
 		}
 	}
-	for id, path := range r.cgroups() {
-		out = append(out, Piece{ID: id, Part: PartCgroup, Path: path})
+	groups, err := r.freeCgroups(ctx)
+	if err != nil {
+		errs = append(errs, err)
 	}
+	out = append(out, groups...)
 	logs, err := r.logs()
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing logs: %w", err))
 	}
 	return append(out, logs...), errors.Join(errs...)
+}
+
+// freeCgroups are the cgroups of ours that are empty, or in which something runs as a task of this containerd.
+func (r *Remover) freeCgroups(ctx context.Context) ([]Piece, error) {
+	all := r.cgroups()
+	if len(all) == 0 {
+		return nil, nil
+	}
+	known, err := r.taskIDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Piece
+	for id, path := range all {
+		if known[id] || len(r.members(path)) == 0 {
+			out = append(out, Piece{ID: id, Part: PartCgroup, Path: path})
+		}
+	}
+	return out, nil
+}
+
+// taskIDs are the ids of all tasks, of those without a record as well.
+func (r *Remover) taskIDs(ctx context.Context) (map[string]bool, error) {
+	step, cancel := r.step(ctx)
+	defer cancel()
+	resp, err := r.Client.TaskService().List(step, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("listing tasks: %w", errgrpc.ToNative(err))
+	}
+	ids := make(map[string]bool, len(resp.GetTasks()))
+	for _, t := range resp.GetTasks() {
+		ids[t.GetID()] = true
+	}
+	return ids, nil
+}
+
+// removeFreeCgroup removes a cgroup without a container, with what runs in it if that is a task of this containerd.
+func (r *Remover) removeFreeCgroup(ctx context.Context, p Piece) error {
+	known, err := r.taskIDs(ctx)
+	if err != nil {
+		return err
+	}
+	if known[p.ID] {
+		return r.removeStrays(ctx, p.ID, "", p.Path)
+	}
+	r.removeCgroup(p.Path) // fails if anything runs in it
+	return nil
 }
 
 // logs are the log directories of our containers, those that are being made among them.
@@ -150,8 +206,8 @@ func (r *Remover) MarkDeleted(id string) error {
 	return f.Close()
 }
 
-// RemovePiece removes what has no container any more, with whatever still runs of it. What is not there is removed already.
-// The caller has made sure that the container has no record.
+// RemovePiece removes what has no container any more, with whatever containerd still runs of it. What is not there is removed
+// already. The caller has made sure that the container has no record.
 func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	if !ours(p.ID) {
 		return fmt.Errorf("container id %q: %w", p.ID, errdefs.ErrInvalidArgument)
@@ -165,9 +221,9 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 		if err := r.removeStrays(ctx, p.ID, "", ""); err != nil {
 			return err
 		}
-		return r.unmount(p.ID)
+		return r.unmount(ctx, p.ID)
 	case PartCgroup:
-		return r.removeStrays(ctx, p.ID, "", p.Path)
+		return r.removeFreeCgroup(ctx, p)
 	case PartLog:
 		if filepath.Dir(p.Path) != filepath.Clean(r.LogRoot) {
 			return fmt.Errorf("log directory %q: %w", p.Path, errdefs.ErrInvalidArgument)

@@ -22,6 +22,7 @@ const (
 	sandboxA = "0f8fad5b-d9cb-469f-a165-70867728950e-1"
 	sandboxB = "7c9e6679-7425-40de-944b-e07fc1f90ae7-12"
 	slotC    = "slot.0123456789abcdef0123"
+	busy     = "slot.ffffffffffffffffffff"
 	owner    = "16fd2706-8baf-433b-82eb-8c7fada847da"
 )
 
@@ -91,15 +92,19 @@ func world(t *testing.T, h *host) *ctrd.Remover {
 	put(t, filepath.Join(r.LogRoot, slotC, "output.log")) // its owner was removed already
 	put(t, filepath.Join(r.LogRoot, "lost+found", "owner"))
 	put(t, filepath.Join(r.LogRoot, sandboxB)) // no directory
-	for _, path := range []string{"pids/kubepods/pod1/fsb-" + sandboxA, "memory/kubepods/pod1/fsb-" + sandboxA, "pids/a.slice/fsb-" + sandboxB + ".scope", "pids/fsb-test-1/cri-2", "pids/fsb-nobody"} {
+	r.StateDir, r.CgroupParents = "/run/my containerd", []string{"/kubepods", "a.slice", "fsb-test-1", "none"}
+	for _, path := range []string{"pids/kubepods/pod1/fsb-" + sandboxA, "memory/kubepods/pod1/fsb-" + sandboxA, "pids/a.slice/fsb-" + sandboxB + ".scope", "pids/fsb-test-1/cri-2", "pids/fsb-nobody", "pids/docker/x/kubepods/fsb-" + slotC, "pids/kubepods/fsb-" + busy} {
 		require.NoError(t, os.MkdirAll(filepath.Join(r.CgroupRoot, path), 0o700))
 	}
+	// Something runs in it of which this containerd knows nothing.
+	require.NoError(t, os.WriteFile(filepath.Join(r.CgroupRoot, "pids", "kubepods", "fsb-"+busy, "cgroup.procs"), []byte("4194304\n"), 0o600))
 	require.NoError(t, os.MkdirAll(r.HostProc, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(r.HostProc, "mountinfo"), []byte(strings.Join([]string{
 		"1 0 0:1 / / rw - ext4 /dev/sda rw",
 		`2 1 0:2 / /run/my\040containerd/io.containerd.runtime.v2.task/k8s.io/` + sandboxA + "/rootfs rw - overlay overlay rw",
-		"3 1 0:2 / /run/containerd/io.containerd.runtime.v2.task/moby/" + sandboxB + "/rootfs rw - overlay overlay rw",
-		"4 1 0:2 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/4f5e/rootfs rw - overlay overlay rw",
+		`3 1 0:2 / /run/my\040containerd/io.containerd.runtime.v2.task/moby/` + sandboxB + "/rootfs rw - overlay overlay rw",
+		"5 1 0:2 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/" + sandboxB + "/rootfs rw - overlay overlay rw",
+		`4 1 0:2 / /run/my\040containerd/io.containerd.runtime.v2.task/k8s.io/4f5e/rootfs rw - overlay overlay rw`,
 		"torn",
 	}, "\n")), 0o600))
 	return r
@@ -155,7 +160,8 @@ func TestRemovePiece(t *testing.T) {
 	for _, p := range left {
 		require.Equal(t, ctrd.PartSnapshot, p.Part, "the fake forgets nothing: %+v", p)
 	}
-	for _, path := range []string{filepath.Join(r.LogRoot, "lost+found"), filepath.Join(r.FIFORoot, "2"), filepath.Join(r.CgroupRoot, "pids", "fsb-nobody"), filepath.Join(r.CgroupRoot, "pids", "fsb-test-1", "cri-2")} {
+	for _, path := range []string{filepath.Join(r.LogRoot, "lost+found"), filepath.Join(r.FIFORoot, "2"), filepath.Join(r.CgroupRoot, "pids", "fsb-nobody"), filepath.Join(r.CgroupRoot, "pids", "fsb-test-1", "cri-2"),
+		filepath.Join(r.CgroupRoot, "pids", "docker", "x", "kubepods", "fsb-"+slotC), filepath.Join(r.CgroupRoot, "pids", "kubepods", "fsb-"+busy)} {
 		require.True(t, exists(path), path)
 	}
 	for _, p := range []ctrd.Piece{

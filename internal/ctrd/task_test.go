@@ -64,6 +64,10 @@ func (s service) Get(context.Context, *tasks.GetRequest, ...grpc.CallOption) (*t
 	return &tasks.GetResponse{Process: &task.Process{Status: s.h.status}}, nil
 }
 
+func (s service) List(context.Context, *tasks.ListTasksRequest, ...grpc.CallOption) (*tasks.ListTasksResponse, error) {
+	return &tasks.ListTasksResponse{}, nil
+}
+
 func (s service) Kill(_ context.Context, r *tasks.KillRequest, _ ...grpc.CallOption) (*emptypb.Empty, error) {
 	if r.GetSignal() != 9 || !r.GetAll() {
 		return nil, errors.New("that kills not everything")

@@ -54,7 +54,7 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 	defer containerd.Close()
 	remover := &ctrd.Remover{
 		Client: containerd, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, ProcRoot: cfg.ProcRoot, CgroupRoot: cfg.CgroupRoot,
-		FIFORoot: cfg.FIFORoot, HostProc: cfg.HostProc, KeepLog: cfg.Policy.LogRetention > 0,
+		FIFORoot: cfg.FIFORoot, HostProc: cfg.HostProc, StateDir: cfg.StateDir, CgroupParents: cfg.CgroupParents, KeepLog: cfg.Policy.LogRetention > 0,
 	}
 	p, err := build(ctx, cfg, api, remover)
 	if err != nil {

@@ -27,7 +27,9 @@ type Config struct {
 	// ContainerdSocket, ContainerdNamespace and Snapshotter are those of the agents.
 	ContainerdSocket, ContainerdNamespace, Snapshotter string
 	// LogRoot, FIFORoot, ProcRoot, HostProc and CgroupRoot are where the host's are seen; see ctrd.Remover.
-	LogRoot, FIFORoot, ProcRoot, HostProc, CgroupRoot string
+	LogRoot, FIFORoot, ProcRoot, HostProc, StateDir, CgroupRoot string
+	// CgroupParents are where agents' Pods have their cgroups, below the roots of the hierarchies.
+	CgroupParents []string
 	// Policy is what is judged by.
 	Policy verdict.Policy
 	// ScanInterval is the time between full scans.
@@ -55,8 +57,10 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, as the agents have it")
 	fs.StringVar(&c.FIFORoot, "fifo-root", ctrd.DefaultFIFORoot, "`directory` of the FIFOs that containerd's clients make; empty for not looking there")
 	fs.StringVar(&c.ProcRoot, "proc-root", "/proc", "`directory` in which the host's processes are seen")
-	fs.StringVar(&c.HostProc, "host-proc", "/proc/1", "`directory`, in /proc, of a process in containerd's mount namespace; empty for not looking for mounts")
+	fs.StringVar(&c.HostProc, "host-proc", ctrd.ProcOfContainerd, "`directory`, in /proc, of a process in containerd's mount namespace; \"containerd\" is containerd's own; empty for not looking for mounts")
+	fs.StringVar(&c.StateDir, "containerd-state", ctrd.DefaultStateDir, "`directory` of containerd's state, as containerd sees it; empty for not looking for mounts")
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` in which the host's cgroups are seen")
+	fs.StringSliceVar(&c.CgroupParents, "cgroup-parents", []string{"/kubepods", "/kubepods.slice"}, "`paths` of the kubelet's cgroups, within which cgroups without a container are looked for")
 	fs.DurationVar(&c.Policy.Grace, "grace", 10*time.Second, "`time` for which a Sandbox has to be missing, and its container has to be there, before the container is deleted")
 	fs.DurationVar(&c.Policy.LeftoverGrace, "leftover-grace", 2*time.Minute, "`time` for which a snapshot, FIFO, mount or cgroup has to be without a container before it is removed")
 	fs.DurationVar(&c.Policy.LogRetention, "log-retention", 0, "`time` for which the output of a container is kept after the janitor deleted it")
@@ -85,10 +89,11 @@ func (c *Config) Validate() error {
 		optional   bool
 	}{
 		{"containerd-socket", c.ContainerdSocket, false}, {"log-root", c.LogRoot, false}, {"fifo-root", c.FIFORoot, true},
-		{"proc-root", c.ProcRoot, false}, {"host-proc", c.HostProc, true}, {"cgroup-root", c.CgroupRoot, false},
+		{"proc-root", c.ProcRoot, false}, {"host-proc", c.HostProc, true}, {"containerd-state", c.StateDir, true}, {"cgroup-root", c.CgroupRoot, false},
 	} {
 		clean := filepath.IsAbs(p.path) && filepath.Clean(p.path) == p.path && p.path != "/"
-		require(clean || (p.optional && p.path == ""), "--%s is %q, want a clean absolute path", p.flag, p.path)
+		asked := p.flag == "host-proc" && p.path == ctrd.ProcOfContainerd
+		require(clean || asked || (p.optional && p.path == ""), "--%s is %q, want a clean absolute path", p.flag, p.path)
 	}
 	for _, d := range []struct {
 		flag  string

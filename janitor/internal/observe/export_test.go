@@ -1,0 +1,7 @@
+package observe
+
+// What the unit tests look at.
+var (
+	Read        = read
+	ContainerOf = containerOf
+)

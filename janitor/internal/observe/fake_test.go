@@ -1,0 +1,286 @@
+package observe_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	grace    = 10 * time.Second
+	leftover = time.Minute
+	interval = time.Minute
+	patience = 20 * time.Second
+	tick     = 2 * time.Millisecond
+)
+
+// world is a node and an API server that do as they are told, and write down what they were asked.
+type world struct {
+	*observe.Board
+
+	clock *clocktesting.FakeClock
+
+	mu         sync.Mutex
+	asked      []string
+	containers map[string]observe.Container
+	pieces     []ctrd.Piece
+	running    map[string]bool
+	pods       map[string]bool
+	sandboxes  map[string]*v1alpha1.Sandbox
+	fail       map[string]error
+	orphans    []observe.Key
+	changed    func(id string)
+	broken     chan struct{}
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{
+		clock: clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)), containers: map[string]observe.Container{},
+		running: map[string]bool{}, pods: map[string]bool{}, sandboxes: map[string]*v1alpha1.Sandbox{}, fail: map[string]error{},
+		broken: make(chan struct{}),
+	}
+	metrics, err := observe.NewMetrics(prometheus.NewRegistry())
+	require.NoError(t, err)
+	w.Board = observe.New(observe.Config{
+		Node: w, API: w, Policy: verdict.Policy{Grace: grace, LeftoverGrace: leftover}, ScanInterval: interval, Metrics: metrics,
+		Orphan: func(k observe.Key) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.orphans = append(w.orphans, k)
+		},
+		Clock: w.clock, Log: logr.Discard(),
+	})
+	return w
+}
+
+// end ends a board that was not run.
+func (w *world) end(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, w.Run(ctx))
+}
+
+// synced is a world in which all was seen.
+func synced(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	t.Cleanup(func() { w.end(t) })
+	w.SetSynced()
+	require.NoError(t, w.Scan(t.Context()))
+	return w
+}
+
+func (w *world) ask(what string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked = append(w.asked, what)
+	return w.fail[what]
+}
+
+// asking returns what was asked of the API server and clears the record.
+func (w *world) asking(prefixes ...string) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := slices.DeleteFunc(slices.Clone(w.asked), func(s string) bool { return !slices.Contains(prefixes, s) })
+	w.asked = nil
+	return out
+}
+
+func (w *world) List(context.Context) (observe.Listing, error) {
+	err := w.ask("list")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := observe.Listing{Pods: map[string]bool{}}
+	for _, c := range w.containers {
+		l.Containers = append(l.Containers, c)
+	}
+	for uid := range w.running {
+		l.Pods[uid] = true
+	}
+	return l, err
+}
+
+func (w *world) Get(_ context.Context, id string) (observe.Container, error) {
+	err := w.ask("get")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c, ok := w.containers[id]
+	if !ok && err == nil {
+		err = fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
+	}
+	return c, err
+}
+
+func (w *world) Runs(_ context.Context, uid string) (bool, error) {
+	err := w.ask("runs")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.running[uid], err
+}
+
+func (w *world) Survey(context.Context) ([]ctrd.Piece, error) {
+	err := w.ask("survey")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.pieces), err
+}
+
+func (w *world) Events(ctx context.Context, ready func(), changed func(string)) error {
+	w.mu.Lock()
+	w.changed = changed
+	broken := w.broken
+	w.mu.Unlock()
+	ready()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-broken:
+		return errdefs.ErrUnavailable
+	}
+}
+
+func (w *world) Pods(context.Context) (map[string]bool, error) {
+	err := w.ask("pods")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]bool{}
+	for uid := range w.pods {
+		out[uid] = true
+	}
+	return out, err
+}
+
+func (w *world) Sandbox(_ context.Context, namespace, name string) (*v1alpha1.Sandbox, error) {
+	err := w.ask("sandbox")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.sandboxes[namespace+"/"+name], err
+}
+
+// change changes the world; nobody is told.
+func (w *world) change(f func(w *world)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f(w)
+}
+
+// told returns the orphans that were told of, and clears the record.
+func (w *world) told() []observe.Key {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := w.orphans
+	w.orphans = nil
+	return out
+}
+
+const (
+	uidOne = "0f8fad5b-d9cb-469f-a165-70867728950e"
+	idOne  = uidOne + "-1"
+	agentA = "agent-a"
+)
+
+// one is a running container of an acknowledged, written sandbox that was made an hour ago.
+func one(w *world, change ...func(*observe.Container)) observe.Container {
+	c := observe.Container{
+		ID: idOne, Managed: true, CreatedAt: w.clock.Now().Add(-time.Hour),
+		Identity: identity.Identity{
+			Namespace: "ns", Name: "one", SandboxUID: uidOne, Attempt: 1, AgentUID: agentA, Pool: "p", State: identity.StateClaimed, Persisted: true,
+		},
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	return c
+}
+
+// sandbox is a Sandbox that assigns an attempt to an agent; no agent assigns nothing.
+func sandbox(uid, agentUID string, attempt int64) *v1alpha1.Sandbox {
+	s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "one", UID: types.UID("meta-" + uid), Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: uid},
+	}}
+	s.Status.Attempt = attempt
+	if agentUID != "" {
+		s.SetAssignment(&v1alpha1.Assignment{AgentUID: agentUID, SandboxUID: uid, Attempt: attempt})
+	}
+	return s
+}
+
+// alive has an agent live, for the cache and for the API server.
+func (w *world) alive(uid string) {
+	w.change(func(w *world) { w.pods[uid] = true })
+	w.SetPod(uid, false)
+}
+
+// place puts a container on the node, and scans.
+func (w *world) place(t *testing.T, c observe.Container) {
+	t.Helper()
+	w.change(func(w *world) { w.containers[c.ID] = c })
+	require.NoError(t, w.Scan(t.Context()))
+}
+
+// write has a Sandbox there, for the cache and for the API server.
+func (w *world) write(s *v1alpha1.Sandbox) {
+	w.change(func(w *world) { w.sandboxes[s.Namespace+"/"+s.Name] = s })
+	w.SetSandbox(&s.ObjectMeta)
+}
+
+// erase has a Sandbox gone.
+func (w *world) erase(s *v1alpha1.Sandbox) {
+	w.change(func(w *world) { delete(w.sandboxes, s.Namespace+"/"+s.Name) })
+	w.RemoveSandbox(&s.ObjectMeta)
+}
+
+// verdicts are what is found, by name: a container's id, or a remnant's with its kind.
+func (w *world) verdicts(t *testing.T) map[string]verdict.Reason {
+	t.Helper()
+	found, err := w.Findings()
+	require.NoError(t, err)
+	out := map[string]verdict.Reason{}
+	for _, f := range found {
+		name := f.Key.ID
+		if f.Key.Remnant {
+			name += " " + f.Key.Kind.String()
+		}
+		out[name] = f.Verdict.Reason
+	}
+	return out
+}
+
+func (w *world) verdict(t *testing.T) verdict.Reason {
+	t.Helper()
+	all := w.verdicts(t)
+	require.Contains(t, all, idOne)
+	return all[idOne]
+}
+
+func marshal(v any) string {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return strconv.Quote(err.Error())
+	}
+	return string(raw)
+}

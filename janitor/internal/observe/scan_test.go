@@ -1,0 +1,205 @@
+package observe_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+func pack(t *testing.T, m proto.Message) *anypb.Any {
+	t.Helper()
+	raw, err := anypb.New(m)
+	require.NoError(t, err)
+	return raw
+}
+
+func TestRemnants(t *testing.T) {
+	w := synced(t)
+	w.alive(agentA)
+	w.SetPod("agent-gone", true)
+	log := func(owner string, change ...func(*ctrd.Piece)) ctrd.Piece {
+		p := ctrd.Piece{ID: idOne, Part: ctrd.PartLog, Owner: owner, Written: w.clock.Now()}
+		for _, f := range change {
+			f(&p)
+		}
+		return p
+	}
+	scan := func(pieces ...ctrd.Piece) map[string]verdict.Reason {
+		w.change(func(w *world) { w.pieces = pieces })
+		require.NoError(t, w.Scan(t.Context()))
+		return w.verdicts(t)
+	}
+	snapshot := ctrd.Piece{ID: idOne, Part: ctrd.PartSnapshot}
+	require.Equal(t, map[string]verdict.Reason{
+		idOne + " snapshot": verdict.LeftoverYoung, idOne + " cgroup": verdict.LeftoverYoung, idOne + " log": verdict.LogOfAgent,
+	}, scan(snapshot, ctrd.Piece{ID: idOne, Part: ctrd.PartCgroup, Path: "/a"}, log(agentA)))
+	w.clock.Step(leftover)
+	require.Equal(t, map[string]verdict.Reason{
+		idOne + " snapshot": verdict.Leftover, idOne + " fifos": verdict.LeftoverYoung, idOne + " mount": verdict.LeftoverYoung, idOne + " log": verdict.Leftover,
+	}, scan(snapshot, ctrd.Piece{ID: idOne, Part: ctrd.PartFIFOs}, ctrd.Piece{ID: idOne, Part: ctrd.PartMount}, log("agent-gone")))
+	require.Equal(t, verdict.LogOfAgent, scan(log("agent-gone"), log(agentA))[idOne+" log"], "of two, the one of whom lives counts")
+	require.Equal(t, verdict.AgentPodUnknown, scan(log("nobody"))[idOne+" log"])
+	require.Equal(t, verdict.Leftover, scan(log(""))[idOne+" log"], "its removal was cut short")
+	require.Equal(t, verdict.Leftover, scan(log(agentA, func(p *ctrd.Piece) { p.Deleted = w.clock.Now() }))[idOne+" log"])
+	w.told()
+
+	key := observe.Key{ID: idOne, Remnant: true, Kind: verdict.Snapshot}
+	scan(snapshot)
+	w.clock.Step(leftover)
+	require.Equal(t, map[string]verdict.Reason{idOne + " snapshot": verdict.Leftover}, scan(snapshot))
+	require.Contains(t, w.told(), key)
+	f, err := w.Confirm(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, verdict.Delete, f.Verdict.Action)
+	require.Equal(t, []ctrd.Piece{snapshot}, f.Pieces)
+	w.change(func(w *world) { w.containers[idOne] = one(w) })
+	_, err = w.Confirm(t.Context(), key)
+	require.True(t, errdefs.IsNotFound(err), "there is a container now")
+	require.Equal(t, map[string]verdict.Reason{idOne: verdict.WithinGrace}, scan(snapshot))
+}
+
+func TestALogsAgentIsAskedForAnew(t *testing.T) {
+	w := synced(t)
+	w.SetPod(agentA, true)
+	w.change(func(w *world) {
+		w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartLog, Owner: agentA, Written: w.clock.Now()}}
+	})
+	require.NoError(t, w.Scan(t.Context()))
+	key := observe.Key{ID: idOne, Remnant: true, Kind: verdict.Log}
+	require.Equal(t, []observe.Key{key}, slices.Compact(w.told()))
+	w.change(func(w *world) { w.pods[agentA] = true })
+	f, err := w.Confirm(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, verdict.LogOfAgent, f.Verdict.Reason)
+	w.change(func(w *world) { delete(w.pods, agentA); w.fail["pods"] = errors.New("away") })
+	_, err = w.Confirm(t.Context(), key)
+	require.ErrorContains(t, err, "away")
+	w.Gone(key)
+	_, err = w.Confirm(t.Context(), key)
+	require.True(t, errdefs.IsNotFound(err))
+}
+
+func TestASurveyThatFailsForgetsNothing(t *testing.T) {
+	w := synced(t)
+	w.change(func(w *world) { w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartMount}} })
+	require.NoError(t, w.Scan(t.Context()))
+	w.change(func(w *world) { w.pieces, w.fail["survey"] = nil, errors.New("read-only") })
+	require.ErrorContains(t, w.Scan(t.Context()), "read-only")
+	w.clock.Step(leftover)
+	require.Equal(t, map[string]verdict.Reason{idOne + " mount": verdict.Leftover}, w.verdicts(t))
+}
+
+// start runs the board until the test ends.
+func start(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	w.alive(agentA)
+	w.SetSynced()
+	require.Eventually(t, w.Ready, patience, tick)
+	return w
+}
+
+// stepUntil lets time pass until something is so.
+func (w *world) stepUntil(t *testing.T, so func() bool, step time.Duration) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		if so() {
+			return true
+		}
+		w.clock.Step(step)
+		return false
+	}, patience, tick)
+}
+
+func TestContainersAreFollowed(t *testing.T) {
+	w := start(t)
+	w.write(sandbox(uidOne, agentA, 1))
+	reason := func() verdict.Reason {
+		found, err := w.Findings()
+		if err != nil || len(found) != 1 {
+			return verdict.NotManaged
+		}
+		return found[0].Verdict.Reason
+	}
+	event := func(c *observe.Container) {
+		w.mu.Lock()
+		delete(w.containers, idOne)
+		if c != nil {
+			w.containers[idOne] = *c
+		}
+		changed := w.changed
+		w.mu.Unlock()
+		changed(idOne)
+	}
+	require.Eventually(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.changed != nil }, patience, tick)
+	young := one(w, unwritten)
+	event(&young)
+	w.stepUntil(t, func() bool { return reason() == verdict.NotPersisted }, 10*time.Millisecond)
+	written := one(w)
+	event(&written)
+	w.stepUntil(t, func() bool { return reason() == verdict.Assigned }, 10*time.Millisecond)
+	event(nil)
+	w.stepUntil(t, func() bool { return len(w.verdicts(t)) == 0 }, 10*time.Millisecond)
+}
+
+// TestTimeAloneMakesAnOrphan: nothing happens but that the grace passes, and nobody scans.
+func TestTimeAloneMakesAnOrphan(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	w.alive(agentA)
+	s := sandbox(uidOne, agentA, 1)
+	w.write(s)
+	w.change(func(w *world) { w.containers[idOne] = one(w) })
+	w.SetSynced()
+	require.NoError(t, w.Scan(t.Context()))
+	go func() { ended <- w.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-ended)
+	}()
+	w.erase(s)
+	began := w.clock.Now()
+	w.stepUntil(t, func() bool { return len(w.told()) > 0 }, 100*time.Millisecond)
+	require.GreaterOrEqual(t, w.clock.Since(began), grace)
+}
+
+func TestABreakInTheEventsHasAllLookedAt(t *testing.T) {
+	w := start(t)
+	scans := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		n := 0
+		for _, a := range w.asked {
+			if a == "list" {
+				n++
+			}
+		}
+		return n
+	}
+	w.stepUntil(t, func() bool { return scans() >= 2 }, 10*time.Millisecond) // at the start, and when the events were on
+	before := scans()
+	w.mu.Lock()
+	close(w.broken)
+	w.broken = make(chan struct{})
+	w.mu.Unlock()
+	w.stepUntil(t, func() bool { return scans() > before }, 10*time.Millisecond)
+}
