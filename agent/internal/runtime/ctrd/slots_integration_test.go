@@ -112,7 +112,9 @@ func TestATagThatMovesIsNotClaimedAsItWas(t *testing.T) {
 		if i < 2 {
 			s.Import(t, name, containerd.Image(t, containerd.WithFile(c.command, "#!/bin/sh\n", 0o755)))
 		}
-		err := launch(t.Context(), r, box(t, s, true, "moves:test", c.command))
+		b := box(t, s, true, "moves:test", c.command)
+		err := launch(t.Context(), r, b)
+		require.NoError(t, r.Delete(t.Context(), b.ID))
 		if c.lost {
 			require.ErrorIs(t, err, runtime.ErrSlotLost)
 			continue
