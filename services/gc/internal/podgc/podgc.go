@@ -1,0 +1,178 @@
+// Package podgc deletes Pods that nobody else will, as seed 003 says: it observes Pods and nodes, has the pure core (plan)
+// decide, asks the API server for nodes that seem to be gone, and carries the deletions out. It never deletes a Pod whose
+// phase it could not set to Failed before, and never another Pod of the same name. Run and Round are not to be called
+// concurrently.
+package podgc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc/plan"
+)
+
+// Config is what a Collector needs. All of it is required.
+type Config struct {
+	Client kubernetes.Interface
+	Pods   corelisters.PodLister
+	Nodes  corelisters.NodeLister
+	// Threshold is how many finished Pods are kept; 0 keeps all.
+	Threshold int
+	// Period is the time between rounds, Quarantine how long a node must be unknown before the API server is asked for it.
+	Period, Quarantine time.Duration
+	// Parallel is how many Pods are deleted at once.
+	Parallel int
+	// Permit is asked before each deletion; an error is why there is to be none now.
+	Permit  func() error
+	Clock   clock.WithTicker
+	Metrics prometheus.Registerer
+}
+
+// Collector is the controller.
+type Collector struct {
+	Config
+
+	quarantine *plan.Quarantine
+	metrics    *metrics
+}
+
+// New returns a collector that is not running.
+func New(cfg Config) (*Collector, error) {
+	var problems []error
+	for name, missing := range map[string]bool{
+		"Client": cfg.Client == nil, "Pods": cfg.Pods == nil, "Nodes": cfg.Nodes == nil, "Permit": cfg.Permit == nil,
+		"Clock": cfg.Clock == nil, "Metrics": cfg.Metrics == nil, "Period": cfg.Period <= 0, "Parallel": cfg.Parallel <= 0,
+	} {
+		if missing {
+			problems = append(problems, fmt.Errorf("podgc: %s is required", name))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	m, err := newMetrics(cfg.Metrics)
+	return &Collector{Config: cfg, quarantine: plan.NewQuarantine(cfg.Quarantine), metrics: m}, err
+}
+
+// Run makes a round each period until ctx ends. The caches behind the listers must have synced.
+func (c *Collector) Run(ctx context.Context) error {
+	ticker := c.Clock.NewTicker(c.Period)
+	defer ticker.Stop()
+	for {
+		c.Round(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// Round looks at all Pods once. What fails is logged and counted; the next round tries again.
+func (c *Collector) Round(ctx context.Context) {
+	log := logr.FromContextOrDiscard(ctx)
+	start := c.Clock.Now()
+	o, err := c.observe()
+	if err != nil {
+		log.Error(err, "listing for the collection of Pods")
+		return
+	}
+	due := c.quarantine.Due(start, o.Pods, o.Nodes)
+	c.metrics.quarantined.Set(float64(c.quarantine.Waiting()))
+	o.Gone = c.gone(ctx, due)
+	deletions := plan.Deletions(o)
+	slots := make(chan struct{}, c.Parallel)
+	var wg sync.WaitGroup
+	for _, d := range deletions {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			c.collect(ctx, d)
+		})
+	}
+	wg.Wait()
+	c.metrics.round.Observe(c.Clock.Since(start).Seconds())
+}
+
+func (c *Collector) observe() (plan.Observation, error) {
+	o := plan.Observation{Threshold: c.Threshold}
+	pods, err := c.Pods.List(labels.Everything())
+	if err != nil {
+		return o, fmt.Errorf("listing Pods: %w", err)
+	}
+	nodes, err := c.Nodes.List(labels.Everything())
+	if err != nil {
+		return o, fmt.Errorf("listing nodes: %w", err)
+	}
+	for _, p := range pods {
+		o.Pods = append(o.Pods, plan.Pod{
+			Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Node: p.Spec.NodeName, Phase: string(p.Status.Phase),
+			StatusReason: p.Status.Reason, Created: p.CreationTimestamp.Time, Terminating: p.DeletionTimestamp != nil,
+		})
+	}
+	for _, n := range nodes {
+		o.Nodes = append(o.Nodes, observed(n))
+	}
+	return o, nil
+}
+
+func observed(n *corev1.Node) plan.Node {
+	out := plan.Node{Name: n.Name}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.Ready = c.Status == corev1.ConditionTrue
+		}
+	}
+	for _, t := range n.Spec.Taints {
+		out.OutOfService = out.OutOfService || t.Key == corev1.TaintNodeOutOfService
+	}
+	return out
+}
+
+// gone are those nodes that the API server says do not exist. Anything but a clear word means that a node may exist.
+func (c *Collector) gone(ctx context.Context, names []string) []string {
+	log := logr.FromContextOrDiscard(ctx)
+	var out []string
+	for _, name := range names {
+		_, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			c.quarantine.Exists(name)
+		case apierrors.IsNotFound(err):
+			out = append(out, name)
+		default:
+			log.Error(err, "asking for a node that seems to be gone", "node", name)
+		}
+	}
+	return out
+}
+
+// collect deletes one Pod, unless that is not permitted or its phase cannot be set.
+func (c *Collector) collect(ctx context.Context, d plan.Deletion) {
+	log := logr.FromContextOrDiscard(ctx).WithValues("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID, "reason", string(d.Reason))
+	if err := c.Permit(); err != nil {
+		log.V(2).Info("not deleting a Pod", "why", err.Error())
+		return
+	}
+	labels := []string{string(d.Reason), namespaceClass(d.Pod.Namespace)}
+	c.metrics.deleting.WithLabelValues(labels...).Inc()
+	if err := c.delete(ctx, d); err != nil {
+		c.metrics.errors.WithLabelValues(labels...).Inc()
+		log.Error(err, "collecting a Pod")
+		return
+	}
+	log.Info("collected a Pod", "node", d.Pod.Node)
+}
