@@ -49,7 +49,7 @@ func (c *Cluster) Dial(ctx context.Context, p Pod, port int32) (net.Conn, error)
 // connect makes the tunnel that streams are opened in.
 func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, error) {
 	doing := "port-forwarding to Pod " + p.Name
-	target := c.core.RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
+	target := c.core.Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
 	link, err := byWebSocket(ctx, c.config, target)
 	var upgrade *httpstream.UpgradeFailureError
 	if !errors.As(err, &upgrade) {

@@ -18,7 +18,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -64,7 +65,7 @@ type Pod struct {
 // Cluster is a cluster. Make it with Open.
 type Cluster struct {
 	config *rest.Config
-	core   *typedcorev1.CoreV1Client
+	core   *rest.RESTClient
 }
 
 // Open finds the cluster. It asks the API server nothing. The error is errdefs.ErrFailedPrecondition if no configuration
@@ -80,7 +81,15 @@ func Open(o Options) (*Cluster, error) {
 
 // New is the cluster of a configuration.
 func New(config *rest.Config) (*Cluster, error) {
-	client, err := typedcorev1.NewForConfig(config)
+	// Of the API only Pods are known: a client of all of it would weigh more than the rest of the program.
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("registering Pods: %w", err)
+	}
+	core := rest.CopyConfig(config)
+	core.APIPath, core.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	core.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(core)
 	if err != nil {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, ReasonNoCluster, "finding the cluster: %s", err)
 	}
@@ -109,7 +118,8 @@ func (c *Cluster) Pods(ctx context.Context, s Selector) ([]Pod, error) {
 	if s.Node != "" {
 		options.FieldSelector += ",spec.nodeName=" + s.Node
 	}
-	list, err := c.core.Pods(s.Namespace).List(ctx, options)
+	var list corev1.PodList
+	err := c.core.Get().Namespace(s.Namespace).Resource("pods").VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(&list)
 	if err != nil {
 		return nil, refused("listing Pods", err)
 	}
