@@ -1,0 +1,97 @@
+//go:build integration
+
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+func unmount(t *testing.T, path string) {
+	t.Helper()
+	require.NoError(t, unix.Unmount(path, unix.MNT_DETACH))
+}
+
+// dieVariable tells TestRemoveAndDie, in a process of its own, what to remove and at which step to die.
+const dieVariable = "FSB_TEST_REMOVE_AND_DIE"
+
+// TestRemoveAndDie is the process that TestARemovalThatIsKilledIsDoneAgain kills; by itself it has nothing to do.
+func TestRemoveAndDie(t *testing.T) {
+	parts := strings.Split(config.Env(dieVariable), " ")
+	if len(parts) != 5 {
+		return
+	}
+	id, at, socket, dir, cgroup := parts[0], parts[1], parts[2], parts[3], parts[4]
+	client, err := ctrd.Dial(socket, ctrd.DefaultNamespace)
+	require.NoError(t, err)
+	w := &world{Server: &containerd.Server{Dir: dir, LogRoot: dir + "/log", Socket: socket, CgroupParent: cgroup, Client: client}}
+	r := w.remover()
+	r.Before = func(s ctrd.Step) {
+		if string(s) == at {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+	}
+	require.NoError(t, r.Remove(context.Background(), id))
+}
+
+// TestARemovalThatIsKilledIsDoneAgain kills a removal before each of its steps, and has another process do it again.
+func TestARemovalThatIsKilledIsDoneAgain(t *testing.T) {
+	w := &world{Server: containerd.Start(t), t: t}
+	w.Import(t, containerd.Busybox, containerd.Image(t))
+	for _, state := range []verdict.Container{verdict.Running, verdict.Created} {
+		for _, step := range ctrd.Steps() {
+			id := claimed("one", "agent")
+			x := w.container(id.ContainerID(), id.Labels(), state)
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRemoveAndDie$")
+			cmd.Env = append(os.Environ(), dieVariable+"="+strings.Join([]string{x.id, string(step), w.Socket, w.Dir, w.CgroupParent}, " "))
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err)
+			require.Equal(t, "signal: killed", err.Error(), "%s before %s: %s", state, step, out)
+			require.True(t, w.left()["container "+x.id], "the record goes last")
+			require.NoError(t, w.remover().Remove(t.Context(), x.id), "%s after a kill before %s", state, step)
+			require.Empty(t, w.left(), "%s after a kill before %s", state, step)
+		}
+	}
+	w.CheckClean(t)
+}
+
+// TestAJanitorThatIsStoppedAgainAndAgain stops janitors while they sweep.
+func TestAJanitorThatIsStoppedAgainAndAgain(t *testing.T) {
+	w := newWorld(t)
+	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
+	var kept, lost []thing
+	for i := range 16 {
+		k, l := claimed(fmt.Sprintf("kept-%d", i), alive), claimed(fmt.Sprintf("lost-%d", i), gone)
+		w.sandbox(k)
+		kept = append(kept, w.container(k.ContainerID(), k.Labels(), verdict.Running))
+		lost = append(lost, w.container(l.ContainerID(), l.Labels(), verdict.Running))
+	}
+	w.deletePod("agent-gone")
+	for i := range 8 {
+		j := w.start(func(c *app.Config) { c.Policy.Grace, c.Workers = 100*time.Millisecond, 1 })
+		j.verdicts(t)
+		before := len(w.left())
+		require.Eventually(t, func() bool { return len(w.left()) <= max(before-7, 5*len(kept)) }, patience, tick)
+		j.stop()
+		t.Logf("round %d: %d things left", i, len(w.left()))
+	}
+	j := w.start(func(c *app.Config) { c.Policy.Grace = 100 * time.Millisecond })
+	w.requireOnly(kept, lost)
+	j.stop()
+	w.sweepAway(kept)
+}

@@ -1,0 +1,255 @@
+//go:build integration
+
+package app_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	eventsv1 "k8s.io/api/events/v1"
+
+	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+// healthy puts on the node what must not be touched, and returns it.
+func (w *world) healthy(agent string) []thing {
+	running := claimed("running", agent)
+	w.sandbox(running)
+	stopped := claimed("stopped", agent)
+	w.sandbox(stopped)
+	terminating := claimed("terminating", agent)
+	require.NoError(w.t, w.admin.Delete(w.t.Context(), w.sandbox(terminating)))
+	loose := claimed("loose", agent)
+	loose.Persisted = false
+	ahead := claimed("ahead", agent)
+	w.sandbox(ahead)
+	ahead.Attempt = 2
+	// An agent that another cluster's kubelet runs here.
+	const foreign = "16fd2706-8baf-433b-82eb-8c7fada847da"
+	theirs := claimed("theirs", foreign)
+	unmanaged := claimed("unmanaged", uuid.NewString()).Labels()
+	delete(unmanaged, fsb.KeyManaged)
+	broken := claimed("broken", agent).Labels()
+	broken[fsb.KeyAttempt] = "one"
+	slot := fsb.Identity{AgentUID: agent, Pool: "p", State: fsb.StateSlot}
+	return []thing{
+		w.container(running.ContainerID(), running.Labels(), verdict.Running),
+		w.container(stopped.ContainerID(), stopped.Labels(), verdict.Stopped),
+		w.container(terminating.ContainerID(), terminating.Labels(), verdict.Running),
+		w.container(loose.ContainerID(), loose.Labels(), verdict.Running),
+		w.container(ahead.ContainerID(), ahead.Labels(), verdict.Created),
+		w.container("the-agent-of-another", map[string]string{"io.kubernetes.pod.uid": foreign, "io.cri-containerd.kind": "sandbox"}, verdict.Running),
+		w.container(theirs.ContainerID(), theirs.Labels(), verdict.Running),
+		w.container(uuid.NewString()+"-1", unmanaged, verdict.Running),
+		w.container(broken[fsb.KeySandboxUID]+"-1", broken, verdict.Running),
+		w.container(slotID(1), slot.Labels(), verdict.Running),
+	}
+}
+
+// orphans puts on the node what is nobody's, as the end of an agent's Pod and the loss of Sandboxes leave it. The caller
+// deletes the Pod "gone".
+func (w *world) orphans(alive, gone string) []thing {
+	absent, replaced, over := claimed("absent", alive), claimed("replaced", alive), claimed("over", alive)
+	w.strip(w.sandbox(absent))
+	w.sandbox(claimed("replaced", alive))
+	later := over
+	later.Attempt = 2
+	w.sandbox(later)
+	elsewhere := claimed("elsewhere", alive)
+	other := elsewhere
+	other.AgentUID = "another-agent"
+	w.sandbox(other)
+	whole, loose := claimed("whole", gone), claimed("loose-of-gone", gone)
+	w.sandbox(whole)
+	loose.Persisted = false
+	broken := claimed("broken-of-gone", gone).Labels()
+	delete(broken, fsb.KeySandboxName)
+	slot := fsb.Identity{AgentUID: gone, Pool: "p", State: fsb.StateSlot}
+	stopped, created, bare := claimed("stopped-of-gone", gone), claimed("created-of-gone", gone), claimed("bare-of-gone", gone)
+	for _, id := range []fsb.Identity{stopped, created, bare} {
+		w.sandbox(id)
+	}
+	return []thing{
+		w.container(absent.ContainerID(), absent.Labels(), verdict.Running),
+		w.container(replaced.ContainerID(), replaced.Labels(), verdict.Running),
+		w.container(over.ContainerID(), over.Labels(), verdict.Stopped),
+		w.container(elsewhere.ContainerID(), elsewhere.Labels(), verdict.Running),
+		w.container(whole.ContainerID(), whole.Labels(), verdict.Running),
+		w.container(loose.ContainerID(), loose.Labels(), verdict.Running),
+		w.container(broken[fsb.KeySandboxUID]+"-1", broken, verdict.Running),
+		w.container(slotID(2), slot.Labels(), verdict.Running),
+		w.container(stopped.ContainerID(), stopped.Labels(), verdict.Stopped),
+		w.container(created.ContainerID(), created.Labels(), verdict.Created),
+		w.container(bare.ContainerID(), bare.Labels(), verdict.NoTask),
+	}
+}
+
+// requireOnly waits until of the containers only these are there, with all that belongs to them, as they were.
+func (w *world) requireOnly(kept, gone []thing) {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool {
+		left := w.left()
+		for _, g := range gone {
+			for _, what := range []string{"container ", "snapshot ", "fifos ", "mount ", "cgroup ", "log "} {
+				if left[what+g.id] {
+					return false
+				}
+			}
+		}
+		return true
+	}, patience, tick, "%v of %v", w.left(), gone)
+	left := w.left()
+	for _, k := range kept {
+		require.Equal(w.t, k.pid, w.pid(k.id), "%s never blinked", k.id)
+		require.True(w.t, left["container "+k.id], k.id)
+		require.FileExists(w.t, filepath.Join(w.LogRoot, k.id, ctrd.OutputFile))
+		if fsb.IsContainerID(k.id) {
+			require.True(w.t, left["snapshot "+k.id], k.id)
+			require.True(w.t, left["fifos "+k.id], k.id)
+		}
+	}
+}
+
+// sweepAway removes what is left at the end of a test.
+func (w *world) sweepAway(things ...[]thing) {
+	for _, list := range things {
+		for _, x := range list {
+			require.NoError(w.t, w.remover().Remove(w.t.Context(), x.id))
+			require.NoError(w.t, os.RemoveAll(filepath.Join(w.LogRoot, x.id)))
+		}
+	}
+}
+
+func TestOrphansGoAndNothingElse(t *testing.T) {
+	w := newWorld(t)
+	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
+	kept := w.healthy(alive)
+	lost := w.orphans(alive, gone)
+	j := w.start(func(c *app.Config) { c.ScanInterval = time.Minute }) // what changes is seen as it changes
+	require.Equal(t, janitorv1.Reason_REASON_ASSIGNED, j.verdicts(t)[kept[0].id])
+	w.requireOnly(kept, lost[:4])
+	for _, x := range lost[4:] {
+		require.True(t, w.left()["container "+x.id], "its agent lives: %s", x.id)
+	}
+	w.deletePod("agent-gone")
+	began := time.Now()
+	w.requireOnly(kept, lost)
+	t.Logf("the node was clean of %d containers %s after the agent's Pod had gone", len(lost[4:]), time.Since(began).Round(time.Millisecond))
+	got := j.verdicts(t)
+	for i, want := range []janitorv1.Reason{
+		janitorv1.Reason_REASON_ASSIGNED, janitorv1.Reason_REASON_ASSIGNED, janitorv1.Reason_REASON_SANDBOX_TERMINATING,
+		janitorv1.Reason_REASON_NOT_PERSISTED, janitorv1.Reason_REASON_CREATE_IN_FLIGHT, janitorv1.Reason_REASON_UNSPECIFIED,
+		janitorv1.Reason_REASON_ANOTHER_CLUSTER, janitorv1.Reason_REASON_UNSPECIFIED, janitorv1.Reason_REASON_UNIDENTIFIED, janitorv1.Reason_REASON_SLOT_OF_AGENT,
+	} {
+		require.Equal(t, want, got[kept[i].id], "%d %s", i, kept[i].id)
+	}
+	w.requireEvents("Sandbox whole", "Node "+node)
+	j.stop()
+	w.sweepAway(kept)
+}
+
+// requireEvents waits for Events on objects.
+func (w *world) requireEvents(want ...string) {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool {
+		var list eventsv1.EventList
+		require.NoError(w.t, w.admin.List(w.t.Context(), &list))
+		got := map[string]bool{}
+		for _, e := range list.Items {
+			if e.ReportingController == "fast-sandbox-janitor" && e.Reason == "OrphanRemoved" {
+				got[e.Regarding.Kind+" "+e.Regarding.Name] = true
+			}
+		}
+		for _, x := range want {
+			if !got[x] {
+				return false
+			}
+		}
+		return true
+	}, patience, tick, "%v", want)
+}
+
+// TestLeftoversWithoutAContainer are found by their names, and what is not ours, or of a living agent, is not.
+func TestLeftoversWithoutAContainer(t *testing.T) {
+	w := newWorld(t)
+	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
+	id := func() string { return uuid.NewString() + "-1" }
+	snapshot, fifo, mount, cgroup, log := id(), id(), id(), id(), id()
+	w.snapshot(snapshot)
+	w.fifo(fifo)
+	mounted := w.mount(mount)
+	dir := w.cgroup(cgroup)
+	w.log(log, gone)
+	half := filepath.Join(w.LogRoot, ctrd.NewLogPrefix+gone+"-"+id())
+	require.NoError(t, os.Mkdir(half, 0o700))
+	slot := slotID(7)
+	w.snapshot(slot)
+	// What stays: a log of an agent that is about to create, other snapshots, FIFOs, mounts and cgroups.
+	pulling := w.log(id(), alive)
+	w.snapshot("another")
+	other := w.fifo("another")
+	otherMount, otherCgroup := w.mount("another"), w.cgroup("another")
+	j := w.start(nil)
+	w.deletePod("agent-gone")
+	w.requireOnly(nil, []thing{{id: snapshot}, {id: fifo}, {id: mount}, {id: cgroup}, {id: log}, {id: slot}})
+	require.Eventually(t, func() bool { _, err := os.Stat(half); return errors.Is(err, os.ErrNotExist) }, patience, tick)
+	require.NoDirExists(t, dir)
+	for _, path := range []string{pulling, other, otherMount, otherCgroup} {
+		_, err := os.Stat(path)
+		require.NoError(t, err)
+	}
+	_, err := w.Client.SnapshotService(ctrd.DefaultSnapshotter).Stat(t.Context(), "another")
+	require.NoError(t, err)
+	require.Equal(t, map[string]janitorv1.Reason{filepath.Base(pulling) + " REMNANT_KIND_LOG": janitorv1.Reason_REASON_LOG_OF_AGENT}, j.verdicts(t))
+	j.stop()
+	require.NoError(t, w.Client.SnapshotService(ctrd.DefaultSnapshotter).Remove(t.Context(), "another"))
+	unmount(t, otherMount)
+	require.NoError(t, os.Remove(filepath.Dir(mounted)+"/rootfs"))
+	require.NoError(t, os.Remove(otherCgroup))
+	require.NoError(t, os.RemoveAll(pulling))
+}
+
+// TestAKeptLogGoesWhenItsTimeIsUp, and a dry run removes nothing.
+func TestAKeptLogGoesWhenItsTimeIsUp(t *testing.T) {
+	w := newWorld(t)
+	alive := w.pod("agent-alive")
+	absent := claimed("absent", alive)
+	x := w.container(absent.ContainerID(), absent.Labels(), verdict.Running)
+	j := w.start(func(c *app.Config) { c.Policy.Grace, c.Policy.LogRetention = 3*time.Second, 4*time.Second })
+	require.Eventually(t, func() bool { return j.verdicts(t)[x.id] == janitorv1.Reason_REASON_WITHIN_GRACE }, patience, tick)
+	for _, r := range j.sweep(t, &janitorv1.SweepRequest{DryRun: true, ContainerIds: []string{x.id}}) {
+		require.Contains(t, []janitorv1.SweepResponse_Outcome{janitorv1.SweepResponse_OUTCOME_KEPT, janitorv1.SweepResponse_OUTCOME_WOULD_DELETE}, r.GetOutcome())
+	}
+	require.Eventually(t, func() bool { return !w.left()["container "+x.id] }, patience, tick)
+	require.FileExists(t, filepath.Join(w.LogRoot, x.id, ctrd.OutputFile))
+	require.Eventually(t, func() bool {
+		return j.verdicts(t)[x.id+" REMNANT_KIND_LOG"] == janitorv1.Reason_REASON_LOG_RETAINED
+	}, patience, tick)
+	w.requireOnly(nil, []thing{x})
+	require.Equal(t, janitorv1.SweepResponse_OUTCOME_NOT_FOUND, j.sweep(t, &janitorv1.SweepRequest{ContainerIds: []string{x.id}})[0].GetOutcome())
+}
+
+func (j *janitor) sweep(t *testing.T, req *janitorv1.SweepRequest) []*janitorv1.SweepResponse {
+	t.Helper()
+	stream, err := j.Sweep(t.Context(), req)
+	require.NoError(t, err)
+	var out []*janitorv1.SweepResponse
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		require.NoError(t, err)
+		out = append(out, m)
+	}
+}

@@ -1,0 +1,332 @@
+//go:build integration
+
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/typeurl/v2"
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/testr"
+	"github.com/google/uuid"
+	"github.com/opencontainers/image-spec/identity"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	kube "sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	crlog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+const (
+	ns       = "default"
+	node     = "node-1"
+	patience = 60 * time.Second
+	tick     = 20 * time.Millisecond
+)
+
+// world is a node with a real containerd, and a cluster with a real API server.
+type world struct {
+	*containerd.Server
+
+	t     *testing.T
+	admin kube.Client
+	rest  *rest.Config
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	crlog.SetLogger(logr.Discard())
+	root, err := filepath.Abs("../../..")
+	require.NoError(t, err)
+	assets := config.Env("KUBEBUILDER_ASSETS")
+	if assets == "" {
+		assets = filepath.Join(root, "bin", "k8s")
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(root, "deploy", "crd")}, ErrorIfCRDPathMissing: true, BinaryAssetsDirectory: assets}
+	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
+	cfg, err := env.Start()
+	require.NoError(t, err, "starting etcd and kube-apiserver from %s", assets)
+	t.Cleanup(func() { require.NoError(t, env.Stop()) })
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, v1alpha1.AddToScheme, eventsv1.AddToScheme} {
+		require.NoError(t, add(scheme))
+	}
+	admin, err := kube.New(cfg, kube.Options{Scheme: scheme})
+	require.NoError(t, err)
+	w := &world{Server: containerd.Start(t), t: t, admin: admin, rest: cfg}
+	w.Import(t, containerd.Busybox, containerd.Image(t))
+	return w
+}
+
+// pod makes an agent's Pod and returns its uid.
+func (w *world) pod(name string) string {
+	w.t.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
+	}
+	require.NoError(w.t, w.admin.Create(w.t.Context(), p))
+	return string(p.UID)
+}
+
+func (w *world) deletePod(name string) {
+	w.t.Helper()
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+	require.NoError(w.t, w.admin.Delete(w.t.Context(), p, kube.GracePeriodSeconds(0)))
+}
+
+// sandbox writes a Sandbox that means a container.
+func (w *world) sandbox(id fsb.Identity) *v1alpha1.Sandbox {
+	w.t.Helper()
+	s := &v1alpha1.Sandbox{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: ns, Name: id.Name, Labels: map[string]string{v1alpha1.LabelNode: node}, Finalizers: []string{v1alpha1.Finalizer},
+			Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: id.SandboxUID},
+		},
+		Spec: v1alpha1.SandboxSpec{Image: "busybox", PoolRef: "p"},
+	}
+	s.SetAssignment(&v1alpha1.Assignment{AgentUID: id.AgentUID, SandboxUID: id.SandboxUID, Attempt: id.Attempt, NodeName: node})
+	require.NoError(w.t, w.admin.Create(w.t.Context(), s))
+	return s
+}
+
+// strip deletes a Sandbox behind everybody's back.
+func (w *world) strip(s *v1alpha1.Sandbox) {
+	w.t.Helper()
+	s.Finalizers = nil
+	require.NoError(w.t, w.admin.Update(w.t.Context(), s))
+	require.NoError(w.t, w.admin.Delete(w.t.Context(), s))
+}
+
+// claimed is the identity of a new sandbox.
+func claimed(name, agentUID string) fsb.Identity {
+	return fsb.Identity{Namespace: ns, Name: name, SandboxUID: uuid.NewString(), Attempt: 1, AgentUID: agentUID, Pool: "p", State: fsb.StateClaimed, Persisted: true}
+}
+
+// thing is a container as an agent makes it.
+type thing struct {
+	id  string
+	pid uint32
+}
+
+// container makes a container with all that belongs to one, and brings it into a state.
+func (w *world) container(id string, labels map[string]string, state verdict.Container) thing {
+	w.t.Helper()
+	ctx := w.t.Context()
+	image, err := w.Client.GetImage(ctx, containerd.Busybox)
+	require.NoError(w.t, err)
+	record, err := typeurl.MarshalAny(&agentv1.SandboxRecord{Name: id, Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+	require.NoError(w.t, err)
+	c, err := w.Client.NewContainer(ctx, id, client.WithSnapshotter(ctrd.DefaultSnapshotter), client.WithImage(image), client.WithNewSnapshot(id, image),
+		client.WithNewSpec(oci.WithImageConfig(image), oci.WithProcessArgs("sleep", "1000"), oci.WithCgroup(filepath.Join(w.CgroupParent, ctrd.CgroupPrefix+id))),
+		client.WithContainerLabels(labels), client.WithContainerExtension(ctrd.RecordKey, record))
+	require.NoError(w.t, err)
+	w.log(id, labels[fsb.KeyAgentUID])
+	if fsb.IsContainerID(id) {
+		w.fifo(id)
+	}
+	if state == verdict.NoTask {
+		return thing{id: id}
+	}
+	task, err := c.NewTask(ctx, cio.NullIO)
+	require.NoError(w.t, err)
+	if state == verdict.Created {
+		return thing{id, task.Pid()}
+	}
+	require.NoError(w.t, task.Start(ctx))
+	if state == verdict.Stopped {
+		exit, err := task.Wait(ctx)
+		require.NoError(w.t, err)
+		require.NoError(w.t, task.Kill(ctx, unix.SIGKILL))
+		<-exit
+	}
+	return thing{id, task.Pid()}
+}
+
+func (w *world) log(id, owner string) string {
+	w.t.Helper()
+	dir := filepath.Join(w.LogRoot, id)
+	require.NoError(w.t, os.MkdirAll(dir, 0o700))
+	require.NoError(w.t, os.WriteFile(filepath.Join(dir, ctrd.OutputFile), make([]byte, 8192), 0o600))
+	require.NoError(w.t, os.WriteFile(filepath.Join(dir, ctrd.OwnerFile), []byte(owner), 0o600))
+	return dir
+}
+
+func (w *world) fifoRoot() string { return filepath.Join(w.Dir, "fifo") }
+
+func (w *world) fifo(id string) string {
+	w.t.Helper()
+	path := filepath.Join(w.fifoRoot(), uuid.NewString()[:8], id+"-stdout")
+	require.NoError(w.t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(w.t, unix.Mkfifo(path, 0o600))
+	return path
+}
+
+// snapshot makes a snapshot that nothing but itself holds.
+func (w *world) snapshot(id string) {
+	w.t.Helper()
+	image, err := w.Client.GetImage(w.t.Context(), containerd.Busybox)
+	require.NoError(w.t, err)
+	layers, err := image.RootFS(w.t.Context())
+	require.NoError(w.t, err)
+	_, err = w.Client.SnapshotService(ctrd.DefaultSnapshotter).Prepare(w.t.Context(), id, identity.ChainID(layers).String(),
+		snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "test"}))
+	require.NoError(w.t, err)
+}
+
+// stateDir is containerd's.
+func (w *world) stateDir() string { return filepath.Join(w.Dir, "s") }
+
+// mount mounts something in the bundle of a container that has none.
+func (w *world) mount(id string) string {
+	w.t.Helper()
+	dir := filepath.Join(w.stateDir(), "io.containerd.runtime.v2.task", ctrd.DefaultNamespace, id, "rootfs")
+	require.NoError(w.t, os.MkdirAll(dir, 0o700))
+	require.NoError(w.t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+	return dir
+}
+
+// cgroup makes an empty cgroup of a container, where cgroups of one hierarchy are.
+func (w *world) cgroup(id string) string {
+	w.t.Helper()
+	root := ctrd.DefaultCgroupRoot
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil {
+		root = filepath.Join(root, "pids")
+	}
+	dir := filepath.Join(root, w.CgroupParent, ctrd.CgroupPrefix+id)
+	require.NoError(w.t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+// remover is one that sees all of the node, and nothing of any other.
+func (w *world) remover() *ctrd.Remover {
+	return &ctrd.Remover{
+		Client: w.Client, Snapshotter: ctrd.DefaultSnapshotter, LogRoot: w.LogRoot, ProcRoot: "/proc", CgroupRoot: ctrd.DefaultCgroupRoot,
+		FIFORoot: w.fifoRoot(), HostProc: "/proc/self", StateDir: w.stateDir(), CgroupParents: []string{w.CgroupParent},
+	}
+}
+
+// janitor is a running janitor with a client of it.
+type janitor struct {
+	janitorv1.JanitorServiceClient
+
+	stop func()
+}
+
+func (w *world) settings(change func(*app.Config)) *app.Config {
+	w.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(w.t, err)
+	address := l.Addr().String()
+	require.NoError(w.t, l.Close())
+	cfg := &app.Config{
+		Common:      daemon.Common{TLS: rpc.TLS{Insecure: true}, MetricsAddress: "0", HealthAddress: "0"},
+		BindAddress: address, NodeName: node, ContainerdSocket: w.Socket, ContainerdNamespace: ctrd.DefaultNamespace, Snapshotter: ctrd.DefaultSnapshotter,
+		LogRoot: w.LogRoot, FIFORoot: w.fifoRoot(), ProcRoot: "/proc", HostProc: "/proc/self", StateDir: w.stateDir(), CgroupRoot: ctrd.DefaultCgroupRoot,
+		CgroupParents: []string{w.CgroupParent}, Policy: verdict.Policy{Grace: time.Second, LeftoverGrace: 2 * time.Second}, ScanInterval: time.Second,
+		Workers: 4, KubeQPS: 100, KubeBurst: 200,
+	}
+	if change != nil {
+		change(cfg)
+	}
+	require.NoError(w.t, cfg.Validate())
+	return cfg
+}
+
+// start runs a janitor until it is stopped, or the test ends.
+func (w *world) start(change func(*app.Config)) *janitor {
+	w.t.Helper()
+	cfg := w.settings(change)
+	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), testr.NewWithOptions(w.t, testr.Options{Verbosity: 0})))
+	done := make(chan error, 1)
+	go func() { done <- app.Serve(ctx, cfg, w.rest) }()
+	conn, err := rpc.Dial("passthrough:///"+cfg.BindAddress, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
+	require.NoError(w.t, err)
+	stopped := false
+	j := &janitor{JanitorServiceClient: janitorv1.NewJanitorServiceClient(conn), stop: func() {
+		if !stopped {
+			stopped = true
+			require.NoError(w.t, conn.Close())
+			cancel()
+			require.NoError(w.t, <-done)
+		}
+	}}
+	w.t.Cleanup(j.stop)
+	return j
+}
+
+// verdicts waits until there are any, and returns them by container and kind of remnant.
+func (j *janitor) verdicts(t *testing.T) map[string]janitorv1.Reason {
+	t.Helper()
+	var resp *janitorv1.ListVerdictsResponse
+	require.Eventually(t, func() bool {
+		var err error
+		resp, err = j.ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
+		return err == nil
+	}, patience, tick)
+	out := map[string]janitorv1.Reason{}
+	for _, v := range resp.GetVerdicts() {
+		name := v.GetContainerId()
+		if r := v.GetRemnant(); r != nil {
+			name += " " + r.GetKind().String()
+		}
+		out[name] = v.GetReason()
+	}
+	return out
+}
+
+// left are the containers and snapshots on the node, and the log directories, FIFOs, mounts and cgroups.
+func (w *world) left() map[string]bool {
+	w.t.Helper()
+	out := map[string]bool{}
+	list, err := w.Client.ContainerService().List(w.t.Context())
+	require.NoError(w.t, err)
+	for _, c := range list {
+		out["container "+c.ID] = true
+	}
+	pieces, err := w.remover().Survey(w.t.Context())
+	require.NoError(w.t, err)
+	for _, p := range pieces {
+		out[string(p.Part)+" "+p.ID] = true
+	}
+	return out
+}
+
+// pid is the pid of a container's task that runs; 0 if it does not.
+func (w *world) pid(id string) uint32 {
+	resp, err := w.Client.TaskService().Get(w.t.Context(), &tasks.GetRequest{ContainerID: id})
+	if err != nil {
+		return 0
+	}
+	return resp.GetProcess().GetPid()
+}
+
+func slotID(n int) string { return fsb.SlotID(fmt.Sprintf("%020x", n)) }
