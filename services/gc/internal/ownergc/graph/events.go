@@ -186,6 +186,19 @@ func (g *Graph) Drop(kind Kind) Effects {
 	return g.effects()
 }
 
+// Pending is all that there is to do, for a collector that did nothing until now.
+func (g *Graph) Pending() Effects {
+	for _, e := range g.entries {
+		if e.node != nil {
+			g.consider(e.node)
+		}
+		for _, t := range e.targets {
+			g.ask(t)
+		}
+	}
+	return g.effects()
+}
+
 // UIDs are those of the observed objects of a kind, of which a list has to say whether they are there yet.
 func (g *Graph) UIDs(kind Kind) map[string]struct{} {
 	out := map[string]struct{}{}

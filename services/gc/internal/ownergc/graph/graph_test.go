@@ -323,3 +323,15 @@ func TestAWriteThatCameTooLate(t *testing.T) {
 	require.Equal(t, graph.Keep, decide(deleted(object("d", ownedBy("owner")), custom)).Verb)
 	require.Equal(t, graph.Size{Objects: 2, Virtual: 1, References: 1}, g.Size(), "nothing was learned by it")
 }
+
+func TestPendingIsAllThatThereIsToDo(t *testing.T) {
+	g := newGraph(10)
+	g.Observe(object("root"))
+	g.Observe(object("kept", ownedBy("root")))
+	g.Observe(object("asks", ownedBy("nobody")))
+	g.Observe(object("d", ownedBy("gone")))
+	g.Missing(ref("gone"))
+	fx := g.Pending()
+	require.Equal(t, []string{"nobody"}, asked(fx))
+	require.Equal(t, []string{"d"}, due(fx))
+}

@@ -1,0 +1,212 @@
+package ownergc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
+)
+
+// errNoResources is what discovery says when something is wrong with it: every API server has resources.
+var errNoResources = errors.New("no resources reported by discovery")
+
+// resource is one that objects can be asked for.
+type resource struct {
+	schema.GroupVersionResource
+	kind       graph.Kind
+	namespaced bool
+}
+
+// resources are all that there are.
+type resources struct {
+	// versions finds a resource by its kind and version, as owner references have them.
+	versions map[graph.Kind]map[string]resource
+	// watched are those to be monitored, one for each kind, in the version that the API server prefers.
+	watched map[graph.Kind]resource
+	// failed are the groups of which not everything is known now.
+	failed map[string]error
+}
+
+func (r resources) scopes() map[graph.Kind]graph.Scope {
+	out := map[graph.Kind]graph.Scope{}
+	for kind, versions := range r.versions {
+		for _, v := range versions {
+			out[kind] = graph.ScopeCluster
+			if v.namespaced {
+				out[kind] = graph.ScopeNamespaced
+			}
+		}
+	}
+	return out
+}
+
+// discover reads discovery. That some groups cannot be read is no error.
+func discover(d Discovery, ignored []schema.GroupResource) (resources, error) {
+	groups, lists, err := d.ServerGroupsAndResources()
+	out := resources{versions: map[graph.Kind]map[string]resource{}, watched: map[graph.Kind]resource{}, failed: map[string]error{}}
+	if err != nil {
+		failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err)
+		if !ok {
+			return out, fmt.Errorf("reading discovery: %w", err)
+		}
+		for gv, why := range failed {
+			out.failed[gv.Group] = why
+		}
+	}
+	if len(lists) == 0 {
+		return out, errNoResources
+	}
+	byVersion := map[schema.GroupVersion]*metav1.APIResourceList{}
+	for _, l := range lists {
+		if gv, err := schema.ParseGroupVersion(l.GroupVersion); err == nil {
+			byVersion[gv] = l
+		}
+	}
+	for _, g := range groups {
+		for _, version := range preferredFirst(g) {
+			gv := schema.GroupVersion{Group: g.Name, Version: version}
+			if l := byVersion[gv]; l != nil {
+				out.add(gv, l, ignored)
+			}
+		}
+	}
+	return out, nil
+}
+
+func preferredFirst(g *metav1.APIGroup) []string {
+	out := []string{g.PreferredVersion.Version}
+	for _, v := range g.Versions {
+		if v.Version != g.PreferredVersion.Version {
+			out = append(out, v.Version)
+		}
+	}
+	return out
+}
+
+func (r *resources) add(gv schema.GroupVersion, l *metav1.APIResourceList, ignored []schema.GroupResource) {
+	for _, api := range l.APIResources {
+		if strings.Contains(api.Name, "/") || !slices.Contains([]string(api.Verbs), "get") {
+			continue // a subresource, or something that is no object
+		}
+		found := resource{GroupVersionResource: gv.WithResource(api.Name), kind: graph.Kind{Group: gv.Group, Kind: api.Kind}, namespaced: api.Namespaced}
+		if r.versions[found.kind] == nil {
+			r.versions[found.kind] = map[string]resource{}
+		}
+		if _, ok := r.versions[found.kind][gv.Version]; !ok {
+			r.versions[found.kind][gv.Version] = found
+		}
+		watchable := discovery.SupportsAllVerbs{Verbs: []string{"delete", "list", "watch"}}.Match(l.GroupVersion, &api)
+		if _, ok := r.watched[found.kind]; !ok && watchable && !slices.Contains(ignored, found.GroupResource()) {
+			r.watched[found.kind] = found
+		}
+	}
+}
+
+// keep takes over what was known of groups that cannot be read now: they may well be back.
+func (r *resources) keep(before resources) {
+	for kind, versions := range before.versions {
+		if r.failed[kind.Group] == nil {
+			continue
+		}
+		for version, found := range versions {
+			if r.versions[kind] == nil {
+				r.versions[kind] = map[string]resource{}
+			}
+			if _, ok := r.versions[kind][version]; !ok {
+				r.versions[kind][version] = found
+			}
+		}
+		if was, ok := before.watched[kind]; ok {
+			r.watched[kind] = was
+		}
+	}
+}
+
+// sync has every resource watched that discovery shows, and no other.
+func (c *Collector) sync(ctx context.Context) error {
+	log := logr.FromContextOrDiscard(ctx)
+	found, err := discover(c.Discovery, c.Ignored)
+	if err != nil {
+		c.metrics.syncErrors.WithLabelValues("discovery").Inc()
+		return err
+	}
+	for group, why := range found.failed {
+		c.metrics.syncErrors.WithLabelValues("group").Inc()
+		log.Info("a group of resources cannot be read, what was known of it stays", "group", group, "err", why.Error())
+	}
+	c.mu.Lock()
+	found.keep(c.resources)
+	before := c.resources
+	c.resources = found
+	start, stop := c.replan(found)
+	c.mu.Unlock()
+	for _, m := range stop {
+		m.stop()
+	}
+	for kind := range before.watched {
+		if _, ok := found.watched[kind]; !ok {
+			log.Info("a kind is served no more", "kind", kind.String())
+			c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Drop(kind) })
+		}
+	}
+	// References to new kinds, or new versions of old ones, can be resolved now; and a kind that is known to be there has to
+	// be known before its objects are.
+	c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Kinds(found.scopes()) })
+	for _, m := range start {
+		m.start(ctx)
+	}
+	return nil
+}
+
+// replan takes in which monitors there have to be; those that come and go are returned. mu is held.
+func (c *Collector) replan(found resources) (start, stop []*monitor) {
+	wanted := map[schema.GroupVersionResource]resource{}
+	for _, r := range found.watched {
+		wanted[r.GroupVersionResource] = r
+	}
+	for gvr, m := range c.monitors {
+		if _, ok := wanted[gvr]; !ok {
+			delete(c.monitors, gvr)
+			delete(c.failing, gvr.GroupResource())
+			stop = append(stop, m)
+		}
+	}
+	for gvr, r := range wanted {
+		if c.monitors[gvr] == nil {
+			m := newMonitor(c, r)
+			c.monitors[gvr] = m
+			start = append(start, m)
+		}
+	}
+	return start, stop
+}
+
+func (c *Collector) stopMonitors() {
+	c.mu.Lock()
+	monitors := c.monitors
+	c.monitors = map[schema.GroupVersionResource]*monitor{}
+	c.mu.Unlock()
+	for _, m := range monitors {
+		m.stop()
+	}
+}
+
+// resolve finds the resource of a kind in a version; with none, in that which is watched.
+func (c *Collector) resolve(kind graph.Kind, version string) (resource, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if version == "" {
+		r, ok := c.resources.watched[kind]
+		return r, ok
+	}
+	r, ok := c.resources.versions[kind][version]
+	return r, ok
+}

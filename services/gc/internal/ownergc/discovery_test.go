@@ -1,0 +1,87 @@
+package ownergc_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
+)
+
+// shown is what a discovery shows.
+type shown struct {
+	groups []*metav1.APIGroup
+	lists  []*metav1.APIResourceList
+	err    error
+}
+
+func (s shown) ServerGroupsAndResources() ([]*metav1.APIGroup, []*metav1.APIResourceList, error) {
+	return s.groups, s.lists, s.err
+}
+
+func group(name string, versions ...string) *metav1.APIGroup {
+	g := &metav1.APIGroup{Name: name, PreferredVersion: metav1.GroupVersionForDiscovery{Version: versions[0]}}
+	for _, v := range versions {
+		g.Versions = append([]metav1.GroupVersionForDiscovery{{Version: v}}, g.Versions...) // the preferred one last
+	}
+	return g
+}
+
+func list(groupVersion string, api ...metav1.APIResource) *metav1.APIResourceList {
+	return &metav1.APIResourceList{GroupVersion: groupVersion, APIResources: api}
+}
+
+func api(name, kind string, namespaced bool, verbs ...string) metav1.APIResource {
+	return metav1.APIResource{Name: name, Kind: kind, Namespaced: namespaced, Verbs: verbs}
+}
+
+var all = []string{"get", "list", "watch", "delete", "patch"} //nolint:gochecknoglobals // a constant
+
+func TestDiscover(t *testing.T) {
+	found, err := ownergc.Discover(shown{
+		groups: []*metav1.APIGroup{group("", "v1"), group("apps", "v1", "v1beta1")},
+		lists: []*metav1.APIResourceList{
+			list("v1", api("pods", "Pod", true, all...), api("pods/status", "Pod", true, all...), api("nodes", "Node", false, all...),
+				api("events", "Event", true, all...), api("bindings", "Binding", true, "create"), api("readonly", "ReadOnly", true, "get", "list", "watch")),
+			list("apps/v1beta1", api("deployments", "Deployment", true, all...), api("old", "Old", true, all...)),
+			list("apps/v1", api("deployments", "Deployment", true, all...)),
+		},
+	}, []schema.GroupResource{{Resource: "events"}})
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"Pod": "v1/pods", "Node": "v1/nodes", "Deployment.apps": "apps/v1/deployments", "Old.apps": "apps/v1beta1/old"}, found.Watched())
+	require.Equal(t, map[graph.Kind]graph.Scope{
+		{Kind: "Pod"}: graph.ScopeNamespaced, {Kind: "Node"}: graph.ScopeCluster, {Kind: "Event"}: graph.ScopeNamespaced,
+		{Kind: "ReadOnly"}: graph.ScopeNamespaced, {Group: "apps", Kind: "Deployment"}: graph.ScopeNamespaced, {Group: "apps", Kind: "Old"}: graph.ScopeNamespaced,
+	}, found.Scopes())
+	require.Equal(t, 2, found.Versions(graph.Kind{Group: "apps", Kind: "Deployment"}))
+}
+
+func TestAGroupThatCannotBeReadStaysAsItWas(t *testing.T) {
+	before, err := ownergc.Discover(shown{groups: []*metav1.APIGroup{group("", "v1"), group("away", "v1"), group("gone", "v1")}, lists: []*metav1.APIResourceList{
+		list("v1", api("pods", "Pod", true, all...)), list("away/v1", api("things", "Thing", true, all...)), list("gone/v1", api("relics", "Relic", true, all...))}}, nil)
+	require.NoError(t, err)
+	now, err := ownergc.Discover(shown{
+		groups: []*metav1.APIGroup{group("", "v1"), group("away", "v1")},
+		lists:  []*metav1.APIResourceList{list("v1", api("pods", "Pod", true, all...))},
+		err:    &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{{Group: "away", Version: "v1"}: errors.New("503")}},
+	}, nil)
+	require.NoError(t, err)
+	now.Keep(before)
+	require.Contains(t, now.Watched(), "Thing.away")
+	require.Equal(t, 1, now.Versions(graph.Kind{Group: "away", Kind: "Thing"}))
+	require.NotContains(t, now.Watched(), "Relic.gone")
+	require.Equal(t, 1, now.Failed())
+}
+
+func TestDiscoveryThatSaysNothingIsNotBelieved(t *testing.T) {
+	_, err := ownergc.Discover(shown{}, nil)
+	require.ErrorIs(t, err, ownergc.ErrNoResources)
+	away := errors.New("connection refused")
+	_, err = ownergc.Discover(shown{err: away}, nil)
+	require.ErrorIs(t, err, away)
+}

@@ -1,0 +1,133 @@
+//go:build integration
+
+package ownergc_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+)
+
+// crowd is how many make and delete owners at once. They do for FSB_GC_STRESS, or else for a few seconds.
+const crowd = 20
+
+// TestStress has many owners with their dependents made and deleted at once, with random policies, and the collector
+// restarted in the middle. In the end exactly those are left that should be, with exactly the owners that they should have.
+func TestStress(t *testing.T) {
+	duration := 5 * time.Second
+	if given := config.Env("FSB_GC_STRESS"); given != "" {
+		var err error
+		duration, err = time.ParseDuration(given)
+		require.NoError(t, err)
+	}
+	w := newWorld(t)
+	w.start(w.rest)
+	keeper := w.config("keeper")
+	end := time.Now().Add(duration)
+	wants := make([]map[string][]string, crowd) // of what is to be left, the owners
+	var wg sync.WaitGroup
+	for i := range crowd {
+		wants[i] = map[string][]string{}
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 7))
+			for round := 0; time.Now().Before(end); round++ {
+				w.tree(random, fmt.Sprintf("s%d-%d", i, round), keeper, wants[i])
+			}
+		})
+	}
+	for range 3 {
+		waitUntil(time.Now().Add(duration / 5))
+		w.stop()
+		w.start(w.rest)
+	}
+	wg.Wait()
+	want := map[string][]string{"keeper": {}}
+	for _, some := range wants {
+		for name, owners := range some {
+			want[name] = owners
+		}
+	}
+	left := func() map[string][]string {
+		var list corev1.ConfigMapList
+		require.NoError(t, w.kube.List(t.Context(), &list, client.InNamespace(w.namespace)))
+		out := map[string][]string{}
+		for _, c := range list.Items {
+			if c.Name == "kube-root-ca.crt" {
+				continue
+			}
+			names := []string{}
+			for _, r := range c.OwnerReferences {
+				names = append(names, r.Name)
+			}
+			slices.Sort(names)
+			out[c.Name] = names
+		}
+		return out
+	}
+	require.Eventually(t, func() bool { return equal(want, left()) }, 2*patience, 200*time.Millisecond)
+	t.Logf("%d objects are left, as they should be", len(want))
+	require.Never(t, func() bool { return !equal(want, left()) }, time.Second, 100*time.Millisecond, "nothing else goes later")
+}
+
+func waitUntil(when time.Time) { <-time.After(time.Until(when)) }
+
+func equal(a, b map[string][]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if other, ok := b[k]; !ok || !slices.Equal(v, other) {
+			return false
+		}
+	}
+	return true
+}
+
+// tree makes an owner with two levels of dependents, deletes it, and notes what has to be left of that.
+func (w *world) tree(random *rand.Rand, name string, keeper *corev1.ConfigMap, want map[string][]string) {
+	ctx := w.t.Context()
+	make1 := func(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
+		c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: owners}}
+		if err := w.kube.Create(ctx, c); err != nil {
+			w.t.Errorf("creating %s: %v", name, err)
+		}
+		return c
+	}
+	policy := []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan}[random.IntN(3)]
+	orphan := policy == metav1.DeletePropagationOrphan
+	root := make1(name)
+	block := random.IntN(2) == 0
+	for i := range 1 + random.IntN(3) {
+		owners := []metav1.OwnerReference{owner(root, block)}
+		kept := random.IntN(3) == 0
+		if kept {
+			owners = append(owners, owner(keeper, false))
+		}
+		middle := make1(fmt.Sprintf("%s-%d", name, i), owners...)
+		switch {
+		case kept:
+			want[middle.Name] = []string{"keeper"}
+		case orphan:
+			want[middle.Name] = []string{}
+		}
+		for j := range random.IntN(3) {
+			leaf := make1(fmt.Sprintf("%s-%d-%d", name, i, j), owner(middle, block))
+			if kept || orphan {
+				want[leaf.Name] = []string{middle.Name}
+			}
+		}
+	}
+	if err := w.kube.Delete(ctx, root, client.PropagationPolicy(policy)); err != nil {
+		w.t.Errorf("deleting %s: %v", name, err)
+	}
+}

@@ -1,0 +1,217 @@
+package ownergc
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
+)
+
+// reasonInvalidNamespace is the reason of the Event that Kubernetes documents.
+const reasonInvalidNamespace = "OwnerRefInvalidNamespace"
+
+// outcome is what becomes of an item that was worked on.
+type outcome uint8
+
+const (
+	done  outcome = iota
+	again         // later, and then less and less often
+)
+
+func (c *Collector) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[graph.Item]) {
+	for {
+		item, down := queue.Get()
+		if down {
+			return
+		}
+		result, err := c.process(ctx, item)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			c.metrics.errors.Inc()
+			logr.FromContextOrDiscard(ctx).V(2).Info("an item failed, and is tried again", "uid", item.UID, "owner", item.Owner.Name, "err", err.Error())
+			queue.AddRateLimited(item)
+		case result == again:
+			queue.AddRateLimited(item)
+		default:
+			queue.Forget(item)
+			c.mu.Lock()
+			delete(c.since, item)
+			c.mu.Unlock()
+		}
+		queue.Done(item)
+	}
+}
+
+func (c *Collector) decide(i graph.Item, live *graph.Object) graph.Action {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.graph.Decide(i, live)
+}
+
+func (c *Collector) process(ctx context.Context, item graph.Item) (outcome, error) {
+	action := c.decide(item, nil)
+	switch action.Verb {
+	case graph.Keep:
+		return done, nil
+	case graph.Lookup:
+		return c.lookup(ctx, action.Ref)
+	case graph.Verify:
+		return c.verify(ctx, action.Object)
+	}
+	// Decided anew by the object as it is if it has changed meanwhile. Once: if it changes that often, the watch will tell.
+	err := c.write(ctx, item, action)
+	if !apierrors.IsConflict(err) {
+		return done, err
+	}
+	live, err := c.get(ctx, action.Object)
+	if err != nil || live == nil {
+		return done, err
+	}
+	if action = c.decide(item, live); action.Verb == graph.Keep {
+		return done, nil
+	}
+	err = c.write(ctx, item, action)
+	if apierrors.IsConflict(err) {
+		return again, nil
+	}
+	return done, err
+}
+
+func (c *Collector) api(r resource, namespace string) metadata.ResourceInterface {
+	if r.namespaced {
+		return c.Metadata.Resource(r.GroupVersionResource).Namespace(namespace)
+	}
+	return c.Metadata.Resource(r.GroupVersionResource)
+}
+
+// lookup asks for an owner. Only a clear word makes it gone.
+func (c *Collector) lookup(ctx context.Context, ref graph.Ref) (outcome, error) {
+	r, ok := c.resolve(ref.Kind, ref.Version)
+	if !ok {
+		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Unresolved(ref) })
+		return done, nil
+	}
+	found, err := c.api(r, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	switch {
+	case notThere(err) || err == nil && string(found.UID) != ref.UID:
+		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Missing(ref) })
+		return done, nil
+	case err != nil:
+		return again, fmt.Errorf("asking for the owner %s %s: %w", ref.Kind, ref.Name, err)
+	}
+	c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Found(ref, observed(ref.Kind, found)) })
+	return again, nil // until a watch shows it
+}
+
+// notThere tells whether an error says that an object is not there. That its resource is not is something else, although
+// the status is the same.
+func notThere(err error) bool {
+	if !apierrors.IsNotFound(err) {
+		return false
+	}
+	_, generic := apierrors.StatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	return !generic
+}
+
+// get reads an object that was observed; nil if it is gone, which the graph then knows.
+func (c *Collector) get(ctx context.Context, o graph.Object) (*graph.Object, error) {
+	r, ok := c.resolve(o.Kind, "")
+	if !ok {
+		return nil, nil // the kind is served no more
+	}
+	found, err := c.api(r, o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+	switch {
+	case notThere(err) || err == nil && string(found.UID) != o.UID:
+		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Remove(o) })
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s %s: %w", o.Kind, o.Name, err)
+	}
+	live := observed(o.Kind, found)
+	return &live, nil
+}
+
+// verify asks for an object that a list did not have any more.
+func (c *Collector) verify(ctx context.Context, o graph.Object) (outcome, error) {
+	live, err := c.get(ctx, o)
+	if err != nil || live == nil {
+		return done, err
+	}
+	c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Confirm(o.UID) })
+	return again, nil // until a watch shows it
+}
+
+// write carries a write out, if that is permitted. A conflict is returned as it is.
+func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) error {
+	r, ok := c.resolve(a.Object.Kind, "")
+	if !ok {
+		return nil
+	}
+	log := logr.FromContextOrDiscard(ctx).WithValues("kind", a.Object.Kind.String(), "namespace", a.Object.Namespace, "name", a.Object.Name,
+		"uid", a.Object.UID, "cause", string(a.Cause))
+	if !c.InScope(a.Object.Kind.Group) {
+		return nil
+	}
+	if err := c.Permit(c.Size().Objects, a.Verb == graph.Delete); err != nil {
+		log.V(2).Info("nothing is written", "why", err.Error())
+		return nil
+	}
+	err := c.send(ctx, r, a)
+	if notThere(err) {
+		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Remove(a.Object) })
+		return nil
+	}
+	if apierrors.IsConflict(err) {
+		c.metrics.conflicts.Inc()
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", a.Object.Kind, a.Object.Name, err)
+	}
+	log.V(2).Info("written", "verb", verbs[a.Verb], "policy", string(a.Policy), "finalizer", a.Finalizer, "owners", len(a.Owners))
+	c.metrics.written(c, item, a)
+	if a.Verb == graph.Delete && c.Deleted != nil {
+		c.Deleted(Deletion{Object: a.Object, Policy: a.Policy, Cause: a.Cause, Time: c.Clock.Now()})
+	}
+	return nil
+}
+
+func (c *Collector) send(ctx context.Context, r resource, a graph.Action) error {
+	api := c.api(r, a.Object.Namespace)
+	if a.Verb == graph.Delete {
+		return api.Delete(ctx, a.Object.Name, metav1.DeleteOptions{
+			PropagationPolicy: ptr.To(metav1.DeletionPropagation(a.Policy)),
+			Preconditions:     &metav1.Preconditions{UID: ptr.To(types.UID(a.Object.UID)), ResourceVersion: ptr.To(a.Object.ResourceVersion)},
+		})
+	}
+	body, err := patch(a)
+	if err != nil {
+		return err
+	}
+	_, err = api.Patch(ctx, a.Object.Name, types.MergePatchType, body, metav1.PatchOptions{})
+	return err
+}
+
+// warn tells the dependent's owner, a person, of a reference that can never work.
+func (c *Collector) warn(ctx context.Context, i graph.Invalid) {
+	d := i.Dependent
+	r, ok := c.resolve(d.Kind, "")
+	if !ok {
+		return
+	}
+	logr.FromContextOrDiscard(ctx).V(2).Info("an owner reference leads across namespaces", "kind", d.Kind.String(), "namespace", d.Namespace, "name", d.Name)
+	c.Recorder.Eventf(&corev1.ObjectReference{
+		APIVersion: r.GroupVersion().String(), Kind: d.Kind.Kind, Namespace: d.Namespace, Name: d.Name, UID: types.UID(d.UID),
+	}, corev1.EventTypeWarning, reasonInvalidNamespace, "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+		i.Owner.Kind.Group, i.Owner.Kind.Kind, d.Namespace, i.Owner.Name, i.Owner.UID, d.Namespace)
+}
