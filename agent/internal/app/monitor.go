@@ -19,6 +19,8 @@ const (
 	pingTimeout    = 3 * time.Second
 	startRetry     = 50 * time.Millisecond
 	relistInterval = 30 * time.Second
+	// vanishInterval is how often sandboxes that have ended are held against containerd's containers.
+	vanishInterval = 10 * time.Second
 	// imageSettle gathers the several events that one pull makes.
 	imageSettle = 20 * time.Millisecond
 	imageRetry  = time.Second
@@ -44,6 +46,7 @@ func (m *monitor) run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { m.watchImages(ctx) })
 	wg.Go(func() { m.pinImages(ctx) })
+	wg.Go(func() { m.dropVanished(ctx) })
 	m.watchRuntime(ctx)
 	return nil
 }
@@ -175,6 +178,24 @@ func (m *monitor) pinImages(ctx context.Context) {
 		call, cancel := context.WithTimeout(ctx, relistInterval)
 		if err := m.runtime.PinImages(call); err != nil && ctx.Err() == nil {
 			logr.FromContextOrDiscard(ctx).V(2).Info("pinning images", "err", err.Error())
+		}
+		cancel()
+	}
+}
+
+// dropVanished gives back, now and then, the places of sandboxes whose containers somebody else has removed.
+func (m *monitor) dropVanished(ctx context.Context) {
+	ticker := m.clock.NewTicker(vanishInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		call, cancel := context.WithTimeout(ctx, vanishInterval)
+		if err := m.manager.DropVanished(call); err != nil && ctx.Err() == nil {
+			logr.FromContextOrDiscard(ctx).V(2).Info("looking for sandboxes without a container", "err", err.Error())
 		}
 		cancel()
 	}
