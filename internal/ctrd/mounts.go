@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcOfContainerd, as a Remover's HostProc, is that of containerd itself.
+// ProcOfContainerd is what a Remover's HostProc is for that of containerd itself.
 const ProcOfContainerd = "containerd"
 
 // hostProc is the /proc directory that mounts are looked for by; "" for none. containerd is asked for its own each time, for
@@ -33,7 +33,7 @@ func (r *Remover) hostProc(ctx context.Context) (string, error) {
 	}
 	seen, err := os.Readlink(filepath.Join(r.ProcRoot, "self", "ns", "pid"))
 	if err != nil || server.GetPid() == 0 || seen != fmt.Sprintf("pid:[%d]", server.GetPidns()) {
-		return filepath.Join(r.ProcRoot, "1"), nil //nolint:nilerr // what cannot be compared is not the same
+		return filepath.Join(r.ProcRoot, "1"), nil
 	}
 	return filepath.Join(r.ProcRoot, strconv.FormatUint(server.GetPid(), 10)), nil
 }

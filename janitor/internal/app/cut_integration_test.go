@@ -58,7 +58,7 @@ func TestARemovalThatIsKilledIsDoneAgain(t *testing.T) {
 			id := claimed("one", "agent")
 			x := w.container(id.ContainerID(), id.Labels(), state)
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRemoveAndDie$")
-			cmd.Env = append(os.Environ(), dieVariable+"="+strings.Join([]string{x.id, string(step), w.Socket, w.Dir, w.CgroupParent}, " "))
+			cmd.Env = append(config.Environ(""), dieVariable+"="+strings.Join([]string{x.id, string(step), w.Socket, w.Dir, w.CgroupParent}, " "))
 			out, err := cmd.CombinedOutput()
 			require.Error(t, err)
 			require.Equal(t, "signal: killed", err.Error(), "%s before %s: %s", state, step, out)

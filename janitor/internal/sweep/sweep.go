@@ -250,9 +250,10 @@ func (s *Sweeper) remove(ctx context.Context, f observe.Finding) Result {
 func (s *Sweeper) removeAll(ctx context.Context, f observe.Finding) error {
 	if !f.Key.Remnant {
 		if s.config.Policy.LogRetention > 0 {
-			// Before the record goes: it is the evidence of whoever has to go on with this.
+			// Before the record goes: it is the evidence of whoever has to go on with this. A disk that is full, or cannot be
+			// written to, is no reason to keep the rest; the log is then its agent's to remove.
 			if err := s.config.Remover.MarkDeleted(f.Key.ID); err != nil {
-				return err
+				s.config.Log.Error(err, "keeping the output of an orphan", "container", f.Key.ID)
 			}
 		}
 		return s.config.Remover.Remove(ctx, f.Key.ID)

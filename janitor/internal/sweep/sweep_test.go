@@ -234,6 +234,10 @@ func TestAKeptLogIsMarkedFirst(t *testing.T) {
 	f := newFixture(t, time.Hour, orphan("a"))
 	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), observe.Key{ID: "a"}, nil, false).Outcome)
 	require.Equal(t, []string{"confirm a", "mark a", "remove a", "gone a"}, f.node.done())
+
+	f = newFixture(t, time.Hour, orphan("a"))
+	f.node.fail["mark a"] = []error{errors.New("no space left on device")}
+	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), observe.Key{ID: "a"}, nil, false).Outcome, "a full disk keeps nothing else")
 }
 
 func TestARemnantGoesPieceByPiece(t *testing.T) {
