@@ -131,17 +131,14 @@ func (r *Remover) taskIDs(ctx context.Context) (map[string]bool, error) {
 	return ids, nil
 }
 
-// removeFreeCgroup removes a cgroup without a container, with what runs in it if that is a task of this containerd.
-func (r *Remover) removeFreeCgroup(ctx context.Context, p Piece) error {
+// endLost ends what containerd still runs as a task of a container that has no record, with all of its cgroup. Nothing else is
+// killed: what else may run under such a name is another containerd's.
+func (r *Remover) endLost(ctx context.Context, id string) error {
 	known, err := r.taskIDs(ctx)
-	if err != nil {
+	if err != nil || !known[id] {
 		return err
 	}
-	if known[p.ID] {
-		return r.removeStrays(ctx, p.ID, "", p.Path)
-	}
-	r.removeCgroup(p.Path) // fails if anything runs in it
-	return nil
+	return r.removeStrays(ctx, id, "", r.cgroups()[id])
 }
 
 // logs are the log directories of our containers, those that are being made among them.
@@ -212,18 +209,21 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	if !ours(p.ID) {
 		return fmt.Errorf("container id %q: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
+	if p.Part != PartLog {
+		if err := r.endLost(ctx, p.ID); err != nil {
+			return err
+		}
+	}
 	switch p.Part {
 	case PartSnapshot:
 		return r.removeSnapshots(ctx, holdings{snapshots: []snapshotRef{{r.Snapshotter, p.ID}}})
 	case PartFIFOs:
 		return r.removeFIFOs(p.ID)
 	case PartMount:
-		if err := r.removeStrays(ctx, p.ID, "", ""); err != nil {
-			return err
-		}
 		return r.unmount(ctx, p.ID)
 	case PartCgroup:
-		return r.removeFreeCgroup(ctx, p)
+		r.removeCgroup(p.Path) // fails if anything runs in it
+		return nil
 	case PartLog:
 		if filepath.Dir(p.Path) != filepath.Clean(r.LogRoot) {
 			return fmt.Errorf("log directory %q: %w", p.Path, errdefs.ErrInvalidArgument)

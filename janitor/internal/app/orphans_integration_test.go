@@ -3,7 +3,9 @@
 package app_test
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -194,6 +196,11 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	require.NoError(t, os.Mkdir(half, 0o700))
 	slot := slotID(7)
 	w.snapshot(slot)
+	// A task whose record somebody has deleted: it runs on, in its cgroup.
+	lost := claimed("lost", alive)
+	task := w.container(lost.ContainerID(), lost.Labels(), verdict.Running)
+	require.NoError(t, w.Client.ContainerService().Delete(t.Context(), task.id))
+	require.NoError(t, os.RemoveAll(filepath.Join(w.LogRoot, task.id)))
 	// What stays: a log of an agent that is about to create, other snapshots, FIFOs, mounts and cgroups.
 	pulling := w.log(id(), alive)
 	w.snapshot("another")
@@ -201,7 +208,8 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	otherMount, otherCgroup := w.mount("another"), w.cgroup("another")
 	j := w.start(nil)
 	w.deletePod("agent-gone")
-	w.requireOnly(nil, []thing{{id: snapshot}, {id: fifo}, {id: mount}, {id: cgroup}, {id: log}, {id: slot}})
+	w.requireOnly(nil, []thing{{id: snapshot}, {id: fifo}, {id: mount}, {id: cgroup}, {id: log}, {id: slot}, task})
+	require.Eventually(t, func() bool { return !lives(task.pid) }, patience, tick)
 	require.Eventually(t, func() bool { _, err := os.Stat(half); return errors.Is(err, os.ErrNotExist) }, patience, tick)
 	require.NoDirExists(t, dir)
 	for _, path := range []string{pulling, other, otherMount, otherCgroup} {
@@ -237,6 +245,12 @@ func TestAKeptLogGoesWhenItsTimeIsUp(t *testing.T) {
 	}, patience, tick)
 	w.requireOnly(nil, []thing{x})
 	require.Equal(t, janitorv1.SweepResponse_OUTCOME_NOT_FOUND, j.sweep(t, &janitorv1.SweepRequest{ContainerIds: []string{x.id}})[0].GetOutcome())
+}
+
+// lives tells whether a process is there and is no zombie that nobody waits for.
+func lives(pid uint32) bool {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(raw, []byte(") Z "))
 }
 
 func (j *janitor) sweep(t *testing.T, req *janitorv1.SweepRequest) []*janitorv1.SweepResponse {
