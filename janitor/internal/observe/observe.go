@@ -104,7 +104,8 @@ type Config struct {
 	Policy verdict.Policy
 	// ScanInterval is the time between full scans.
 	ScanInterval time.Duration
-	// Orphan is told of each thing that is to be deleted, as often as it is found to be. It must not block, nor call back.
+	// Orphan is told of each thing that is to be deleted, or may be by the API server's own word: when it is found to be, and at
+	// each scan. It must not block, nor call back.
 	Orphan func(Key)
 	// Metrics of the scans; see NewMetrics.
 	Metrics *Metrics
