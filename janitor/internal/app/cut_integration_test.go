@@ -70,28 +70,51 @@ func TestARemovalThatIsKilledIsDoneAgain(t *testing.T) {
 	w.CheckClean(t)
 }
 
-// TestAJanitorThatIsStoppedAgainAndAgain stops janitors while they sweep.
-func TestAJanitorThatIsStoppedAgainAndAgain(t *testing.T) {
+// janitorVariable tells TestJanitorProcess, in a process of its own, which node to keep.
+const janitorVariable = "FSB_TEST_JANITOR"
+
+// TestJanitorProcess is the process that TestAJanitorThatIsKilledAgainAndAgain kills; by itself it has nothing to do.
+func TestJanitorProcess(t *testing.T) {
+	parts := strings.Split(config.Env(janitorVariable), " ")
+	if len(parts) != 4 {
+		return
+	}
+	w := &world{Server: &containerd.Server{Socket: parts[1], Dir: parts[2], LogRoot: parts[2] + "/log", CgroupParent: parts[3]}, t: t}
+	cfg := w.settings(func(c *app.Config) {
+		c.Policy.Grace, c.Workers, c.Kubeconfig = 100*time.Millisecond, 2, parts[0]
+	})
+	require.NoError(t, app.Run(t.Context(), cfg))
+}
+
+// TestAJanitorThatIsKilledAgainAndAgain kills janitors while they sweep. At the end the orphans are gone, and nothing else.
+func TestAJanitorThatIsKilledAgainAndAgain(t *testing.T) {
+	const each, kills = 24, 12
 	w := newWorld(t)
 	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
 	var kept, lost []thing
-	for i := range 16 {
-		k, l := claimed(fmt.Sprintf("kept-%d", i), alive), claimed(fmt.Sprintf("lost-%d", i), gone)
+	for i := range each {
+		k, l := claimed(fmt.Sprintf("kept-%d", i), alive), claimed(fmt.Sprintf("lost-%d", i), []string{alive, gone}[i%2])
 		w.sandbox(k)
 		kept = append(kept, w.container(k.ContainerID(), k.Labels(), verdict.Running))
-		lost = append(lost, w.container(l.ContainerID(), l.Labels(), verdict.Running))
+		lost = append(lost, w.container(l.ContainerID(), l.Labels(), verdict.Running)) // its agent is gone, or its Sandbox
 	}
 	w.deletePod("agent-gone")
-	for i := range 8 {
-		j := w.start(func(c *app.Config) { c.Policy.Grace, c.Workers = 100*time.Millisecond, 1 })
-		j.verdicts(t)
+	variable := janitorVariable + "=" + strings.Join([]string{w.kubeconfig, w.Socket, w.Dir, w.CgroupParent}, " ")
+	for i := range kills {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestJanitorProcess$")
+		cmd.Env = append(config.Environ(""), variable)
+		require.NoError(t, cmd.Start())
 		before := len(w.left())
-		require.Eventually(t, func() bool { return len(w.left()) <= max(before-7, 5*len(kept)) }, patience, tick)
-		j.stop()
-		t.Logf("round %d: %d things left", i, len(w.left()))
+		require.Eventually(t, func() bool { return len(w.left()) < before || before <= 5*each }, patience, time.Millisecond)
+		require.NoError(t, cmd.Process.Kill())
+		require.Error(t, cmd.Wait())
+		t.Logf("killed for the %d. time: %d things left", i+1, len(w.left()))
 	}
 	j := w.start(func(c *app.Config) { c.Policy.Grace = 100 * time.Millisecond })
 	w.requireOnly(kept, lost)
+	for name := range j.verdicts(t) {
+		require.NotContains(t, name, " ", "no remnants")
+	}
 	j.stop()
 	w.sweepAway(kept)
 }

@@ -59,6 +59,8 @@ type world struct {
 	t     *testing.T
 	admin kube.Client
 	rest  *rest.Config
+	// kubeconfig is a file that says what rest says.
+	kubeconfig string
 }
 
 func newWorld(t *testing.T) *world {
@@ -83,6 +85,8 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	w := &world{Server: containerd.Start(t), t: t, admin: admin, rest: cfg}
 	w.Import(t, containerd.Busybox, containerd.Image(t))
+	w.kubeconfig = filepath.Join(w.Dir, "kubeconfig")
+	require.NoError(t, os.WriteFile(w.kubeconfig, env.KubeConfig, 0o600))
 	return w
 }
 
