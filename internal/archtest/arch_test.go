@@ -26,7 +26,7 @@ var pure = []string{
 	"janitor/internal/verdict",
 	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement",
 	"services/controller/internal/pool/desired",
-	"services/gc/internal/podgc/plan", "services/gc/internal/ownergc/graph",
+	"services/gc/internal/breaker", "services/gc/internal/podgc/plan", "services/gc/internal/ownergc/graph",
 	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
 	"tests/bench/internal/budget", "tests/bench/internal/report", "tests/bench/internal/stat",
 }

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
@@ -51,9 +52,9 @@ type Config struct {
 	Ignored []schema.GroupResource
 	// InScope tells whether objects of a group may be written; nil: all.
 	InScope func(group string) bool
-	// Permit is asked before each write, with the number of objects there are and whether it deletes; an error is why there is
-	// to be none now.
-	Permit func(objects int, deletes bool) error
+	// Permit is asked before each write; an error is why there is to be none now. Before a deletion it is told how many more
+	// there will be; otherwise it gets nil.
+	Permit func(deletion *breaker.Intent) error
 	// Deleted, if not nil, is told of each deletion. It must not block.
 	Deleted func(Deletion)
 	Clock   clock.WithTicker
@@ -84,6 +85,8 @@ type Collector struct {
 	resources resources
 	monitors  map[schema.GroupVersionResource]*monitor
 	failing   map[schema.GroupResource]string
+
+	synced chan struct{}
 }
 
 // New returns a collector that is not running.
@@ -104,7 +107,7 @@ func New(cfg Config) (*Collector, error) {
 		cfg.InScope = func(string) bool { return true }
 	}
 	c := &Collector{Config: cfg, graph: graph.New(remembered), since: map[graph.Item]time.Time{},
-		monitors: map[schema.GroupVersionResource]*monitor{}, failing: map[schema.GroupResource]string{}}
+		monitors: map[schema.GroupVersionResource]*monitor{}, failing: map[schema.GroupResource]string{}, synced: make(chan struct{})}
 	c.toDelete, c.toOrphan = c.queue(), c.queue()
 	m, err := newMetrics(cfg.Metrics, c)
 	c.metrics = m
@@ -129,6 +132,7 @@ func (c *Collector) Run(ctx context.Context) error {
 		log.Error(err, "discovering resources")
 	}
 	c.awaitSync(ctx)
+	close(c.synced)
 	for range c.Workers {
 		wg.Go(func() { c.work(ctx, c.toDelete) })
 		wg.Go(func() { c.work(ctx, c.toOrphan) })
@@ -170,6 +174,9 @@ func (c *Collector) awaitSync(ctx context.Context) {
 	}
 	log.Info("all resources were listed", "resources", len(waiting), "objects", c.Size().Objects)
 }
+
+// Synced is closed when the workers start: all resources were listed, or the initial timeout is over.
+func (c *Collector) Synced() <-chan struct{} { return c.synced }
 
 // Resume queues all that there is to do: for a collector that was not permitted to write until now.
 func (c *Collector) Resume(ctx context.Context) { c.update(ctx, (*graph.Graph).Pending) }

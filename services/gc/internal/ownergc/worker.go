@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
@@ -162,7 +163,7 @@ func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) 
 	if !c.InScope(a.Object.Kind.Group) {
 		return nil
 	}
-	if err := c.Permit(c.Size().Objects, a.Verb == graph.Delete); err != nil {
+	if err := c.Permit(c.intent(a)); err != nil {
 		log.V(2).Info("nothing is written", "why", err.Error())
 		return nil
 	}
@@ -184,6 +185,17 @@ func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) 
 		c.Deleted(Deletion{Object: a.Object, Policy: a.Policy, Cause: a.Cause, Time: c.Clock.Now()})
 	}
 	return nil
+}
+
+// intent is what a write means for the circuit breaker.
+func (c *Collector) intent(a graph.Action) *breaker.Intent {
+	if a.Verb != graph.Delete {
+		return nil
+	}
+	return &breaker.Intent{Objects: c.Size().Objects, Waiting: c.toDelete.Len() + c.Workers, Doomed: func() (n int) {
+		c.Query(func(g *graph.Graph) { n = g.Doomed(func(k graph.Kind) bool { return c.InScope(k.Group) }) })
+		return n
+	}}
 }
 
 func (c *Collector) send(ctx context.Context, r resource, a graph.Action) error {

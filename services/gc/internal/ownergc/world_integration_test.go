@@ -33,6 +33,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
@@ -142,7 +143,7 @@ func (w *world) start(api *rest.Config) {
 		Metadata: meta, Discovery: disco, Recorder: w.recorder, Workers: 8, SyncPeriod: 300 * time.Millisecond, InitialSyncTimeout: 2 * time.Second,
 		Ignored: []schema.GroupResource{{Resource: "events"}, {Group: "events.k8s.io", Resource: "events"}},
 		InScope: w.scope, Clock: clock.RealClock{}, Metrics: prometheus.NewRegistry(),
-		Permit: func(int, bool) error {
+		Permit: func(*breaker.Intent) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return w.refuse

@@ -199,6 +199,17 @@ func (g *Graph) Pending() Effects {
 	return g.effects()
 }
 
+// Doomed counts the objects that are to be deleted, as things stand, of those kinds that count.
+func (g *Graph) Doomed(counts func(Kind) bool) int {
+	n := 0
+	for _, e := range g.entries {
+		if e.node != nil && counts(e.node.Kind) && g.decide(e.node).Verb == Delete {
+			n++
+		}
+	}
+	return n
+}
+
 // UIDs are those of the observed objects of a kind, of which a list has to say whether they are there yet.
 func (g *Graph) UIDs(kind Kind) map[string]struct{} {
 	out := map[string]struct{}{}

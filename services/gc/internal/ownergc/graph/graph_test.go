@@ -334,4 +334,6 @@ func TestPendingIsAllThatThereIsToDo(t *testing.T) {
 	fx := g.Pending()
 	require.Equal(t, []string{"nobody"}, asked(fx))
 	require.Equal(t, []string{"d"}, due(fx))
+	require.Equal(t, 1, g.Doomed(func(k graph.Kind) bool { return k == apple }))
+	require.Zero(t, g.Doomed(func(k graph.Kind) bool { return k == pear }))
 }

@@ -1,0 +1,238 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
+)
+
+// leaseName is the name of the collectors' Lease.
+const leaseName = "fast-sandbox-gc"
+
+// name is that of this component to others.
+const name = "fast-sandbox-gc"
+
+// App is the collectors, wired. Run is called once.
+type App struct {
+	config    Config
+	registry  *prometheus.Registry
+	client    kubernetes.Interface
+	elector   *leader.Elector // nil if nobody is elected
+	gate      *gate
+	events    record.EventBroadcaster
+	informers informers.SharedInformerFactory // nil if Pods are not collected
+	collector *ownergc.Collector
+	pods      *podgc.Collector // nil if Pods are not collected
+	health    *health.Server
+}
+
+// Run runs the collectors until ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	api, err := clientcmd.BuildConfigFromFlags("", cfg.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("loading --kubeconfig: %w", err)
+	}
+	a, err := New(ctx, cfg, api)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}
+
+// New wires the collectors for an API server. ctx carries the logger.
+func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
+	api = rest.CopyConfig(api)
+	api.QPS, api.Burst = float32(cfg.KubeQPS), cfg.KubeBurst
+	api.UserAgent = name + "/" + daemon.Version()
+	client, err := kubernetes.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("making the client: %w", err)
+	}
+	clk := clock.RealClock{}
+	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, health: health.NewServer(), events: record.NewBroadcaster(record.WithContext(ctx)),
+		gate: &gate{leads: func() bool { return true }, clock: clk,
+			breaker: breaker.New(breaker.Limit{Share: cfg.MaxShare, Window: cfg.MaxWindow, Floor: cfg.MaxFloor})}}
+	a.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	if err := a.gate.register(a.registry); err != nil {
+		return nil, fmt.Errorf("registering metrics: %w", err)
+	}
+	if err := a.elect(api); err != nil {
+		return nil, err
+	}
+	if err := a.owners(api, clk); err != nil {
+		return nil, err
+	}
+	if cfg.Mode == ModeEnforce && cfg.inScope("") {
+		return a, a.finished(clk)
+	}
+	return a, nil
+}
+
+// elect makes the part in the election of a collector that enforces and is not alone.
+func (a *App) elect(api *rest.Config) error {
+	if a.config.Mode != ModeEnforce || !a.config.LeaderElect {
+		return nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("naming this process: %w", err)
+	}
+	// A client of its own: the collectors' requests do not keep the Lease waiting.
+	own := rest.CopyConfig(api)
+	own.UserAgent += " (leader-election)"
+	leases, err := kubernetes.NewForConfig(own)
+	if err != nil {
+		return fmt.Errorf("making the client of the Lease: %w", err)
+	}
+	a.elector = leader.New(leader.Config{Leases: leases.CoordinationV1(), Namespace: a.config.Namespace, Name: leaseName,
+		Identity: host + "_" + string(uuid.NewUUID()), Timing: a.config.Lease})
+	a.gate.leads = func() bool { return a.elector.Term() > 0 }
+	return nil
+}
+
+func (a *App) owners(api *rest.Config, clk clock.WithTicker) error {
+	meta, err := metadata.NewForConfig(api)
+	if err != nil {
+		return fmt.Errorf("making the client of metadata: %w", err)
+	}
+	disco, err := discovery.NewDiscoveryClientForConfig(api)
+	if err != nil {
+		return fmt.Errorf("making the client of discovery: %w", err)
+	}
+	a.collector, err = ownergc.New(ownergc.Config{
+		Metadata: meta, Discovery: disco, Recorder: a.events.NewRecorder(clientgoscheme.Scheme, corev1.EventSource{Component: name}),
+		Workers: a.config.Syncs, SyncPeriod: a.config.DiscoveryPeriod, InitialSyncTimeout: a.config.InitialSyncTimeout, Ignored: a.config.ignored(),
+		InScope: a.config.inScope, Permit: a.gate.permit, Clock: clk, Metrics: a.registry,
+	})
+	return err
+}
+
+func (a *App) finished(clk clock.WithTicker) error {
+	a.informers = informers.NewSharedInformerFactoryWithOptions(a.client, 0, informers.WithTransform(podgc.Strip))
+	core := a.informers.Core().V1()
+	var err error
+	a.pods, err = podgc.New(podgc.Config{
+		Client: a.client, Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Threshold: a.config.PodThreshold,
+		Period: a.config.PodPeriod, Quarantine: a.config.Quarantine, Parallel: a.config.Syncs, Clock: clk, Metrics: a.registry,
+		Permit: func() error { return a.gate.permit(&breaker.Intent{Objects: a.collector.Size().Objects}) },
+	})
+	return err
+}
+
+// Run runs all parts until ctx ends or one fails.
+func (a *App) Run(ctx context.Context) error {
+	g := daemon.NewGroup()
+	a.config.Serve(g, a.registry, a.health)
+	g.After("events", func(ctx context.Context) error {
+		a.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
+		<-ctx.Done()
+		a.events.Shutdown()
+		return nil
+	})
+	g.Go("collector", a.collector.Run)
+	g.Go("readiness", a.ready)
+	if a.config.Mode == ModeEnforce {
+		g.Go("enforcement", a.enforce)
+		g.Go("breaker", a.gate.shout)
+	}
+	if a.elector != nil {
+		g.Go("election", a.elector.Run)
+	}
+	return g.Run(ctx)
+}
+
+// Tripped is why nothing is deleted any more, or nil.
+func (a *App) Tripped() error { return a.gate.breaker.Tripped() }
+
+// ready tells the probe when the graph is whole. A standby is as ready as the leader: it can take over.
+func (a *App) ready(ctx context.Context) error {
+	select {
+	case <-a.collector.Synced():
+		a.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+		<-ctx.Done()
+	case <-ctx.Done():
+	}
+	a.health.Shutdown()
+	return nil
+}
+
+// enforce waits until this process leads, makes sure that it is alone, and then collects until ctx ends.
+func (a *App) enforce(ctx context.Context) error {
+	log := logr.FromContextOrDiscard(ctx)
+	if a.informers != nil {
+		// A context of their own: this function also ends while its context lasts, and waits for them.
+		watching, stop := context.WithCancel(ctx)
+		defer a.informers.Shutdown()
+		defer stop()
+		a.informers.Start(watching.Done())
+		a.informers.WaitForCacheSync(watching.Done())
+	}
+	if !a.turn(ctx) {
+		return nil
+	}
+	if a.config.RivalCheck > 0 {
+		err := rival.Look(ctx, a.client, a.config.Namespace, a.config.RivalCheck, a.gate.clock)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	a.gate.open.Store(true)
+	log.Info("collecting", "scope", a.config.Scope, "objects", a.collector.Size().Objects, "pods", a.pods != nil)
+	a.collector.Resume(ctx)
+	if a.pods != nil {
+		return a.pods.Run(ctx)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// turn waits until the graph is whole and this process leads; false if ctx ends before.
+func (a *App) turn(ctx context.Context) bool {
+	select {
+	case <-a.collector.Synced():
+	case <-ctx.Done():
+		return false
+	}
+	if a.elector == nil {
+		return true
+	}
+	for {
+		state, changed := a.elector.State()
+		if state.Term > 0 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}

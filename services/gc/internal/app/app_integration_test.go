@@ -1,0 +1,244 @@
+//go:build integration
+
+package app_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	crlog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
+)
+
+const (
+	patience = 30 * time.Second
+	tick     = 20 * time.Millisecond
+)
+
+var (
+	api  *rest.Config         //nolint:gochecknoglobals // one API server for all tests of the package
+	kube kubernetes.Interface //nolint:gochecknoglobals // likewise
+)
+
+// TestMain starts a real API server and etcd from bin/k8s, which `make` builds.
+func TestMain(m *testing.M) {
+	crlog.SetLogger(logr.Discard())
+	env := &envtest.Environment{BinaryAssetsDirectory: filepath.Join("..", "..", "..", "..", "bin", "k8s")}
+	if dir := config.Env("KUBEBUILDER_ASSETS"); dir != "" {
+		env.BinaryAssetsDirectory = dir
+	}
+	code := func() int {
+		cfg, err := env.Start()
+		defer func() {
+			if err := env.Stop(); err != nil {
+				fmt.Fprintf(os.Stderr, "stopping the API server: %v\n", err)
+			}
+		}()
+		if err == nil {
+			cfg.QPS = -1
+			api = cfg
+			kube, err = kubernetes.NewForConfig(cfg)
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "starting the API server (make builds it into bin/k8s): %v\n", err)
+			return 1
+		}
+		return m.Run()
+	}()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func namespace(t *testing.T) string {
+	t.Helper()
+	ns, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "gc-"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return ns.Name
+}
+
+// run runs the collectors with quick settings and those of args. ended has their error; stop ends them.
+func run(t *testing.T, namespace string, args ...string) (a *app.App, ended <-chan error, stop func()) {
+	t.Helper()
+	cfg := parsed(t, append([]string{"--namespace=" + namespace, "--metrics-bind-address=0", "--health-probe-bind-address=0", "--mode=enforce",
+		"--rival-check=300ms", "--pod-gc-period=200ms", "--pod-gc-quarantine=600ms", "--initial-sync-timeout=5s", "--lease-duration=1s",
+		"--lease-renew-deadline=800ms", "--lease-retry-period=50ms"}, args...)...)
+	require.NoError(t, cfg.Validate())
+	ctx, cancel := context.WithCancel(context.Background())
+	var err error
+	a, err = app.New(ctx, *cfg, api)
+	require.NoError(t, err)
+	result, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		result <- a.Run(ctx)
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return a, result, stop
+}
+
+func configMap(t *testing.T, namespace, name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
+	t.Helper()
+	c, err := kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return c
+}
+
+func owned(by *corev1.ConfigMap) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: by.Name, UID: by.UID}
+}
+
+// nobody is an owner that does not exist.
+func nobody() metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "nobody", UID: "nobodys-uid"}
+}
+
+func there(t *testing.T, namespace, name string) bool {
+	t.Helper()
+	_, err := kube.CoreV1().ConfigMaps(namespace).Get(t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false
+	}
+	require.NoError(t, err)
+	return true
+}
+
+func gone(t *testing.T, namespace, name string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return !there(t, namespace, name) }, patience, tick, "%s is still there", name)
+}
+
+func pod(t *testing.T, namespace, name, node string, phase corev1.PodPhase) *corev1.Pod {
+	t.Helper()
+	pods := kube.CoreV1().Pods(namespace)
+	p, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"example.com/look"}}, Spec: corev1.PodSpec{
+		NodeName: node, AutomountServiceAccountToken: ptr.To(false), Containers: []corev1.Container{{Name: "c", Image: "i"}}}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	p.Status.Phase = phase
+	p, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	return p
+}
+
+// ended waits until a Pod is being deleted at once, and returns how it ended.
+func ended(t *testing.T, p *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	var out *corev1.Pod
+	require.Eventually(t, func() bool {
+		var err error
+		out, err = kube.CoreV1().Pods(p.Namespace).Get(t.Context(), p.Name, metav1.GetOptions{})
+		require.NoError(t, err)
+		return out.DeletionTimestamp != nil && ptr.Deref(out.DeletionGracePeriodSeconds, -1) == 0
+	}, patience, tick, "%s is not deleted", p.Name)
+	return out
+}
+
+func TestPodsAreCollected(t *testing.T) {
+	ns := namespace(t)
+	_, err := kube.CoreV1().ServiceAccounts(ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	node := func(name string, taints ...corev1.Taint) {
+		_, err := kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Taints: taints}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = kube.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	}
+	node("here")
+	node("broken", corev1.Taint{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute})
+	runs := pod(t, ns, "runs", "here", corev1.PodRunning)
+	lost := pod(t, ns, "lost", "nowhere", corev1.PodRunning)
+	stuck := pod(t, ns, "stuck", "broken", corev1.PodRunning)
+	unbound := pod(t, ns, "unbound", "", corev1.PodPending)
+	first := pod(t, ns, "a-first", "here", corev1.PodSucceeded)
+	pod(t, ns, "b-second", "here", corev1.PodSucceeded)
+	require.NoError(t, kube.CoreV1().Pods(ns).Delete(t.Context(), "stuck", metav1.DeleteOptions{}))
+	require.NoError(t, kube.CoreV1().Pods(ns).Delete(t.Context(), "unbound", metav1.DeleteOptions{}))
+	run(t, ns, "--terminated-pod-gc-threshold=1")
+	lost = ended(t, lost)
+	require.Equal(t, corev1.PodFailed, lost.Status.Phase)
+	require.Len(t, lost.Status.Conditions, 1)
+	require.Equal(t, "DeletionByPodGC", lost.Status.Conditions[0].Reason)
+	require.Equal(t, corev1.PodFailed, ended(t, stuck).Status.Phase)
+	require.Equal(t, corev1.PodFailed, ended(t, unbound).Status.Phase)
+	require.Equal(t, corev1.PodSucceeded, ended(t, first).Status.Phase)
+	now, err := kube.CoreV1().Pods(ns).Get(t.Context(), runs.Name, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Nil(t, now.DeletionTimestamp)
+}
+
+func TestOneCollectsAtATime(t *testing.T) {
+	ns := namespace(t)
+	_, _, stopFirst := run(t, ns)
+	configMap(t, ns, "a", nobody())
+	gone(t, ns, "a")
+	_, _, stopSecond := run(t, ns)
+	configMap(t, ns, "b", nobody())
+	gone(t, ns, "b")
+	stopFirst()
+	root := configMap(t, ns, "root")
+	configMap(t, ns, "c", owned(root))
+	require.NoError(t, kube.CoreV1().ConfigMaps(ns).Delete(t.Context(), "root", metav1.DeleteOptions{}))
+	gone(t, ns, "c")
+	stopSecond()
+	configMap(t, ns, "d", nobody())
+	_, _, stopThird := run(t, ns, "--mode=observe")
+	require.Never(t, func() bool { return !there(t, ns, "d") }, time.Second, tick, "it only observes")
+	stopThird()
+}
+
+// TestAnotherCollector: the first, which does not know of the second's Lease, is the rival that the second finds.
+func TestAnotherCollector(t *testing.T) {
+	_, _, stop := run(t, namespace(t))
+	ns := namespace(t)
+	configMap(t, ns, "a", nobody())
+	gone(t, ns, "a") // the first is at work
+	_, ended, _ := run(t, ns, "--rival-check=10s")
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, rival.ErrFound)
+	case <-time.After(patience):
+		require.Fail(t, "it did not end")
+	}
+	stop()
+	list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Empty(t, list.Items)
+}
+
+func TestTooManyDeletionsStopAll(t *testing.T) {
+	ns := namespace(t)
+	root := configMap(t, ns, "root")
+	for i := range 50 {
+		configMap(t, ns, fmt.Sprint("d", i), owned(root))
+	}
+	require.NoError(t, kube.CoreV1().ConfigMaps(ns).Delete(t.Context(), "root", metav1.DeleteOptions{}))
+	a, _, _ := run(t, ns, "--max-delete-floor=10", "--max-delete-share=0.01")
+	require.Eventually(t, func() bool { return a.Tripped() != nil }, patience, tick)
+	configMap(t, ns, "later", nobody())
+	require.Never(t, func() bool {
+		list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		return len(list.Items) < 51
+	}, time.Second, tick, "not one of them goes")
+}

@@ -1,0 +1,126 @@
+// Package app wires the garbage collectors: PodGC and the owner-reference collector, leader election, and what keeps them
+// from doing harm.
+package app
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+)
+
+// The modes.
+const (
+	// ModeEnforce collects.
+	ModeEnforce = "enforce"
+	// ModeObserve builds the graph and answers questions, and writes nothing.
+	ModeObserve = "observe"
+)
+
+// scopeAll is the scope that leaves nothing out; scopeCore names the group without a name.
+const (
+	scopeAll  = "all"
+	scopeCore = "core"
+)
+
+// Config is the collectors' settings.
+type Config struct {
+	daemon.Common
+
+	Mode               string
+	Scope              []string
+	Namespace          string
+	LeaderElect        bool
+	Lease              leader.Timing
+	PodThreshold       int
+	PodPeriod          time.Duration
+	Quarantine         time.Duration
+	Syncs              int
+	DiscoveryPeriod    time.Duration
+	InitialSyncTimeout time.Duration
+	Ignored            []string
+	MaxShare           float64
+	MaxWindow          time.Duration
+	MaxFloor           int
+	RivalCheck         time.Duration
+	Kubeconfig         string
+	KubeQPS, KubeBurst int
+}
+
+// AddFlags adds the flags, with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	c.Common.AddFlags(fs)
+	fs.StringVar(&c.Mode, "mode", ModeObserve, "`mode`: enforce, or observe, which answers questions and deletes nothing (for clusters whose own collector is at work)")
+	fs.StringSliceVar(&c.Scope, "scope", []string{scopeAll}, "API `groups` whose objects may be deleted or patched: all, or a list, in which the core group is core")
+	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this collector runs in")
+	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
+	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "delete only while holding the Lease fast-sandbox-gc")
+	c.Lease.AddFlags(fs)
+	fs.IntVar(&c.PodThreshold, "terminated-pod-gc-threshold", 12500, "`number` of finished Pods that are kept; 0 keeps all")
+	fs.DurationVar(&c.PodPeriod, "pod-gc-period", 20*time.Second, "`time` between looks at all Pods")
+	fs.DurationVar(&c.Quarantine, "pod-gc-quarantine", 40*time.Second, "`time` for which a Pod's node must be unknown before the API server is asked for it")
+	fs.IntVar(&c.Syncs, "concurrent-gc-syncs", 20, "`number` of objects worked on at once")
+	fs.DurationVar(&c.DiscoveryPeriod, "discovery-period", 30*time.Second, "`time` between looks for new kinds of objects")
+	fs.DurationVar(&c.InitialSyncTimeout, "initial-sync-timeout", 30*time.Second, "`time` for which the first lists are waited for before work begins without those that fail")
+	fs.StringSliceVar(&c.Ignored, "ignored-resources", []string{"events", "events.events.k8s.io"}, "`resources` (resource.group) that are not watched")
+	fs.Float64Var(&c.MaxShare, "max-delete-share", 0.5, "`share` of all objects that may be deleted within --max-delete-window; more stops all deletions; 1 is no limit")
+	fs.DurationVar(&c.MaxWindow, "max-delete-window", time.Minute, "`time` in which deletions count together")
+	fs.IntVar(&c.MaxFloor, "max-delete-floor", 1000, "`number` of deletions within --max-delete-window that are permitted in any case")
+	fs.DurationVar(&c.RivalCheck, "rival-check", 5*time.Second, "`time` for which to look, before deleting anything, whether another collector is at work; 0 does not look")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 1000, "requests a second to the API server")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 2000, "requests to the API server in a burst")
+}
+
+// Validate returns every problem at once, each naming its flag.
+func (c *Config) Validate() error {
+	problems := c.Common.Validate()
+	require := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	require(c.Mode == ModeEnforce || c.Mode == ModeObserve, "--mode is %q, want enforce or observe", c.Mode)
+	require(len(c.Scope) > 0, "--scope is empty, want all or API groups")
+	require(!slices.Contains(c.Scope, scopeAll) || len(c.Scope) == 1, "--scope has %q beside groups", scopeAll)
+	require(c.Namespace != "" || c.Mode == ModeObserve, "--namespace is required (or POD_NAMESPACE)")
+	require(c.PodThreshold >= 0, "--terminated-pod-gc-threshold is %d, want at least 0", c.PodThreshold)
+	require(c.Syncs > 0, "--concurrent-gc-syncs is %d, want at least 1", c.Syncs)
+	require(c.MaxShare > 0 && c.MaxShare <= 1, "--max-delete-share is %g, want more than 0, and at most 1", c.MaxShare)
+	require(c.MaxFloor >= 0, "--max-delete-floor is %d, want at least 0", c.MaxFloor)
+	require(c.KubeQPS > 0, "--kube-api-qps is %d, want at least 1", c.KubeQPS)
+	require(c.KubeBurst >= c.KubeQPS, "--kube-api-burst is %d, want at least --kube-api-qps", c.KubeBurst)
+	for _, d := range []struct {
+		flag         string
+		value, least time.Duration
+	}{
+		{"pod-gc-period", c.PodPeriod, 1}, {"pod-gc-quarantine", c.Quarantine, 0}, {"discovery-period", c.DiscoveryPeriod, 1},
+		{"initial-sync-timeout", c.InitialSyncTimeout, 1}, {"max-delete-window", c.MaxWindow, time.Second}, {"rival-check", c.RivalCheck, 0},
+	} {
+		require(d.value >= d.least, "--%s is %s, want at least %s", d.flag, d.value, d.least)
+	}
+	return errors.Join(append(problems, c.Lease.Validate()...)...)
+}
+
+// inScope tells whether objects of a group may be written.
+func (c *Config) inScope(group string) bool {
+	if group == "" {
+		group = scopeCore
+	}
+	return slices.Contains(c.Scope, scopeAll) || slices.Contains(c.Scope, group)
+}
+
+func (c *Config) ignored() []schema.GroupResource {
+	var out []schema.GroupResource
+	for _, r := range c.Ignored {
+		out = append(out, schema.ParseGroupResource(r))
+	}
+	return out
+}

@@ -1,0 +1,49 @@
+package app_test
+
+import (
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
+)
+
+// parsed is the configuration that flags make.
+func parsed(t *testing.T, args ...string) *app.Config {
+	t.Helper()
+	cfg := &app.Config{}
+	fs := pflag.NewFlagSet("gc", pflag.ContinueOnError)
+	cfg.AddFlags(fs)
+	require.NoError(t, fs.Parse(append([]string{"--insecure"}, args...)))
+	return cfg
+}
+
+func TestDefaultsObserve(t *testing.T) {
+	cfg := parsed(t)
+	require.NoError(t, cfg.Validate())
+	require.Equal(t, app.ModeObserve, cfg.Mode)
+}
+
+func TestValidateNamesEveryProblem(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"enforce needs a namespace": {[]string{"--mode=enforce"}, []string{"--namespace"}},
+		"several": {[]string{"--mode=sometimes", "--scope=all,apps", "--max-delete-share=0", "--concurrent-gc-syncs=0", "--pod-gc-period=0s", "--max-delete-window=1ms"},
+			[]string{"--mode", "--scope", "--max-delete-share", "--concurrent-gc-syncs", "--pod-gc-period", "--max-delete-window"}},
+		"no scope":  {[]string{"--scope="}, []string{"--scope"}},
+		"less":      {[]string{"--terminated-pod-gc-threshold=-1", "--max-delete-floor=-1", "--rival-check=-1s"}, []string{"--terminated-pod-gc-threshold", "--max-delete-floor", "--rival-check"}},
+		"requests":  {[]string{"--kube-api-qps=10", "--kube-api-burst=5"}, []string{"--kube-api-burst"}},
+		"the Lease": {[]string{"--lease-duration=1ms"}, []string{"--lease-duration"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := parsed(t, test.args...).Validate()
+			for _, want := range test.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+	require.NoError(t, parsed(t, "--mode=enforce", "--namespace=ns", "--scope=core,fast-sandbox.io").Validate())
+}
