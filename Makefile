@@ -44,6 +44,7 @@ components: deps
 	@$(GO_BUILD) -o $(BIN)/agent ./agent/cmd/agent
 	@$(GO_BUILD) -o $(BIN)/sandbox-init ./agent/cmd/sandbox-init
 	@$(GO_BUILD) -o $(BIN)/janitor ./janitor
+	@$(GO_BUILD) -o $(BIN)/gc ./services/gc
 	@$(GO_BUILD) -o $(BIN)/gateway ./gateway
 	@$(GO_BUILD) -o $(BIN)/fsb-ctl ./cli
 	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
