@@ -3,12 +3,12 @@ package app
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/health"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/discovery"
@@ -25,10 +25,15 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc/plan"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
+	gcrpc "github.com/fast-sandbox/fast-sandbox/services/gc/internal/rpc"
 )
 
 // leaseName is the name of the collectors' Lease.
@@ -48,7 +53,9 @@ type App struct {
 	informers informers.SharedInformerFactory // nil if Pods are not collected
 	collector *ownergc.Collector
 	pods      *podgc.Collector // nil if Pods are not collected
-	health    *health.Server
+	feed      feed.Feed
+	server    *rpc.Server
+	closing   chan struct{} // closed when the process begins to end
 }
 
 // Run runs the collectors until ctx ends.
@@ -69,15 +76,15 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 	api = rest.CopyConfig(api)
 	api.QPS, api.Burst = float32(cfg.KubeQPS), cfg.KubeBurst
 	api.UserAgent = name + "/" + daemon.Version()
+	api.WarningHandler = rest.NoWarnings{} // what is deprecated is watched all the same
 	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
 		return nil, fmt.Errorf("making the client: %w", err)
 	}
 	clk := clock.RealClock{}
-	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, health: health.NewServer(), events: record.NewBroadcaster(record.WithContext(ctx)),
+	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, closing: make(chan struct{}), events: record.NewBroadcaster(record.WithContext(ctx)),
 		gate: &gate{leads: func() bool { return true }, clock: clk,
 			breaker: breaker.New(breaker.Limit{Share: cfg.MaxShare, Window: cfg.MaxWindow, Floor: cfg.MaxFloor})}}
-	a.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
 	if err := a.gate.register(a.registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
@@ -88,10 +95,20 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 		return nil, err
 	}
 	if cfg.Mode == ModeEnforce && cfg.inScope("") {
-		return a, a.finished(clk)
+		if err := a.finished(clk); err != nil {
+			return nil, err
+		}
 	}
+	a.server, err = rpc.NewServer(ctx, rpc.ServerConfig{Address: cfg.BindAddress, TLS: cfg.TLS, Allow: gcrpc.Allow(), Registry: a.registry})
+	if err != nil {
+		return nil, err
+	}
+	gcrpc.New(gcrpc.Config{Collector: a.collector, Guard: a.gate, Feed: &a.feed, Closing: a.closing}).Register(a.server)
 	return a, nil
 }
+
+// Addr is where the gRPC server listens.
+func (a *App) Addr() net.Addr { return a.server.Addr() }
 
 // elect makes the part in the election of a collector that enforces and is not alone.
 func (a *App) elect(api *rest.Config) error {
@@ -127,7 +144,7 @@ func (a *App) owners(api *rest.Config, clk clock.WithTicker) error {
 	a.collector, err = ownergc.New(ownergc.Config{
 		Metadata: meta, Discovery: disco, Recorder: a.events.NewRecorder(clientgoscheme.Scheme, corev1.EventSource{Component: name}),
 		Workers: a.config.Syncs, SyncPeriod: a.config.DiscoveryPeriod, InitialSyncTimeout: a.config.InitialSyncTimeout, Ignored: a.config.ignored(),
-		InScope: a.config.inScope, Permit: a.gate.permit, Clock: clk, Metrics: a.registry,
+		InScope: a.config.inScope, Permit: a.gate.permit, Deleted: a.deleted, Clock: clk, Metrics: a.registry,
 	})
 	return err
 }
@@ -139,15 +156,29 @@ func (a *App) finished(clk clock.WithTicker) error {
 	a.pods, err = podgc.New(podgc.Config{
 		Client: a.client, Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Threshold: a.config.PodThreshold,
 		Period: a.config.PodPeriod, Quarantine: a.config.Quarantine, Parallel: a.config.Syncs, Clock: clk, Metrics: a.registry,
-		Permit: func() error { return a.gate.permit(&breaker.Intent{Objects: a.collector.Size().Objects}) },
+		Permit:  func() error { return a.gate.permit(&breaker.Intent{Objects: a.collector.Size().Objects}) },
+		Deleted: func(d plan.Deletion) { a.podDeleted(d, clk.Now()) },
 	})
 	return err
+}
+
+func (a *App) deleted(d ownergc.Deletion) {
+	a.feed.Publish(feed.Deletion{Object: d.Object, Policy: d.Policy, Cause: string(d.Cause), Time: d.Time})
+}
+
+func (a *App) podDeleted(d plan.Deletion, now time.Time) {
+	a.feed.Publish(feed.Deletion{Cause: "pod-" + string(d.Reason), Policy: graph.Background, Time: now,
+		Object: graph.Object{Kind: graph.Kind{Kind: "Pod"}, Namespace: d.Pod.Namespace, Name: d.Pod.Name, UID: d.Pod.UID, Deleting: d.Pod.Terminating}})
 }
 
 // Run runs all parts until ctx ends or one fails.
 func (a *App) Run(ctx context.Context) error {
 	g := daemon.NewGroup()
-	a.config.Serve(g, a.registry, a.health)
+	a.config.Serve(g, a.registry, a.server.Health())
+	g.Go("gRPC", func(ctx context.Context) error {
+		defer context.AfterFunc(ctx, func() { close(a.closing) })()
+		return a.server.Run(ctx)
+	})
 	g.After("events", func(ctx context.Context) error {
 		a.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 		<-ctx.Done()
@@ -166,18 +197,14 @@ func (a *App) Run(ctx context.Context) error {
 	return g.Run(ctx)
 }
 
-// Tripped is why nothing is deleted any more, or nil.
-func (a *App) Tripped() error { return a.gate.breaker.Tripped() }
-
 // ready tells the probe when the graph is whole. A standby is as ready as the leader: it can take over.
 func (a *App) ready(ctx context.Context) error {
 	select {
 	case <-a.collector.Synced():
-		a.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+		a.server.SetReady(true)
 		<-ctx.Done()
 	case <-ctx.Done():
 	}
-	a.health.Shutdown()
 	return nil
 }
 

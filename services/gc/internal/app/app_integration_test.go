@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,7 +25,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	crlog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
 )
@@ -81,7 +86,7 @@ func namespace(t *testing.T) string {
 // run runs the collectors with quick settings and those of args. ended has their error; stop ends them.
 func run(t *testing.T, namespace string, args ...string) (a *app.App, ended <-chan error, stop func()) {
 	t.Helper()
-	cfg := parsed(t, append([]string{"--namespace=" + namespace, "--metrics-bind-address=0", "--health-probe-bind-address=0", "--mode=enforce",
+	cfg := parsed(t, append([]string{"--namespace=" + namespace, "--metrics-bind-address=0", "--bind-address=127.0.0.1:0", "--health-probe-bind-address=0", "--mode=enforce",
 		"--rival-check=300ms", "--pod-gc-period=200ms", "--pod-gc-quarantine=600ms", "--initial-sync-timeout=5s", "--lease-duration=1s",
 		"--lease-renew-deadline=800ms", "--lease-retry-period=50ms"}, args...)...)
 	require.NoError(t, cfg.Validate())
@@ -97,6 +102,15 @@ func run(t *testing.T, namespace string, args ...string) (a *app.App, ended <-ch
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
 	return a, result, stop
+}
+
+// ask connects to the collectors.
+func ask(t *testing.T, a *app.App) gcv1.GarbageCollectorServiceClient {
+	t.Helper()
+	conn, err := rpc.Dial("passthrough:///"+a.Addr().String(), rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	return gcv1.NewGarbageCollectorServiceClient(conn)
 }
 
 func configMap(t *testing.T, namespace, name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
@@ -128,6 +142,20 @@ func there(t *testing.T, namespace, name string) bool {
 func gone(t *testing.T, namespace, name string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return !there(t, namespace, name) }, patience, tick, "%s is still there", name)
+}
+
+// stays checks for a second that something holds.
+func stays(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	end := time.After(time.Second)
+	for {
+		require.True(t, holds(), what)
+		select {
+		case <-end:
+			return
+		case <-time.After(tick):
+		}
+	}
 }
 
 func pod(t *testing.T, namespace, name, node string, phase corev1.PodPhase) *corev1.Pod {
@@ -203,7 +231,7 @@ func TestOneCollectsAtATime(t *testing.T) {
 	stopSecond()
 	configMap(t, ns, "d", nobody())
 	_, _, stopThird := run(t, ns, "--mode=observe")
-	require.Never(t, func() bool { return !there(t, ns, "d") }, time.Second, tick, "it only observes")
+	stays(t, "it only observes", func() bool { return there(t, ns, "d") })
 	stopThird()
 }
 
@@ -234,11 +262,54 @@ func TestTooManyDeletionsStopAll(t *testing.T) {
 	}
 	require.NoError(t, kube.CoreV1().ConfigMaps(ns).Delete(t.Context(), "root", metav1.DeleteOptions{}))
 	a, _, _ := run(t, ns, "--max-delete-floor=10", "--max-delete-share=0.01")
-	require.Eventually(t, func() bool { return a.Tripped() != nil }, patience, tick)
+	client := ask(t, a)
+	require.Eventually(t, func() bool {
+		status, err := client.GetStatus(t.Context(), &gcv1.GetStatusRequest{})
+		return err == nil && strings.Contains(status.GetStopped(), "nothing is deleted any more") && !status.GetEnforcing()
+	}, patience, tick)
 	configMap(t, ns, "later", nobody())
-	require.Never(t, func() bool {
+	stays(t, "not one of them goes", func() bool {
 		list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
-		return len(list.Items) < 51
-	}, time.Second, tick, "not one of them goes")
+		return len(list.Items) == 51
+	})
+}
+
+// TestItExplainsItself while it works, and says what it deletes.
+func TestItExplainsItself(t *testing.T) {
+	ns := namespace(t)
+	a, _, stop := run(t, ns)
+	client := ask(t, a)
+	watch, err := client.WatchDeletions(t.Context(), &gcv1.WatchDeletionsRequest{Namespace: ns})
+	require.NoError(t, err)
+	_, err = watch.Header()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		status, err := client.GetStatus(t.Context(), &gcv1.GetStatusRequest{})
+		return err == nil && status.GetEnforcing()
+	}, patience, tick)
+	root := configMap(t, ns, "root")
+	d := configMap(t, ns, "d", owned(root))
+	which := &gcv1.Selector{By: &gcv1.Selector_Place{Place: &gcv1.Place{Kind: &gcv1.Kind{Kind: "ConfigMap"}, Namespace: ns, Name: "d"}}}
+	var x *gcv1.ExplainObjectResponse
+	require.Eventually(t, func() bool {
+		x, err = client.ExplainObject(t.Context(), &gcv1.ExplainObjectRequest{Object: which})
+		return err == nil && x.GetState() == gcv1.State_STATE_OWNED
+	}, patience, tick)
+	require.Equal(t, string(root.UID), x.GetPath()[0].GetUid())
+	preview, err := client.PreviewDelete(t.Context(), &gcv1.PreviewDeleteRequest{Object: &gcv1.Selector{By: &gcv1.Selector_Uid{Uid: string(root.UID)}}})
+	require.NoError(t, err)
+	for _, want := range []string{"root", "d"} {
+		part, err := preview.Recv()
+		require.NoError(t, err)
+		require.Equal(t, want, part.GetConsequence().GetObject().GetPlace().GetName())
+	}
+	require.NoError(t, kube.CoreV1().ConfigMaps(ns).Delete(t.Context(), "root", metav1.DeleteOptions{}))
+	deletion, err := watch.Recv()
+	require.NoError(t, err)
+	require.Equal(t, string(d.UID), deletion.GetObject().GetUid())
+	require.Equal(t, gcv1.Cause_CAUSE_OWNERS_GONE, deletion.GetCause())
+	stop()
+	_, err = watch.Recv()
+	require.Equal(t, codes.Unavailable, status.Code(err), "its end ends the watch")
 }

@@ -34,6 +34,7 @@ const (
 type Config struct {
 	daemon.Common
 
+	BindAddress        string
 	Mode               string
 	Scope              []string
 	Namespace          string
@@ -57,6 +58,7 @@ type Config struct {
 // AddFlags adds the flags, with their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
+	fs.StringVar(&c.BindAddress, "bind-address", ":9090", "`address` of the gRPC server")
 	fs.StringVar(&c.Mode, "mode", ModeObserve, "`mode`: enforce, or observe, which answers questions and deletes nothing (for clusters whose own collector is at work)")
 	fs.StringSliceVar(&c.Scope, "scope", []string{scopeAll}, "API `groups` whose objects may be deleted or patched: all, or a list, in which the core group is core")
 	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this collector runs in")

@@ -30,7 +30,7 @@ type gate struct {
 
 // permit lets a write pass; a deletion, if it is one, is counted.
 func (g *gate) permit(deletion *breaker.Intent) error {
-	if !g.open.Load() || !g.leads() {
+	if !g.Enforcing() {
 		return errClosed
 	}
 	if deletion == nil {
@@ -38,6 +38,12 @@ func (g *gate) permit(deletion *breaker.Intent) error {
 	}
 	return g.breaker.Allow(g.clock.Now(), *deletion)
 }
+
+// Enforcing implements rpc.Guard.
+func (g *gate) Enforcing() bool { return g.open.Load() && g.leads() }
+
+// Tripped implements rpc.Guard.
+func (g *gate) Tripped() error { return g.breaker.Tripped() }
 
 // shout says again and again that the breaker has tripped: it is a person's turn.
 func (g *gate) shout(ctx context.Context) error {
@@ -66,6 +72,6 @@ func (g *gate) register(r prometheus.Registerer) error {
 	}
 	return errors.Join(
 		r.Register(gauge("fastsandbox_gc_circuit_open", "Whether deletions have stopped because there were too many.",
-			func() bool { return g.breaker.Tripped() != nil })),
-		r.Register(gauge("fastsandbox_gc_enforcing", "Whether this process deletes.", func() bool { return g.open.Load() && g.leads() })))
+			func() bool { return g.Tripped() != nil })),
+		r.Register(gauge("fastsandbox_gc_enforcing", "Whether this process deletes.", g.Enforcing)))
 }

@@ -140,19 +140,15 @@ func (m *monitor) Delete(obj any) error {
 
 // Replace implements cache.ReflectorStore: a list. What it does not have is doubtful, not gone.
 func (m *monitor) Replace(list []any, _ string) error {
-	before := map[string]struct{}{}
-	m.collector.Query(func(g *graph.Graph) { before = g.UIDs(m.kind) })
+	objects := make([]graph.Object, 0, len(list))
 	for _, obj := range list {
 		o, err := m.object(obj)
 		if err != nil {
 			return err
 		}
-		delete(before, o.UID)
-		m.collector.update(m.ctx, func(g *graph.Graph) graph.Effects { return g.Observe(o) })
+		objects = append(objects, o)
 	}
-	for uid := range before {
-		m.collector.update(m.ctx, func(g *graph.Graph) graph.Effects { return g.Vanish(m.kind, uid) })
-	}
+	m.collector.update(m.ctx, func(g *graph.Graph) graph.Effects { return g.List(m.kind, objects) })
 	m.collector.fails(m, "")
 	m.once.Do(func() { close(m.synced) })
 	return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,23 +75,32 @@ func TestStress(t *testing.T) {
 		}
 		return out
 	}
-	require.Eventually(t, func() bool { return equal(want, left()) }, 2*patience, 200*time.Millisecond)
+	var wrong []string
+	if !assert.Eventually(t, func() bool { wrong = differences(want, left()); return len(wrong) == 0 }, 2*patience, 500*time.Millisecond) {
+		require.Fail(t, "not what should be left", "%d of %d: %v", len(wrong), len(want), wrong[:min(len(wrong), 20)])
+	}
 	t.Logf("%d objects are left, as they should be", len(want))
-	require.Never(t, func() bool { return !equal(want, left()) }, time.Second, 100*time.Millisecond, "nothing else goes later")
+	waitUntil(time.Now().Add(time.Second))
+	require.Empty(t, differences(want, left()), "nothing else goes later")
 }
 
 func waitUntil(when time.Time) { <-time.After(time.Until(when)) }
 
-func equal(a, b map[string][]string) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for k, v := range a {
-		if other, ok := b[k]; !ok || !slices.Equal(v, other) {
-			return false
+func differences(want, got map[string][]string) (out []string) {
+	for name, owners := range want {
+		if other, ok := got[name]; !ok {
+			out = append(out, name+" is gone")
+		} else if !slices.Equal(owners, other) {
+			out = append(out, fmt.Sprintf("%s has owners %v, want %v", name, other, owners))
 		}
 	}
-	return true
+	for name := range got {
+		if _, ok := want[name]; !ok {
+			out = append(out, name+" is still there")
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // tree makes an owner with two levels of dependents, deletes it, and notes what has to be left of that.

@@ -68,6 +68,10 @@ func (c *Collector) process(ctx context.Context, item graph.Item) (outcome, erro
 		return c.lookup(ctx, action.Ref)
 	case graph.Verify:
 		return c.verify(ctx, action.Object)
+	case graph.Finalize:
+		if c.blind() {
+			return again, nil
+		}
 	}
 	// Decided anew by the object as it is if it has changed meanwhile. Once: if it changes that often, the watch will tell.
 	err := c.write(ctx, item, action)
@@ -86,6 +90,23 @@ func (c *Collector) process(ctx context.Context, item graph.Item) (outcome, erro
 		return again, nil
 	}
 	return done, err
+}
+
+// blind tells that a resource is still being listed for the first time: an owner may have dependents there that nobody has
+// seen, and must not be let go as if it had none. A resource that fails keeps nobody.
+func (c *Collector) blind() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.monitors {
+		select {
+		case <-m.synced:
+		default:
+			if c.failing[m.GroupResource()] == "" {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (c *Collector) api(r resource, namespace string) metadata.ResourceInterface {

@@ -36,7 +36,9 @@ type Config struct {
 	// Parallel is how many Pods are deleted at once.
 	Parallel int
 	// Permit is asked before each deletion; an error is why there is to be none now.
-	Permit  func() error
+	Permit func() error
+	// Deleted, if not nil, is told of each Pod that was deleted. It must not block.
+	Deleted func(plan.Deletion)
 	Clock   clock.WithTicker
 	Metrics prometheus.Registerer
 }
@@ -175,4 +177,7 @@ func (c *Collector) collect(ctx context.Context, d plan.Deletion) {
 		return
 	}
 	log.Info("collected a Pod", "node", d.Pod.Node)
+	if c.Deleted != nil {
+		c.Deleted(d)
+	}
 }

@@ -34,10 +34,39 @@ func (g *Graph) Kinds(scopes map[Kind]Scope) Effects {
 // Observe takes in an object as a list or watch shows it. What was shown before, once more, changes nothing. If the UID is
 // known as one of another kind, which one object that two API groups serve is, the first stays.
 func (g *Graph) Observe(o Object) Effects {
+	g.observe(o)
+	return g.effects()
+}
+
+// List takes in all objects of a kind as a list shows them, at once: an owner never looks as if it had no dependents only
+// because they come later in the list. Objects of the kind that the list does not have any more, although nobody saw them
+// go, are doubtful until the API server was asked for them, or they are observed again; until then they own and block as
+// before, but nothing is collected because of them.
+func (g *Graph) List(kind Kind, list []Object) Effects {
+	missing := map[string]struct{}{}
+	for uid, e := range g.entries {
+		if e.node != nil && e.node.Kind == kind {
+			missing[uid] = struct{}{}
+		}
+	}
+	for _, o := range list {
+		delete(missing, o.UID)
+		g.observe(o)
+	}
+	for uid := range missing {
+		e := g.entries[uid]
+		e.node.doubt = doubtful
+		g.considerDependents(e)
+		g.consider(e.node)
+	}
+	return g.effects()
+}
+
+func (g *Graph) observe(o Object) {
 	e := g.entry(o.UID)
 	n := e.node
 	if n != nil && n.Kind != o.Kind {
-		return g.effects()
+		return
 	}
 	first := n == nil
 	if first {
@@ -57,7 +86,6 @@ func (g *Graph) Observe(o Object) Effects {
 		g.considerDependents(e)
 	}
 	g.consider(n)
-	return g.effects()
 }
 
 // arrived has the references that already pointed at a node's UID know it.
@@ -154,18 +182,6 @@ func (g *Graph) depart(e *entry, o *Object, state presence) {
 	g.release(e)
 }
 
-// Vanish takes in that a list does not have an object any more, although nobody saw it go. It is doubtful until the API
-// server was asked for it, or it is observed again; until then it owns and blocks as before, but nothing is collected
-// because of it.
-func (g *Graph) Vanish(kind Kind, uid string) Effects {
-	if e := g.entries[uid]; e != nil && e.node != nil && e.node.Kind == kind {
-		e.node.doubt = doubtful
-		g.considerDependents(e)
-		g.consider(e.node)
-	}
-	return g.effects()
-}
-
 // Confirm takes in that the API server has an object that was doubtful.
 func (g *Graph) Confirm(uid string) Effects {
 	if e := g.entries[uid]; e != nil && e.node != nil && e.node.doubt == doubtful {
@@ -208,17 +224,6 @@ func (g *Graph) Doomed(counts func(Kind) bool) int {
 		}
 	}
 	return n
-}
-
-// UIDs are those of the observed objects of a kind, of which a list has to say whether they are there yet.
-func (g *Graph) UIDs(kind Kind) map[string]struct{} {
-	out := map[string]struct{}{}
-	for uid, e := range g.entries {
-		if e.node != nil && e.node.Kind == kind {
-			out[uid] = struct{}{}
-		}
-	}
-	return out
 }
 
 // Found takes in that the API server has the owner that was asked for; o is what it said.

@@ -67,8 +67,10 @@ func (e edge) standing() Standing {
 
 // OwnerView is an owner as a dependent sees it.
 type OwnerView struct {
-	Owner    Owner
-	Standing Standing
+	Owner Owner
+	// Namespace in which the owner is looked for; empty for kinds without.
+	Namespace string
+	Standing  Standing
 }
 
 // Explanation is why an object is kept, waits or goes.
@@ -98,7 +100,7 @@ func (g *Graph) Explain(uid string, limit int) (Explanation, bool) {
 	n := e.node
 	x := Explanation{Object: n.object(), Next: g.decide(n), State: g.state(n)}
 	for _, e := range n.edges {
-		x.Owners = append(x.Owners, OwnerView{e.owner(), e.standing()})
+		x.Owners = append(x.Owners, OwnerView{e.owner(), e.target.ref.Namespace, e.standing()})
 	}
 	x.Path = path(n)
 	if n.Deleting {

@@ -276,21 +276,30 @@ func TestAListIsNoEvidence(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("owner"))
 	g.Observe(object("gone"))
-	g.Observe(object("d", ownedBy("owner")))
-	g.Observe(object("e", ownedBy("owner"), ownedBy("gone")))
-	require.Equal(t, map[string]struct{}{"owner": {}, "gone": {}, "d": {}, "e": {}}, g.UIDs(apple))
-	require.Equal(t, []string{"owner"}, due(g.Vanish(apple, "owner")))
+	rest := []graph.Object{object("gone"), object("d", ownedBy("owner")), object("e", ownedBy("owner"), ownedBy("gone"))}
+	for _, o := range rest {
+		g.Observe(o)
+	}
+	require.Equal(t, []string{"owner"}, due(g.List(apple, rest)))
 	require.Equal(t, graph.Verify, verb(g, "owner"))
 	require.Equal(t, graph.Keep, verb(g, "d"))
 	require.Empty(t, due(g.Remove(object("gone"))), "its other owner may be gone, too")
 	require.Equal(t, []string{"e"}, due(g.Confirm("owner")))
 	require.Equal(t, graph.DanglingOwners, g.Decide(graph.Item{UID: "e"}, nil).Cause)
 	require.Equal(t, graph.Verify, verb(g, "owner"), "the watch has not shown it yet")
-	require.Equal(t, []string{"owner"}, due(g.Vanish(apple, "owner")))
+	require.Contains(t, due(g.List(apple, rest[1:])), "owner")
+	require.Equal(t, graph.Keep, verb(g, "e"))
 	require.Equal(t, []string{"e"}, due(g.Observe(object("owner"))))
 	require.Equal(t, graph.Keep, verb(g, "owner"))
-	require.Empty(t, g.Vanish(pear, "owner"), "not a list of its kind")
-	require.Empty(t, g.Vanish(apple, "nobody"))
+	require.Empty(t, due(g.List(pear, nil)), "not a list of its kind")
+}
+
+// TestAListComesAtOnce: an owner that sets its dependents free is not let go because they come after it.
+func TestAListComesAtOnce(t *testing.T) {
+	g := newGraph(10)
+	fx := g.List(apple, []graph.Object{deleted(object("owner"), graph.FinalizerOrphan), object("d", ownedBy("owner"))})
+	require.Contains(t, fx.Items, graph.Item{UID: "d", Orphan: true})
+	require.Equal(t, graph.Keep, verb(g, "owner"))
 }
 
 func TestAnObjectWithTwoFaces(t *testing.T) {

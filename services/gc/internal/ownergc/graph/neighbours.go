@@ -30,6 +30,21 @@ type Neighbourhood struct {
 	Truncated bool
 }
 
+// Find returns the UID of the observed object at a place. One that is doubtful counts only if no other is there.
+func (g *Graph) Find(kind Kind, namespace, name string) (uid string, ok bool) {
+	for _, e := range g.entries {
+		n := e.node
+		if n == nil || n.Kind != kind || n.Namespace != namespace || n.Name != name {
+			continue
+		}
+		if n.doubt == certain {
+			return n.UID, true
+		}
+		uid, ok = n.UID, true
+	}
+	return uid, ok
+}
+
 // Neighbours are the objects within a number of references of one, in both directions, at most limit of them, nearest first.
 func (g *Graph) Neighbours(uid string, depth, limit int) (Neighbourhood, bool) {
 	e := g.entries[uid]

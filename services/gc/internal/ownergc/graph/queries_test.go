@@ -34,7 +34,7 @@ func TestExplain(t *testing.T) {
 	x := explain(t, g, "leaf")
 	require.Equal(t, graph.Owned, x.State)
 	require.Equal(t, []string{"middle", "root"}, uids(x.Path))
-	require.Equal(t, []graph.OwnerView{{Owner: ownedBy("nobody"), Standing: graph.Unverified}, {Owner: ownedBy("middle"), Standing: graph.Solid}}, x.Owners)
+	require.Equal(t, []graph.OwnerView{{Owner: ownedBy("nobody"), Namespace: "one", Standing: graph.Unverified}, {Owner: ownedBy("middle"), Namespace: "one", Standing: graph.Solid}}, x.Owners)
 	require.Equal(t, graph.Free, explain(t, g, "root").State)
 
 	g.Unresolved(ref("nobody"))
@@ -185,4 +185,26 @@ func TestNeighbours(t *testing.T) {
   "middle" -> "leaf" [label="Solid", penwidth=1];
 }
 `, func() string { n, _ := g.Neighbours("leaf", 1, 10); return n.Dot() }())
+}
+
+func TestFind(t *testing.T) {
+	g := newGraph(10)
+	old, young := object("old"), object("young")
+	old.Name, young.Name = "n", "n"
+	g.Observe(old)
+	g.List(apple, nil)
+	uid, ok := g.Find(apple, "one", "n")
+	require.True(t, ok)
+	require.Equal(t, "old", uid)
+	g.Observe(young)
+	uid, _ = g.Find(apple, "one", "n")
+	require.Equal(t, "young", uid)
+	for _, elsewhere := range []func() (string, bool){
+		func() (string, bool) { return g.Find(pear, "one", "n") },
+		func() (string, bool) { return g.Find(apple, "two", "n") },
+		func() (string, bool) { return g.Find(apple, "one", "m") },
+	} {
+		_, ok := elsewhere()
+		require.False(t, ok)
+	}
 }

@@ -2,7 +2,6 @@ package graph_test
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -188,16 +187,13 @@ func (w *world) show(e event) {
 }
 
 func (w *world) list(kind graph.Kind) {
-	before := w.g.UIDs(kind)
+	var list []graph.Object
 	for _, uid := range w.all() {
 		if o := w.objects[uid]; o.Kind == kind {
-			delete(before, uid)
-			w.take(w.g.Observe(copied(*o)))
+			list = append(list, copied(*o))
 		}
 	}
-	for _, uid := range slices.Sorted(maps.Keys(before)) {
-		w.take(w.g.Vanish(kind, uid))
-	}
+	w.take(w.g.List(kind, list))
 }
 
 // all UIDs, in an order that repeats.

@@ -1,0 +1,155 @@
+// Package rpc is gc.v1.GarbageCollectorService: it asks the graph of owners and translates. It writes nothing. All methods
+// may be called concurrently.
+package rpc
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"google.golang.org/grpc"
+
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/feed"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
+)
+
+// Defaults of requests that leave a bound open.
+const (
+	defaultBlockers = 20
+	defaultDepth    = 2
+	defaultObjects  = 200
+)
+
+// Collector is the collector that is asked.
+type Collector interface {
+	// Query has a function ask the graph. The function must not keep it.
+	Query(ask func(*graph.Graph))
+	// Failing are the resources that cannot be listed or watched, with the reason.
+	Failing() map[string]string
+}
+
+// Guard is what stands between the collector and its deletions.
+type Guard interface {
+	// Enforcing tells whether this process deletes now.
+	Enforcing() bool
+	// Tripped is why nothing is deleted any more, or nil.
+	Tripped() error
+}
+
+// Config is what a Server needs. All of it is required.
+type Config struct {
+	Collector Collector
+	Guard     Guard
+	Feed      *feed.Feed
+	// Closing ends watches: when it is closed the process ends.
+	Closing <-chan struct{}
+}
+
+// Server implements the service.
+type Server struct {
+	gcv1.UnimplementedGarbageCollectorServiceServer
+	Config
+}
+
+// New returns a server.
+func New(cfg Config) *Server { return &Server{Config: cfg} }
+
+// Register adds the service to a gRPC server.
+func (s *Server) Register(r grpc.ServiceRegistrar) { gcv1.RegisterGarbageCollectorServiceServer(r, s) }
+
+// Allow says who may call: people, and the gateway for them.
+func Allow() map[string][]rpc.Role {
+	return map[string][]rpc.Role{gcv1.GarbageCollectorService_ServiceDesc.ServiceName: {rpc.RoleClient, rpc.RoleGateway}}
+}
+
+// find returns the UID of the object that is selected.
+func find(g *graph.Graph, s *gcv1.Selector) (string, bool) {
+	if p := s.GetPlace(); p != nil {
+		return g.Find(graph.Kind{Group: p.GetKind().GetGroup(), Kind: p.GetKind().GetKind()}, p.GetNamespace(), p.GetName())
+	}
+	return s.GetUid(), true
+}
+
+// about asks the graph about one object; the answer tells whether there is such an object.
+func (s *Server) about(which *gcv1.Selector, ask func(g *graph.Graph, uid string) bool) error {
+	found := false
+	s.Collector.Query(func(g *graph.Graph) {
+		if uid, ok := find(g, which); ok {
+			found = ask(g, uid)
+		}
+	})
+	if found {
+		return nil
+	}
+	return notObserved(which)
+}
+
+// ExplainObject implements the service.
+func (s *Server) ExplainObject(_ context.Context, req *gcv1.ExplainObjectRequest) (*gcv1.ExplainObjectResponse, error) {
+	limit := int(req.GetMaxBlockers())
+	if limit == 0 {
+		limit = defaultBlockers
+	}
+	var x graph.Explanation
+	if err := s.about(req.GetObject(), func(g *graph.Graph, uid string) (ok bool) {
+		x, ok = g.Explain(uid, limit)
+		return ok
+	}); err != nil {
+		return nil, err
+	}
+	return explained(x), nil
+}
+
+// GetGraph implements the service.
+func (s *Server) GetGraph(_ context.Context, req *gcv1.GetGraphRequest) (*gcv1.GetGraphResponse, error) {
+	depth, limit := int(req.GetDepth()), int(req.GetMaxObjects())
+	if depth == 0 {
+		depth = defaultDepth
+	}
+	if limit == 0 {
+		limit = defaultObjects
+	}
+	var near graph.Neighbourhood
+	if err := s.about(req.GetObject(), func(g *graph.Graph, uid string) (ok bool) {
+		near, ok = g.Neighbours(uid, depth, limit)
+		return ok
+	}); err != nil {
+		return nil, err
+	}
+	out := &gcv1.GetGraphResponse{Truncated: near.Truncated}
+	for _, v := range near.Vertices {
+		out.Vertices = append(out.Vertices, &gcv1.Vertex{Object: object(v.Object), Virtual: v.Virtual, State: states[v.State], Distance: int32(v.Distance)})
+	}
+	for _, r := range near.References {
+		out.References = append(out.References, &gcv1.Reference{Dependent: r.Dependent, Owner: r.Owner, Standing: standings[r.Standing], Block: r.Block})
+	}
+	if req.GetDot() {
+		out.Dot = near.Dot()
+	}
+	return out, nil
+}
+
+// GetStatus implements the service.
+func (s *Server) GetStatus(context.Context, *gcv1.GetStatusRequest) (*gcv1.GetStatusResponse, error) {
+	var size graph.Size
+	s.Collector.Query(func(g *graph.Graph) { size = g.Size() })
+	out := &gcv1.GetStatusResponse{Enforcing: s.Guard.Enforcing(), Objects: int64(size.Objects), VirtualOwners: int64(size.Virtual), References: int64(size.References)}
+	if err := s.Guard.Tripped(); err != nil {
+		out.Stopped, out.Enforcing = err.Error(), false
+	}
+	failing := s.Collector.Failing()
+	for _, name := range slices.Sorted(maps.Keys(failing)) {
+		out.Failing = append(out.Failing, &gcv1.FailingResource{Resource: name, Error: failing[name]})
+	}
+	return out, nil
+}
+
+// notObserved is the error of an object that is not in the graph.
+func notObserved(which *gcv1.Selector) error {
+	if p := which.GetPlace(); p != nil {
+		return errNotObserved("%s %s/%s", p.GetKind().GetKind(), p.GetNamespace(), p.GetName())
+	}
+	return errNotObserved("uid %s", which.GetUid())
+}
