@@ -98,8 +98,10 @@ func TestListVerdicts(t *testing.T) {
 
 // Everything that decided is told.
 func TestEvidence(t *testing.T) {
+	unclaimed := claimed("slot.1")
+	unclaimed.Identity, unclaimed.Resource = verdictSlot(), verdict.Resource{}
 	client := serve(t, newCore(
-		judged(claimed("a")),
+		judged(claimed("a")), judged(unclaimed),
 		left(&verdict.Remnant{ContainerID: "b", Kind: verdict.Log, Deleted: true, DeletedAge: time.Minute, Since: time.Second, Agent: verdict.AgentGone}),
 		left(&verdict.Remnant{ContainerID: "c", Kind: verdict.Cgroup, Since: time.Hour}),
 	), nil)(rpc.RoleClient)
@@ -124,11 +126,17 @@ func TestEvidence(t *testing.T) {
 		Kind: janitorv1.RemnantKind_REMNANT_KIND_LOG, Since: durationpb.New(time.Second), Agent: janitorv1.AgentState_AGENT_STATE_GONE,
 		Deleted: true, DeletedAge: durationpb.New(time.Minute),
 	}}
+	slot := common("slot.1", janitorv1.Action_ACTION_KEEP, janitorv1.Reason_REASON_SLOT_OF_AGENT)
+	slot.Evidence = &janitorv1.Verdict_Observation{Observation: &janitorv1.Observation{
+		Managed: true, State: janitorv1.ContainerState_CONTAINER_STATE_RUNNING, Age: durationpb.New(time.Minute),
+		Agent:    janitorv1.AgentState_AGENT_STATE_ALIVE,
+		Identity: &janitorv1.ContainerIdentity{AgentUid: "agent", Pool: "pool", Slot: true},
+	}}
 	leftover := common("c", janitorv1.Action_ACTION_DELETE, janitorv1.Reason_REASON_LEFTOVER)
 	leftover.Evidence = &janitorv1.Verdict_Remnant{Remnant: &janitorv1.Remnant{
 		Kind: janitorv1.RemnantKind_REMNANT_KIND_CGROUP, Since: durationpb.New(time.Hour),
 	}}
-	require.Empty(t, cmp.Diff([]*janitorv1.Verdict{kept, retained, leftover}, got.GetVerdicts(), protocmp.Transform()))
+	require.Empty(t, cmp.Diff([]*janitorv1.Verdict{kept, retained, leftover, slot}, got.GetVerdicts(), protocmp.Transform()))
 }
 
 func TestOnlyPeopleMayCall(t *testing.T) {

@@ -60,17 +60,17 @@ func (s *Service) message(f *Finding) *janitorv1.Verdict {
 
 func observation(o *verdict.Observation) *janitorv1.Observation {
 	out := &janitorv1.Observation{
-		Managed: o.Managed, Defect: o.Defect, Age: durationpb.New(o.Age), Agent: agent(o.Agent), Missing: durationpb.New(o.Missing),
+		Managed: o.Managed, Defect: o.Defect, Age: durationpb.New(o.Age), Agent: agent(o.Agent),
 		Identity: &janitorv1.ContainerIdentity{
 			Namespace: o.Identity.Namespace, Name: o.Identity.Name, SandboxUid: o.Identity.SandboxUID, Attempt: o.Identity.Attempt,
 			AgentUid: o.Identity.AgentUID, Pool: o.Identity.Pool, Slot: o.Identity.State == identity.StateSlot, Persisted: o.Identity.Persisted,
 		},
-		State:    janitorv1.ContainerState(named(janitorv1.ContainerState_value, "CONTAINER_STATE_", o.Container.String())),
-		Resource: resource(&o.Resource),
+		State: janitorv1.ContainerState(named(janitorv1.ContainerState_value, "CONTAINER_STATE_", o.Container.String())),
 	}
 	if o.Identity.State != identity.StateClaimed {
-		return out
+		return out // there is no custom resource to ask for
 	}
+	out.Resource, out.Missing = resource(&o.Resource), durationpb.New(o.Missing)
 	switch o.Resource.State {
 	case verdict.ResourcePresent, verdict.ResourceTerminating, verdict.ResourceExpired:
 		compared := verdict.Compare(o.Identity, o.Resource)

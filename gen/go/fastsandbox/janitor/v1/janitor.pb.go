@@ -795,9 +795,9 @@ type Observation struct {
 	Age *durationpb.Duration `protobuf:"bytes,5,opt,name=age,proto3" json:"age,omitempty"`
 	// What is known of the Pod of its agent.
 	Agent AgentState `protobuf:"varint,6,opt,name=agent,proto3,enum=fastsandbox.janitor.v1.AgentState" json:"agent,omitempty"`
-	// What is known of its custom resource.
+	// What is known of its custom resource; unset for what can have none: a slot, and what does not say whose it is.
 	Resource *Resource `protobuf:"bytes,7,opt,name=resource,proto3" json:"resource,omitempty"`
-	// For how long, without a break, its custom resource was found absent.
+	// For how long, without a break, its custom resource was found absent; unset where there can be none.
 	Missing *durationpb.Duration `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
 	// How it compares with its custom resource, if there is one.
 	Fence         FenceOutcome `protobuf:"varint,9,opt,name=fence,proto3,enum=fastsandbox.janitor.v1.FenceOutcome" json:"fence,omitempty"`
