@@ -95,7 +95,7 @@ func (s *Server) undoOnce(ctx context.Context, key store.Key, a attempt, undone 
 	default:
 		return err
 	}
-	if !a.own && toldOf(there) || a.own && there.Annotations[v1alpha1.AnnotationResumed] != "" {
+	if a.own && takenUp(there) || !a.own && toldOf(there) {
 		return nil // another process answers for it, or has
 	}
 	if !store.Abandoned(there) && there.DeletionTimestamp == nil {

@@ -128,14 +128,21 @@ func (s *Server) answered(key requestKey, p *plan) (response *sandboxv1.CreateSa
 		return nil, nil, fault.New(errdefs.ErrAborted, fault.SandboxTerminating,
 			"the sandbox %s of this request_id has been deleted", a.response.GetSandbox().GetName())
 	}
-	if live && item.Resource != nil && !ok {
-		// Whatever its phase: nobody was told of one that never started, and who began it may be about to undo it.
-		if phase := item.Sandbox.GetStatus().GetPhase(); phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_BOUND ||
-			!toldOf(item.Resource) {
-			return nil, item.Resource, nil
-		}
+	if live && !ok && unfinishedBy(item) {
+		return nil, item.Resource, nil
 	}
 	return replay(a.response), nil, nil
+}
+
+// unfinishedBy tells whether the create that a former leader began still has to be seen through before it is answered. A
+// strong one has, even if it has started: who began it may be stalled, and undo it when it wakes up, until the mark of who
+// took it up tells it not to.
+func unfinishedBy(item store.Item) bool {
+	if item.Resource == nil {
+		return false
+	}
+	phase := item.Sandbox.GetStatus().GetPhase()
+	return phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_BOUND || !toldOf(item.Resource) || !takenUp(item.Resource)
 }
 
 // unsettled tells whether all that is known of a sandbox is a container that may yet be deleted: by this process, for an

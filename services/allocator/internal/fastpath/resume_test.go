@@ -79,8 +79,34 @@ func TestAStrongCreateThatTheNextLeaderHasNotSeen(t *testing.T) {
 	resp, err := m.create(req)
 	require.NoError(t, err)
 	require.Equal(t, string(uid), resp.GetSandbox().GetUid())
+	require.NotEmpty(t, m.resource("one").Annotations[v1alpha1.AnnotationResumed], "who began it may be stalled, and must not undo it")
 	_, err = m.create(request("one"))
 	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err), "another request")
+}
+
+// The same by what the informer shows; and once it is marked, the API server is not needed for an answer.
+func TestAStrongCreateThatHasStartedIsTakenUpBeforeItIsAnswered(t *testing.T) {
+	m, req := cutOff(t, false)
+	m.starts("one", run)
+	m.eventually("that is seen", func() bool {
+		sb, err := m.get("one")
+		return err == nil && sb.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_RUNNING
+	})
+	m.api.down.Store(true)
+	_, err := m.create(req)
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err), "it cannot be marked")
+	m.api.down.Store(false)
+	require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationResumed])
+	first, err := m.create(req)
+	require.NoError(t, err)
+	require.NotEmpty(t, m.resource("one").Annotations[v1alpha1.AnnotationResumed])
+	m.stop()
+	m.start()
+	m.api.down.Store(true)
+	again, err := m.create(req)
+	require.NoError(t, err)
+	require.Equal(t, first.GetSandbox().GetUid(), again.GetSandbox().GetUid())
+	m.api.down.Store(false)
 }
 
 func TestAResumedCreateThatFailsLeavesNothing(t *testing.T) {

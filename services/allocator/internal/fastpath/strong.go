@@ -59,7 +59,7 @@ func (s *Server) takeUp(ctx context.Context, key store.Key, resource *v1alpha1.S
 			return nil, errAPI(err)
 		case !sameMoment(there, resource), there.DeletionTimestamp != nil, s.givenUp(there):
 			return nil, errUndoing()
-		case there.Annotations[v1alpha1.AnnotationResumed] != "":
+		case takenUp(there):
 			return there, nil
 		}
 		there.Annotations[v1alpha1.AnnotationResumed] = "true"
@@ -75,7 +75,7 @@ func (s *Server) takeUp(ctx context.Context, key store.Key, resource *v1alpha1.S
 
 // seeThrough waits for a strong create's start, and undoes the create if that does not come.
 func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attempt, began time.Time) (*sandboxv1.CreateSandboxResponse, error) {
-	if !a.own && !toldOf(a.resource) {
+	if !a.own && !takenUp(a.resource) {
 		taken, err := s.takeUp(ctx, key, a.resource)
 		if err != nil {
 			return nil, fault.Unsettled(err)
@@ -225,6 +225,9 @@ func (s *Server) started(key store.Key, uid string, sb *sandboxv1.Sandbox) (bool
 		return false, errTerminating(store.Key{Namespace: sb.GetNamespace(), Name: sb.GetName()})
 	case st.GetStartTime() != nil, st.GetPhase() == sandboxv1.Phase_PHASE_RUNNING:
 		item, ok := s.store.Get(key)
+		if ok && s.givenUp(item.Resource) { // it started in the moment in which it was given up
+			return false, errUndoing()
+		}
 		return ok && item.Resource != nil && item.Resource.EffectiveUID() == uid && hasStarted(item.Resource), nil
 	case st.GetPhase() == sandboxv1.Phase_PHASE_FAILED:
 		return false, failed(st)
@@ -238,6 +241,12 @@ func (s *Server) started(key store.Key, uid string, sb *sandboxv1.Sandbox) (bool
 // that.
 func toldOf(sb *v1alpha1.Sandbox) bool {
 	return sb.Spec.ConsistencyMode != v1alpha1.ConsistencyModeStrong || hasStarted(sb)
+}
+
+// takenUp tells whether nobody undoes a strong create any more but who has taken it up. Nobody undoes a fast one by its custom
+// resource.
+func takenUp(sb *v1alpha1.Sandbox) bool {
+	return sb.Spec.ConsistencyMode != v1alpha1.ConsistencyModeStrong || sb.Annotations[v1alpha1.AnnotationResumed] != ""
 }
 
 // hasStarted tells whether the custom resource says that the process has started, be it in an earlier attempt.
