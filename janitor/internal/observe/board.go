@@ -146,6 +146,9 @@ func (b *Board) put(c Container, seen time.Time) *entry {
 	if e.container.Identity != c.Identity {
 		e.missing, e.live, e.liveUntil = time.Time{}, resource{}, time.Time{} // they were another's
 	}
+	if c.Defect != "" && c.Defect != e.container.Defect {
+		b.config.Log.Info("labels of a container do not add up", "container", c.ID, "agentUID", c.Identity.AgentUID, "why", c.Defect)
+	}
 	c.Record = nil
 	e.container, e.seen = c, seen
 	add(b.byAgent, c.Identity.AgentUID, e)

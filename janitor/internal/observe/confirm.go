@@ -57,7 +57,9 @@ func (b *Board) Confirm(ctx context.Context, key Key) (Finding, error) {
 			e.live, e.liveUntil = *live, now.Add(b.config.ScanInterval)
 		}
 	}
-	e.last.Traceparent = traceparent(c)
+	if e.last.Traceparent, err = traceparent(c); err != nil {
+		b.config.Log.Info("record of a container cannot be read", "container", c.ID, "err", err.Error())
+	}
 	b.conclude(e, agent, r, now)
 	return e.last, nil
 }
@@ -108,13 +110,17 @@ func (b *Board) liveResource(ctx context.Context, c Container) (*resource, error
 	return &r, nil
 }
 
-// traceparent is that of the call that created a container; empty for a record that says nothing, or cannot be read.
-func traceparent(c Container) string {
-	record := &agentv1.SandboxRecord{}
-	if c.Record == nil || c.Record.UnmarshalTo(record) != nil {
-		return ""
+// traceparent is that of the call that created a container; empty for one without a record. A record that cannot be read is
+// evidence of nothing: it only says nothing of the call.
+func traceparent(c Container) (string, error) {
+	if c.Record == nil {
+		return "", nil
 	}
-	return record.GetTraceparent()
+	record := &agentv1.SandboxRecord{}
+	if err := c.Record.UnmarshalTo(record); err != nil {
+		return "", err
+	}
+	return record.GetTraceparent(), nil
 }
 
 // remnant is something that is left of a container without a record.
