@@ -156,7 +156,7 @@ func secure(s *corev1.SecurityContext) {
 	s.SeccompProfile = cmpOr(s.SeccompProfile, &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault})
 	s.Capabilities = cmpOr(s.Capabilities, &corev1.Capabilities{
 		Drop: []corev1.Capability{"ALL"},
-		Add:  []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "LINUX_IMMUTABLE", "MKNOD", "SETFCAP", "SYS_ADMIN"},
+		Add:  []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "LINUX_IMMUTABLE", "MKNOD", "SETFCAP", "SYS_ADMIN"},
 	})
 }
 

@@ -110,7 +110,7 @@ spec:
         privileged: false
         readOnlyRootFilesystem: true
         seccompProfile: {type: RuntimeDefault}
-        capabilities: {drop: [ALL], add: [CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, LINUX_IMMUTABLE, MKNOD, SETFCAP, SYS_ADMIN]}
+        capabilities: {drop: [ALL], add: [CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, KILL, LINUX_IMMUTABLE, MKNOD, SETFCAP, SYS_ADMIN]}
 `
 
 func TestAgentPod(t *testing.T) {
