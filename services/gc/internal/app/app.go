@@ -217,7 +217,6 @@ func (a *App) enforce(ctx context.Context) error {
 		defer a.informers.Shutdown()
 		defer stop()
 		a.informers.Start(watching.Done())
-		a.informers.WaitForCacheSync(watching.Done())
 	}
 	if !a.turn(ctx) {
 		return nil
@@ -235,6 +234,8 @@ func (a *App) enforce(ctx context.Context) error {
 	log.Info("collecting", "scope", a.config.Scope, "objects", a.collector.Size().Objects, "pods", a.pods != nil)
 	a.collector.Resume(ctx)
 	if a.pods != nil {
+		// That Pods or nodes cannot be listed is no reason to leave the rest alone.
+		a.informers.WaitForCacheSync(ctx.Done())
 		return a.pods.Run(ctx)
 	}
 	<-ctx.Done()

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -312,4 +313,26 @@ func TestItExplainsItself(t *testing.T) {
 	stop()
 	_, err = watch.Recv()
 	require.Equal(t, codes.Unavailable, status.Code(err), "its end ends the watch")
+}
+
+func TestAnImpossibleReferenceIsTold(t *testing.T) {
+	ns, elsewhere := namespace(t), namespace(t)
+	stranger := configMap(t, elsewhere, "owner")
+	configMap(t, ns, "d", owned(stranger))
+	_, err := kube.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
+		Name: ns, OwnerReferences: []metav1.OwnerReference{owned(stranger)}}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	told := func(where, name string) func() bool {
+		return func() bool {
+			list, err := kube.CoreV1().Events(where).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=OwnerRefInvalidNamespace,involvedObject.name=" + name})
+			return err == nil && len(list.Items) == 1 && list.Items[0].Type == corev1.EventTypeWarning && strings.Contains(list.Items[0].Message, string(stranger.UID))
+		}
+	}
+	_, _, stop := run(t, ns, "--mode=observe")
+	stays(t, "one that observes writes no Events", func() bool { return !told(ns, "d")() })
+	stop()
+	run(t, ns)
+	require.Eventually(t, told(ns, "d"), patience, tick)
+	require.Eventually(t, told("default", ns), patience, tick)
+	gone(t, ns, "d")
 }

@@ -52,7 +52,7 @@ type Config struct {
 	Ignored []schema.GroupResource
 	// InScope tells whether objects of a group may be written; nil: all.
 	InScope func(group string) bool
-	// Permit is asked before each write; an error is why there is to be none now. Before a deletion it is told how many more
+	// Permit is asked before each write, Events included; an error is why there is to be none now. Before a deletion it is told how many more
 	// there will be; otherwise it gets nil.
 	Permit func(deletion *breaker.Intent) error
 	// Deleted, if not nil, is told of each deletion. It must not block.

@@ -235,11 +235,11 @@ func (c *Collector) send(ctx context.Context, r resource, a graph.Action) error 
 	return err
 }
 
-// warn tells the dependent's owner, a person, of a reference that can never work.
+// warn tells whoever made the dependent of a reference that can never work. One collector does, not all that observe.
 func (c *Collector) warn(ctx context.Context, i graph.Invalid) {
 	d := i.Dependent
 	r, ok := c.resolve(d.Kind, "")
-	if !ok {
+	if !ok || c.Permit(nil) != nil {
 		return
 	}
 	logr.FromContextOrDiscard(ctx).V(2).Info("an owner reference leads across namespaces", "kind", d.Kind.String(), "namespace", d.Namespace, "name", d.Name)

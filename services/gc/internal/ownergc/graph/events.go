@@ -202,11 +202,14 @@ func (g *Graph) Drop(kind Kind) Effects {
 	return g.effects()
 }
 
-// Pending is all that there is to do, for a collector that did nothing until now.
+// Pending is all that there is to do and to warn of, for a collector that did nothing until now.
 func (g *Graph) Pending() Effects {
 	for _, e := range g.entries {
 		if e.node != nil {
 			g.consider(e.node)
+			for _, edge := range e.node.edges {
+				g.warn(e.node, edge.target)
+			}
 		}
 		for _, t := range e.targets {
 			g.ask(t)
