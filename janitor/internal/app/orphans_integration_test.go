@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -218,7 +219,8 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	}
 	_, err := w.Client.SnapshotService(ctrd.DefaultSnapshotter).Stat(t.Context(), "another")
 	require.NoError(t, err)
-	require.Equal(t, map[string]janitorv1.Reason{filepath.Base(pulling) + " REMNANT_KIND_LOG": janitorv1.Reason_REASON_LOG_OF_AGENT}, j.verdicts(t))
+	want := map[string]janitorv1.Reason{filepath.Base(pulling) + " REMNANT_KIND_LOG": janitorv1.Reason_REASON_LOG_OF_AGENT}
+	require.Eventually(t, func() bool { return maps.Equal(want, j.verdicts(t)) }, patience, tick, "%v", j.verdicts(t))
 	j.stop()
 	require.NoError(t, w.Client.SnapshotService(ctrd.DefaultSnapshotter).Remove(t.Context(), "another"))
 	unmount(t, otherMount)
