@@ -3,6 +3,7 @@
 package ownergc_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -13,6 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -286,4 +290,69 @@ func TestWhatChangesAllTheTimeIsCollectedAllTheSame(t *testing.T) {
 	w.delete(root, metav1.DeletePropagationBackground)
 	w.gone(d)
 	<-done
+}
+
+// slow has the lists of Secrets wait.
+type slow struct {
+	metadata.Interface
+	release chan struct{}
+}
+
+func (s slow) Resource(r schema.GroupVersionResource) metadata.Getter {
+	if r.Resource != "secrets" {
+		return s.Interface.Resource(r)
+	}
+	return slowSecrets{s.Interface.Resource(r), s.release}
+}
+
+type slowSecrets struct {
+	metadata.Getter
+	release chan struct{}
+}
+
+func (s slowSecrets) List(ctx context.Context, o metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
+	select {
+	case <-s.release:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return s.Getter.List(ctx, o)
+}
+
+func (s slowSecrets) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if ptr.Deref(o.SendInitialEvents, false) { // a list, too
+		select {
+		case <-s.release:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return s.Getter.Watch(ctx, o)
+}
+
+// TestNoOwnerIsLetGoBeforeItsDependentsWereSeen, although work begins without them.
+func TestNoOwnerIsLetGoBeforeItsDependentsWereSeen(t *testing.T) {
+	w := newWorld(t)
+	freed, waits := w.config("freed"), w.config("waits")
+	secret := func(name string, o *corev1.ConfigMap) *corev1.Secret {
+		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: []metav1.OwnerReference{owner(o, true)}}}
+		require.NoError(t, w.kube.Create(t.Context(), s))
+		return s
+	}
+	free, blocks := secret("free", freed), secret("blocks", waits)
+	w.delete(freed, metav1.DeletePropagationOrphan)
+	w.delete(waits, metav1.DeletePropagationForeground)
+	release := make(chan struct{})
+	w.wrap = func(m metadata.Interface) metadata.Interface { return slow{m, release} }
+	w.start(w.rest)
+	<-w.collector.Synced()
+	garbage := owner(freed, false)
+	garbage.UID = "00000000-0000-0000-0000-000000000002"
+	w.gone(w.config("garbage", garbage)) // it works
+	require.True(t, w.is(freed))
+	require.True(t, w.is(waits))
+	close(release)
+	w.gone(freed, blocks, waits)
+	require.Empty(t, w.owners(free))
+	w.settled(free)
 }

@@ -112,6 +112,9 @@ type world struct {
 	collector *ownergc.Collector
 	stop      func()
 
+	// wrap, if not nil, comes between the collector and the API server.
+	wrap func(metadata.Interface) metadata.Interface
+
 	mu     sync.Mutex
 	refuse error
 	scope  func(string) bool
@@ -134,8 +137,12 @@ func newWorld(t *testing.T) *world {
 // start starts a collector, as whoever api is, and waits until it has seen everything.
 func (w *world) start(api *rest.Config) {
 	w.t.Helper()
+	var meta metadata.Interface
 	meta, err := metadata.NewForConfig(api)
 	require.NoError(w.t, err)
+	if w.wrap != nil {
+		meta = w.wrap(meta)
+	}
 	disco, err := discovery.NewDiscoveryClientForConfig(api)
 	require.NoError(w.t, err)
 	w.recorder = record.NewFakeRecorder(1000)
