@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -355,4 +356,32 @@ func TestNoOwnerIsLetGoBeforeItsDependentsWereSeen(t *testing.T) {
 	w.gone(freed, blocks, waits)
 	require.Empty(t, w.owners(free))
 	w.settled(free)
+}
+
+// TestAnAPIThatIsDown is one that another server serves, and that does not answer: the rest goes on, and what depends on
+// its objects stays.
+func TestAnAPIThatIsDown(t *testing.T) {
+	w := newWorld(t)
+	group := w.namespace + ".example.com"
+	down := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": "v1." + group},
+		"spec": map[string]any{"group": group, "version": "v1", "groupPriorityMinimum": int64(100), "versionPriority": int64(10), "insecureSkipTLSVerify": true,
+			"service": map[string]any{"namespace": w.namespace, "name": "nowhere"}},
+	}}
+	require.NoError(t, w.kube.Create(t.Context(), down))
+	t.Cleanup(func() { require.NoError(t, w.kube.Delete(context.Background(), down)) })
+	disco, err := discovery.NewDiscoveryClientForConfig(w.rest)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		_, _, err := disco.ServerGroupsAndResources()
+		return discovery.IsGroupDiscoveryFailedError(err)
+	}, patience, tick, "it is not seen to be down")
+	w.start(w.rest)
+	stays := w.config("stays", metav1.OwnerReference{APIVersion: group + "/v1", Kind: "Thing", Name: "x", UID: "x"})
+	root := w.config("root")
+	d := w.config("d", owner(root, false))
+	w.settled(stays, d)
+	w.delete(root, metav1.DeletePropagationForeground)
+	w.gone(d, root)
+	require.True(t, w.is(stays))
 }
