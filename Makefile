@@ -119,7 +119,7 @@ unit: deps ## Unit tests under the race detector
 integration: build ## Tests against a real containerd and a real apiserver with etcd
 	@KUBEBUILDER_ASSETS=$(BIN)/k8s FSB_BIN=$(BIN) go test -tags integration -count 1 -p 1 -timeout 20m $(INTEGRATION)
 e2e: build ## Tests against the local cluster, brought up for them if it is not up
-	@FSB_BIN=$(BIN) .ci/with-cluster go test -tags e2e -count 1 -p 1 -timeout 20m ./tests/e2e
+	@FSB_BIN=$(BIN) .ci/with-cluster go test -tags e2e -count 1 -p 1 -timeout 25m ./tests/e2e/...
 chaos: ## Load and faults on the local cluster, and an audit; one JSON object on stdout: make chaos DURATION=5m SEED=1
 	@$(MAKE) build >&2
 	@cd tests/e2e/chaos && CGO_ENABLED=0 go build -trimpath -o $(BIN)/chaos .

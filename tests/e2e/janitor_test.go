@@ -1,0 +1,96 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
+)
+
+const (
+	// agentGoneLimit is how long after an agent's Pod the node may keep its containers.
+	agentGoneLimit = 3 * time.Second
+	// absentLimit is the janitor's grace and one of its scans, and a little for the work.
+	absentLimit = 10*time.Second + time.Minute + 5*time.Second
+)
+
+// TestNodeJanitorRecovery is seed 000's: each row of its matrix is produced for real.
+func TestNodeJanitorRecovery(t *testing.T) {
+	pool := ownPool(t, "recovery", nil)
+	c := sandboxes(t)
+	in := func(prefix string) *sandboxv1.Sandbox {
+		req := sleeper(uniqueName(prefix))
+		req.Spec.Pool = pool
+		resp := create(t, c, req)
+		customResource(t, req.GetName(), running)
+		return resp.GetSandbox()
+	}
+	normal, absent, replaced := in("normal"), in("absent"), in("replaced")
+	pid := taskPid(t, normal.GetStatus().GetSandboxId())
+	for _, s := range []*sandboxv1.Sandbox{normal, absent, replaced} {
+		require.True(t, eventually(settle, func() bool { return verdictOf(t, s) == "REASON_ASSIGNED" }), "a janitor keeps what is meant to run: %s", verdictOf(t, s))
+	}
+
+	// Behind the system's back: the controller would end what is deleted, and put the finalizer back.
+	kubectl(t, "-n", "fast-sandbox-system", "scale", "deployment/controller", "--replicas=0")
+	restore := sync.OnceFunc(func() { kubectl(t, "-n", "fast-sandbox-system", "scale", "deployment/controller", "--replicas=2") })
+	defer restore()
+	require.True(t, eventually(time.Minute, func() bool { return len(pidsOf(t, "/controller")) == 0 }))
+	for _, s := range []*sandboxv1.Sandbox{absent, replaced} {
+		kubectl(t, "patch", "sbx", s.GetName(), "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+		kubectl(t, "delete", "sbx", s.GetName(), "--timeout="+flowTime)
+	}
+	began := time.Now()
+	apply(t, sandboxManifest(replaced.GetName(), pool))
+	emptied(t, replaced.GetUid())
+	t.Logf("another sandbox has the name: its container was gone after %s", time.Since(began))
+	require.True(t, eventually(absentLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), absent.GetUid())) == 0 }), "the custom resource is absent")
+	t.Logf("the custom resource is absent: the container was gone after %s", time.Since(began))
+	require.Equal(t, pid, taskPid(t, normal.GetStatus().GetSandboxId()), "normal work was disturbed")
+	restore()
+	waitFor(t, "sbx", replaced.GetName(), ".status.phase", "Running")
+
+	// The agent's Pod goes; its sandboxes' policy is to wait for somebody to reset them.
+	agent := customResource(t, normal.GetName(), running).Status.AssignedPod
+	kubectl(t, "delete", "pod", agent, "--grace-period=0", "--force", "--wait=false")
+	kube := cluster.Kube(t)
+	require.True(t, eventually(time.Minute, func() bool {
+		return apierrors.IsNotFound(kube.Get(t.Context(), client.ObjectKey{Namespace: cluster.Namespace, Name: agent}, &corev1.Pod{}))
+	}))
+	began = time.Now()
+	require.True(t, eventually(agentGoneLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), normal.GetUid())) == 0 }),
+		"the agent's Pod is gone, and left: %v", leftovers(t.Context(), t, nodeClient(t), normal.GetUid()))
+	t.Logf("the agent's Pod is gone: its container was gone after %s", time.Since(began))
+	require.True(t, eventually(settle, func() bool {
+		return strings.Contains(kubectl(t, "get", "events", "--field-selector=involvedObject.name="+normal.GetName()), "OrphanRemoved")
+	}), "nobody told of it")
+}
+
+// verdictOf is what the node's janitor says of a sandbox's container, by fsb-ctl.
+func verdictOf(t *testing.T, s *sandboxv1.Sandbox) string {
+	t.Helper()
+	var out struct {
+		Verdicts []struct {
+			ContainerID string `json:"containerId"`
+			Reason      string `json:"reason"`
+		} `json:"verdicts"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(cluster.OK(t, "fsb-ctl", "janitor", "verdicts", "-o", "json")), &out))
+	for _, v := range out.Verdicts {
+		if v.ContainerID == s.GetStatus().GetSandboxId() {
+			return v.Reason
+		}
+	}
+	return ""
+}
