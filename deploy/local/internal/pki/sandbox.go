@@ -10,7 +10,9 @@ const SandboxNamespace = "fast-sandbox-system"
 
 // ServerRoles are the components of Fast Sandbox that get a certificate in the cluster, as the Secret ROLE-tls.
 // RoleClient is the identity of the person at this machine.
-func ServerRoles() []string { return []string{"allocator", "controller", "agent", "gateway", "janitor"} }
+func ServerRoles() []string {
+	return []string{"allocator", "controller", "agent", "gateway", "janitor"}
+}
 
 // RoleClient is the role of a caller from outside the cluster.
 const RoleClient = "client"
