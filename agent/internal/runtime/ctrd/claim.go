@@ -27,9 +27,6 @@ import (
 //
 //	labels, record, spec, image -> containerd   \  side by side; with both, and the limits in the slot's cgroup, the
 //	root file system            -> slot's init  /  claim is durable and the slot is told to go: nothing ran before
-//
-// What image a name means is looked up meanwhile, too, if it was known before. If it means another one by now, the slot is
-// lost.
 func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
 	held := r.slots.take(c.ID)
 	if held == nil {
@@ -37,21 +34,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	}
 	// Before the claim is made, closing it ends the slot; after that, nothing.
 	defer held.conn.Close()
-	img, sure, err := r.expectImage(ctx, c.Image)
-	if err != nil {
-		return err
-	}
-	reached(runtime.StageImage)
-	if err = r.claim(ctx, c, held, img, sure, reached); err != nil {
-		if changed := sure(); changed != nil {
-			return errors.Join(runtime.ErrSlotLost, changed, err)
-		}
-	}
-	return err
-}
-
-func (r *Runtime) claim(ctx context.Context, c runtime.Container, held *slot, img *image, sure func() error, reached func(runtime.Stage)) error {
-	_, spec, err := r.prescribe(ctx, c, img)
+	_, img, spec, err := r.prescribe(ctx, c, reached)
 	if err != nil {
 		return err
 	}
@@ -66,9 +49,6 @@ func (r *Runtime) claim(ctx context.Context, c runtime.Container, held *slot, im
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := sure(); err != nil {
 		return err
 	}
 	_, span := obs.Tracer().Start(ctx, "go")

@@ -33,12 +33,7 @@ const specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 // Create makes a container up to its task. The snapshot and the record, which do not need each other, are made side by
 // side; see the package comment for what keeps them.
 func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
-	img, err := r.ensureImage(ctx, c.Image)
-	if err != nil {
-		return err
-	}
-	reached(runtime.StageImage)
-	pod, spec, err := r.prescribe(ctx, c, img)
+	pod, img, spec, err := r.prescribe(ctx, c, reached)
 	if err != nil {
 		return err
 	}
@@ -78,14 +73,19 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	return nil
 }
 
-// prescribe says what a container is to be, whichever way it is started.
-func (r *Runtime) prescribe(ctx context.Context, c runtime.Container, img *image) (*pod, *specs.Spec, error) {
+// prescribe brings the image and says what a container is to be, whichever way it is started.
+func (r *Runtime) prescribe(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (*pod, *image, *specs.Spec, error) {
 	p, err := r.findPod(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	img, err := r.ensureImage(ctx, c.Image)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	reached(runtime.StageImage)
 	spec, err := r.spec(ctx, c, img, p)
-	return p, spec, err
+	return p, img, spec, err
 }
 
 // rootfs makes the snapshot and the record. A record of this id that exists is AlreadyExists, and the snapshot, which

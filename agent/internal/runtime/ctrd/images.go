@@ -33,12 +33,10 @@ type image struct {
 	chain string
 }
 
-// imageCache keeps what was read of images, by the digest of their target, and what name had which target when it was last
-// looked at.
+// imageCache keeps what was read of images, by the digest of their target.
 type imageCache struct {
 	mu     sync.Mutex
 	images map[digest.Digest]image
-	names  map[string]digest.Digest
 	users  map[userKey]resolvedUser
 }
 
@@ -46,67 +44,7 @@ type imageCache struct {
 const maxCached = 1024
 
 func newImageCache() *imageCache {
-	return &imageCache{images: map[digest.Digest]image{}, names: map[string]digest.Digest{}, users: map[userKey]resolvedUser{}}
-}
-
-// named is the image that had the name last; false if that is not known.
-func (c *imageCache) named(name string) (*image, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	img, ok := c.images[c.names[name]]
-	img.name = name
-	return &img, ok
-}
-
-// found notes what a name means, and returns the image if it was read before.
-func (c *imageCache) found(name string, target digest.Digest) (*image, bool) {
-	c.mu.Lock()
-	if len(c.names) >= maxCached {
-		clear(c.names)
-	}
-	c.names[name] = target
-	c.mu.Unlock()
-	return c.named(name)
-}
-
-func (c *imageCache) lost(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.names, name)
-}
-
-func (c *imageCache) put(img *image) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.images) >= maxCached {
-		clear(c.images)
-	}
-	c.images[img.target] = *img
-}
-
-// expectImage returns an image as its name was last seen to mean it, without waiting, and looks meanwhile: who uses it must
-// call sure before anything of it runs, and before blaming it. Without an earlier look it is ensureImage.
-func (r *Runtime) expectImage(ctx context.Context, ref string) (img *image, sure func() error, err error) {
-	name, err := runtime.NormalizeImage(ref)
-	if err != nil {
-		return nil, nil, err
-	}
-	img, ok := r.images.named(name)
-	if !ok {
-		img, err = r.ensureImage(ctx, ref)
-		return img, func() error { return nil }, err
-	}
-	looked := make(chan error, 1)
-	go func() {
-		ctx, span := obs.Tracer().Start(ctx, "image")
-		defer span.End()
-		now, err := r.localImage(ctx, name)
-		if err == nil && now.target != img.target {
-			err = fmt.Errorf("image %s is another one now", name)
-		}
-		looked <- err
-	}()
-	return img, sync.OnceValue(func() error { return <-looked }), nil
+	return &imageCache{images: map[digest.Digest]image{}, users: map[userKey]resolvedUser{}}
 }
 
 // ensureImage returns the image, pulling it if it is not there.
@@ -136,20 +74,29 @@ func (r *Runtime) localImage(ctx context.Context, name string) (*image, error) {
 	meta, err := r.client.ImageService().Get(ctx, name)
 	if err != nil {
 		if errdefs.IsNotFound(err) {
-			r.images.lost(name)
 			return nil, err
 		}
 		return nil, classify(err, "reading image %s", name)
 	}
-	if img, ok := r.images.found(name, meta.Target.Digest); ok {
-		return img, nil
+	c := r.images
+	c.mu.Lock()
+	img, ok := c.images[meta.Target.Digest]
+	c.mu.Unlock()
+	if ok {
+		img.name = name
+		return &img, nil
 	}
-	img, err := r.readImage(ctx, meta)
+	read, err := r.readImage(ctx, meta)
 	if err != nil {
 		return nil, err
 	}
-	r.images.put(img)
-	return img, nil
+	c.mu.Lock()
+	if len(c.images) >= maxCached {
+		clear(c.images)
+	}
+	c.images[meta.Target.Digest] = *read
+	c.mu.Unlock()
+	return read, nil
 }
 
 func (r *Runtime) readImage(ctx context.Context, meta images.Image) (*image, error) {

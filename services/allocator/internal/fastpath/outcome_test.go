@@ -29,7 +29,7 @@ func TestAnErrorTellsWhetherSomethingMayBeLeft(t *testing.T) {
 	tests := map[string]struct {
 		script func(*fakeagent.Agent)
 		reason fault.Reason
-		// unsettled is what the error says; stays, that the container cannot be deleted.
+		// unsettled is what the error says.
 		unsettled bool
 	}{
 		"the agent's own word": {func(a *fakeagent.Agent) {
@@ -72,32 +72,30 @@ func TestAnErrorTellsWhetherSomethingMayBeLeft(t *testing.T) {
 func TestAStrongCreateThatFailsTellsWhetherItIsUndone(t *testing.T) {
 	strong := request("one")
 	strong.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
-	fail := func(m *mesh) error {
+	// fail has the create fail while the API server can, or cannot, be reached by calls; what it tells by itself still comes.
+	fail := func(m *mesh, away bool) error {
 		ended := make(chan error, 1)
 		go func() {
 			_, err := m.create(strong)
 			ended <- err
 		}()
 		m.eventually("the custom resource comes first", func() bool { return m.resource("one") != nil })
-		m.starts("one", func(s *v1alpha1.SandboxStatus) {
-			s.Phase, s.Reason = v1alpha1.PhaseFailed, string(fault.ImageNotFound)
-		})
-		if m.api.onUpdate.Load() != nil {
-			m.api.down.Store(true)
-		}
+		cr := m.resource("one")
+		cr.Status.Phase, cr.Status.Reason = v1alpha1.PhaseFailed, string(fault.ImageNotFound)
+		m.api.down.Store(away)
+		require.NoError(t, m.api.Status().Update(context.Background(), cr))
 		return <-ended
 	}
 	t.Run("undone", func(t *testing.T) {
 		m := newMesh(t)
-		err := fail(m)
+		err := fail(m, false)
 		require.Equal(t, fault.ImageNotFound, fault.ReasonOf(err))
 		require.False(t, fault.IsUnsettled(err))
 		m.nothing()
 	})
 	t.Run("the API server is away", func(t *testing.T) {
 		m := newMesh(t)
-		m.api.onUpdate.Store(func() {}) // down as soon as it has failed
-		err := fail(m)
+		err := fail(m, true)
 		require.Equal(t, fault.ImageNotFound, fault.ReasonOf(err))
 		require.True(t, fault.IsUnsettled(err))
 		m.api.down.Store(false)
