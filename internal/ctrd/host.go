@@ -238,18 +238,14 @@ func (r *Remover) cgroupDirs(path string) []string {
 	if r.CgroupRoot == "" || !strings.HasPrefix(path, "/") || !strings.HasPrefix(filepath.Base(path), CgroupPrefix) {
 		return nil
 	}
-	path = filepath.Clean(path)
-	candidates := []string{filepath.Join(r.CgroupRoot, path)}
-	hierarchies, err := os.ReadDir(r.CgroupRoot)
-	if err != nil {
-		return nil
-	}
-	for _, h := range hierarchies {
-		if h.IsDir() {
-			candidates = append(candidates, filepath.Join(r.CgroupRoot, h.Name(), path))
+	var dirs []string
+	for _, root := range r.hierarchies() {
+		dir := filepath.Join(root, path)
+		if _, err := os.Stat(dir); err == nil {
+			dirs = append(dirs, dir)
 		}
 	}
-	return slices.DeleteFunc(candidates, func(dir string) bool { _, err := os.Stat(dir); return err != nil })
+	return dirs
 }
 
 // CgroupPrefix begins the name of every sandbox's cgroup, which ends in the container's id.

@@ -222,7 +222,10 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	case PartMount:
 		return r.unmount(ctx, p.ID)
 	case PartCgroup:
-		r.removeCgroup(p.Path) // fails if anything runs in it
+		r.removeCgroup(p.Path)
+		if r.cgroupExists(p.Path) {
+			return fmt.Errorf("removing the cgroup of container %s, in which something runs: %w", p.ID, errdefs.ErrUnavailable)
+		}
 		return nil
 	case PartLog:
 		if filepath.Dir(p.Path) != filepath.Clean(r.LogRoot) {

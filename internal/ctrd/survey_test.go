@@ -164,6 +164,8 @@ func TestRemovePiece(t *testing.T) {
 		filepath.Join(r.CgroupRoot, "pids", "docker", "x", "kubepods", "fsb-"+slotC), filepath.Join(r.CgroupRoot, "pids", "kubepods", "fsb-"+busy)} {
 		require.True(t, exists(path), path)
 	}
+	stays := r.RemovePiece(t.Context(), ctrd.Piece{ID: busy, Part: ctrd.PartCgroup, Path: "/kubepods/fsb-" + busy})
+	require.True(t, errdefs.IsUnavailable(stays), "a cgroup that is still there is not said to be removed: %v", stays)
 	for _, p := range []ctrd.Piece{
 		{ID: "other", Part: ctrd.PartLog, Path: filepath.Join(r.LogRoot, "other")}, {ID: sandboxA, Part: ctrd.PartLog, Path: "/etc"}, {ID: sandboxA, Part: "else"},
 	} {
