@@ -112,10 +112,31 @@ func newAPI(t *testing.T) *api {
 				case a.starting.Load():
 					return unauthorized
 				}
-				return c.Delete(ctx, obj, opts...)
+				return deleteOnly(ctx, c, obj, opts...)
 			},
 		}).Build()
 	return a
+}
+
+// deleteOnly keeps the precondition on the UID, which the fake client ignores, as an API server does.
+func deleteOnly(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+	o := (&client.DeleteOptions{}).ApplyOptions(opts)
+	if o.Preconditions == nil || o.Preconditions.UID == nil {
+		return c.Delete(ctx, obj, opts...)
+	}
+	for {
+		there := &v1alpha1.Sandbox{}
+		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), there); err != nil {
+			return err
+		}
+		if there.UID != *o.Preconditions.UID {
+			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource(), obj.GetName(), errors.New("the UID in the precondition is another"))
+		}
+		o.Preconditions.ResourceVersion = &there.ResourceVersion // so that look and act are one
+		if err := c.Delete(ctx, obj, o); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
 }
 
 // mesh is an allocator with fake agents and a fake API server.
