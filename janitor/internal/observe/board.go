@@ -36,7 +36,10 @@ type entry struct {
 	// live is what the API server itself said of its Sandbox, in place of a cache that shows none, until a moment.
 	live      resource
 	liveUntil time.Time
-	last      Finding
+	// asking tells that the API server is going to be asked for its Sandbox, and askAfter when, at the earliest; see wonder.
+	asking   bool
+	askAfter time.Time
+	last     Finding
 }
 
 // Board is the picture of a node. Make it with New; Run keeps it.
@@ -44,6 +47,7 @@ type Board struct {
 	config Config
 	clock  clock.WithTicker
 	looks  workqueue.TypedDelayingInterface[look]
+	asks   workqueue.TypedDelayingInterface[string] // containers for whose Sandboxes the API server is to be asked
 
 	mu         sync.Mutex
 	containers map[string]*entry
@@ -76,6 +80,7 @@ func New(cfg Config) *Board {
 	return &Board{
 		config: cfg, clock: cfg.Clock,
 		looks:      workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[look]{Clock: cfg.Clock}),
+		asks:       workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{Clock: cfg.Clock}),
 		containers: map[string]*entry{}, byAgent: map[string]map[string]*entry{}, byName: map[name]map[string]*entry{},
 		remnants: map[Key]*remnant{}, pods: map[string]bool{}, known: map[string]time.Time{}, running: map[string]bool{},
 		strangers: map[string]time.Time{}, resources: map[name]resource{}, changed: make(chan struct{}),

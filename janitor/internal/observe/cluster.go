@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
@@ -72,18 +74,22 @@ func (b *Board) SetSandbox(meta *metav1.ObjectMeta) {
 	b.judgeName(n)
 }
 
-// RemoveSandbox takes in that a Sandbox is no more, or says no more that it runs on this node. Which of the two, the API server
-// itself is asked at once for each container of its name: what runs elsewhere by now is not waited for.
+// RemoveSandbox takes in that a Sandbox is no more, or says no more that it runs on this node. Which of the two, and whether
+// another has its name by now, the API server itself is asked at once for each container of its name: what runs elsewhere, or
+// is another's, is not waited for.
 func (b *Board) RemoveSandbox(meta *metav1.ObjectMeta) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := name{meta.Namespace, meta.Name}
 	delete(b.resources, n)
-	b.judgeName(n)
 	for _, e := range b.byName[n] {
-		if e.last.Verdict.Reason == verdict.WithinGrace {
-			b.config.Orphan(e.last.Key)
-		}
+		e.live, e.liveUntil = resource{}, time.Time{} // that was before
+	}
+	b.judgeName(n)
+	now := b.clock.Now()
+	for _, e := range b.byName[n] {
+		e.asking, e.askAfter = false, now
+		b.wonder(e, now)
 	}
 }
 

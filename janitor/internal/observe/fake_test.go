@@ -53,6 +53,7 @@ type world struct {
 	orphans    []observe.Key
 	changed    func(id string)
 	broken     chan struct{}
+	surveyed   func() // at the end of each survey
 }
 
 func newWorld(t *testing.T) *world {
@@ -145,8 +146,12 @@ func (w *world) Runs(_ context.Context, uid string) (bool, error) {
 func (w *world) Survey(context.Context) ([]ctrd.Piece, error) {
 	err := w.ask("survey")
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.pieces), err
+	pieces, surveyed := slices.Clone(w.pieces), w.surveyed
+	w.mu.Unlock()
+	if surveyed != nil {
+		surveyed()
+	}
+	return pieces, err
 }
 
 func (w *world) Events(ctx context.Context, ready func(), changed func(string)) error {

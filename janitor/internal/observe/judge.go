@@ -81,7 +81,7 @@ func (b *Board) conclude(e *entry, agent verdict.Agent, r resource, now time.Tim
 		e.missing = time.Time{}
 	} else {
 		if e.missing.IsZero() {
-			e.missing = now
+			e.missing, e.askAfter = now, now.Add(askInterval)
 		}
 		o.Missing = now.Sub(e.missing)
 	}
@@ -97,6 +97,7 @@ func (b *Board) conclude(e *entry, agent verdict.Agent, r resource, now time.Tim
 	if d := b.again(f, o); d > 0 {
 		b.looks.AddAfter(look{key: f.Key}, d)
 	}
+	b.wonder(e, now)
 }
 
 // mark notes since when a finding is an orphan, tells who sweeps of it, and who waits of a new verdict. mu is held.

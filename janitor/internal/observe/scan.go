@@ -27,6 +27,7 @@ func (b *Board) Scan(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	started := b.clock.Now()
+	had := b.ids()
 	// What is left of containers first: what is named after a container that is made meanwhile has one by then.
 	pieces, surveyErr := b.config.Node.Survey(ctx)
 	if surveyErr != nil {
@@ -41,7 +42,7 @@ func (b *Board) Scan(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.replace(list, asked)
-	b.settleRemnants(pieces, surveyErr == nil)
+	b.settleRemnants(pieces, had, surveyErr == nil)
 	b.scanned = true
 	b.judgeAll(true)
 	b.forget(b.clock.Now())
@@ -88,12 +89,25 @@ func kindOf(p ctrd.Part) (verdict.Kind, bool) {
 	return 0, false
 }
 
-// settleRemnants takes in what a survey has found; whole tells that it found all there is. mu is held.
-func (b *Board) settleRemnants(pieces []ctrd.Piece, whole bool) {
+// ids are the containers that are known.
+func (b *Board) ids() map[string]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make(map[string]bool, len(b.containers))
+	for id := range b.containers {
+		out[id] = true
+	}
+	return out
+}
+
+// settleRemnants takes in what a survey has found; whole tells that it found all there is. Of a container that was there when
+// the survey began, and is removed by now, nothing is taken in: what the survey saw went with it, or is seen by the next one.
+// mu is held.
+func (b *Board) settleRemnants(pieces []ctrd.Piece, had map[string]bool, whole bool) {
 	found := map[Key][]ctrd.Piece{}
 	for _, p := range pieces {
 		kind, ok := kindOf(p.Part)
-		if _, has := b.containers[p.ID]; has || !ok {
+		if _, has := b.containers[p.ID]; has || had[p.ID] || !ok {
 			continue
 		}
 		key := Key{ID: p.ID, Remnant: true, Kind: kind}
@@ -144,8 +158,10 @@ func (b *Board) Run(ctx context.Context) error {
 	wg.Go(func() { b.follow(ctx) })
 	wg.Go(func() { b.serve(ctx) })
 	wg.Go(func() { b.scans(ctx) })
+	wg.Go(func() { b.inquire(ctx) })
 	<-ctx.Done()
 	b.looks.ShutDown()
+	b.asks.ShutDown()
 	wg.Wait()
 	return nil
 }
