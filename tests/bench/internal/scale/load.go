@@ -6,7 +6,6 @@ import (
 	"time"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 )
 
 const (
@@ -103,11 +102,11 @@ func (l *load) one(ctx context.Context) {
 // watchUsage measures both allocators for a time, each second.
 func watchUsage(ctx context.Context, leading, standby *allocator, d time.Duration) (Usage, error) {
 	began := time.Now()
-	first, err := host.ReadProcess(leading.cmd.Process.Pid)
+	first, err := leading.Usage()
 	if err != nil {
 		return Usage{}, err
 	}
-	other, err := host.ReadProcess(standby.cmd.Process.Pid)
+	other, err := standby.Usage()
 	if err != nil {
 		return Usage{}, err
 	}
@@ -117,10 +116,7 @@ func watchUsage(ctx context.Context, leading, standby *allocator, d time.Duratio
 		if err := wait(ctx, min(time.Second, d-time.Since(began))); err != nil {
 			return u, err
 		}
-		if err := leading.alive(); err != nil {
-			return u, err
-		}
-		p, err := host.ReadProcess(leading.cmd.Process.Pid)
+		p, err := leading.Usage()
 		if err != nil {
 			return u, err
 		}
@@ -130,7 +126,7 @@ func watchUsage(ctx context.Context, leading, standby *allocator, d time.Duratio
 		u.Cores = (p.CPUSeconds - first.CPUSeconds) / now.Sub(began).Seconds()
 		last, lastAt = p, now
 	}
-	p, err := host.ReadProcess(standby.cmd.Process.Pid)
+	p, err := standby.Usage()
 	if err != nil {
 		return u, err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -17,7 +16,6 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/swarm"
 )
@@ -46,39 +44,6 @@ func reportOf(info *agentv1.AgentInfo, i, j int) *agentv1.SandboxReport {
 	}, info.GetPodIp(), true)
 }
 
-// resourceOf is the custom resource of a sandbox that runs, as allocator and controller would have written it.
-func resourceOf(info *agentv1.AgentInfo, r *agentv1.SandboxReport, port int) *v1alpha1.Sandbox {
-	record := r.GetRecord()
-	sb := &v1alpha1.Sandbox{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: record.GetNamespace(), Name: record.GetName(), Finalizers: []string{v1alpha1.Finalizer},
-			Labels: map[string]string{v1alpha1.LabelPool: pool, v1alpha1.LabelNode: info.GetNodeName()},
-			Annotations: map[string]string{
-				v1alpha1.AnnotationSandboxUID: record.GetFence().GetSandboxUid(), v1alpha1.AnnotationRequestID: record.GetRequestId(),
-				v1alpha1.AnnotationCreateTime:    record.GetCreateTime().AsTime().Format(time.RFC3339Nano),
-				v1alpha1.AnnotationRequestDigest: uuid.NewString(),
-			},
-		},
-		Spec: convert.SpecFromProto(record.GetSpec()),
-	}
-	sb.Spec.ConsistencyMode = v1alpha1.ConsistencyModeFast
-	sb.SetAssignment(&v1alpha1.Assignment{
-		AgentPod: info.GetPodName(), AgentUID: info.GetPodUid(), NodeName: info.GetNodeName(),
-		AgentAddress: fmt.Sprintf("%s:%d", info.GetPodIp(), port), SandboxUID: record.GetFence().GetSandboxUid(), Attempt: 1,
-	})
-	now := metav1.NewMicroTime(time.Now())
-	sb.Status = v1alpha1.SandboxStatus{
-		Phase: v1alpha1.PhaseRunning, ObservedGeneration: 1, AssignedPod: info.GetPodName(), NodeName: info.GetNodeName(),
-		SandboxID: r.GetContainerId(), Endpoints: r.GetEndpoints(), Attempt: 1, StartTime: &now, StartPath: v1alpha1.StartPathSlot,
-	}
-	for _, t := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionScheduled} {
-		sb.Status.Conditions = append(sb.Status.Conditions, metav1.Condition{
-			Type: t, Status: metav1.ConditionTrue, Reason: "Running", LastTransitionTime: metav1.NewTime(now.Time), ObservedGeneration: 1,
-		})
-	}
-	return sb
-}
-
 // request asks for a sandbox with a port that hardly any other has.
 func request() *sandboxv1.CreateSandboxRequest {
 	return &sandboxv1.CreateSandboxRequest{
@@ -101,10 +66,10 @@ func (w *world) finalize(ctx context.Context) error {
 func (w *world) finalizeOnce(ctx context.Context) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("SandboxList"))
-	if err := w.kube.List(ctx, list, client.InNamespace(namespace), client.Limit(1)); err != nil {
+	if err := w.api.Kube.List(ctx, list, client.InNamespace(namespace), client.Limit(1)); err != nil {
 		return fmt.Errorf("listing sandboxes: %w", err)
 	}
-	events, err := w.kube.Watch(ctx, list, client.InNamespace(namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
+	events, err := w.api.Kube.Watch(ctx, list, client.InNamespace(namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
 	if err != nil {
 		return fmt.Errorf("watching sandboxes: %w", err)
 	}
@@ -119,7 +84,7 @@ func (w *world) finalizeOnce(ctx context.Context) error {
 			continue
 		}
 		sb.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Sandbox"))
-		if err := w.kube.Patch(ctx, sb, patch); err != nil && !apierrors.IsNotFound(err) {
+		if err := w.api.Kube.Patch(ctx, sb, patch); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("letting a sandbox go: %w", err)
 		}
 	}
