@@ -26,6 +26,6 @@ func main() {
 		Name: filepath.Base(os.Args[0]), Version: daemon.Version(),
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Terminal: term.IsTerminal(int(os.Stderr.Fd())),
 		Clock: clock.RealClock{}, Getenv: env.Env, DefaultConfigFile: config.DefaultFile(), Setup: obs.Setup,
-		Cluster: func(o tunnel.Options) (cmd.Pods, error) { return tunnel.Open(o) },
+		Cluster: func(o tunnel.Options) (cmd.Cluster, error) { return tunnel.Open(o) },
 	}, os.Args[1:]))
 }

@@ -1,6 +1,6 @@
 // Package cmd is fsb-ctl: one file for each command, and around them the connection, retries, progress, error lines and
 // exit codes that all of them share. A command talks to the allocator alone, through the generated clients, and those about
-// janitors to them. Main runs once in a process; commands run one at a time.
+// janitors and garbage collectors to them. Main runs once in a process; commands run one at a time.
 package cmd
 
 import (
@@ -38,8 +38,8 @@ type Env struct {
 	Getenv func(string) string
 	// DefaultConfigFile is read if it exists and no other is named.
 	DefaultConfigFile string
-	// Cluster finds the cluster that the janitors are in.
-	Cluster func(tunnel.Options) (Pods, error)
+	// Cluster finds the Kubernetes cluster, for the commands that need more of it than the allocator.
+	Cluster func(tunnel.Options) (Cluster, error)
 	// Setup is obs.Setup: it changes the whole process, which tests that share one cannot have.
 	Setup func(context.Context, obs.Options) (context.Context, func(context.Context) error, error)
 }
@@ -108,9 +108,9 @@ Exit codes:
 	root.PersistentFlags().CountVarP(&c.verbosity, "verbose", "v", "tell more: -v the trace id, -vv details, -vvvv debugging")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools, agents and nodes:"})
+	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools, agents, nodes and garbage:"})
 	c.addSandboxCommands(root, groupSandbox)
-	for _, sub := range []*cobra.Command{c.newPool(), c.newAgents(), c.newJanitor()} {
+	for _, sub := range []*cobra.Command{c.newPool(), c.newAgents(), c.newJanitor(), c.newGC()} {
 		sub.GroupID = groupMesh
 		root.AddCommand(sub)
 	}
@@ -144,6 +144,9 @@ func (c *cli) prepare(cmd *cobra.Command) error {
 	settings, err := config.Load(cmd.Flags(), c.Getenv, c.DefaultConfigFile)
 	if err != nil {
 		return usageError{err}
+	}
+	if settings.Output == outputDot && cmd.Annotations[dotAnnotation] == "" {
+		return usagef("output is %q, which is for graphs alone", outputDot)
 	}
 	c.settings = settings
 	logs := io.Discard

@@ -106,7 +106,7 @@ type bench struct {
 	in           string
 	authority    *pki.Authority
 	stop         func()
-	cluster      func(tunnel.Options) (cmd.Pods, error)
+	cluster      func(tunnel.Options) (cmd.Cluster, error)
 }
 
 func start(t *testing.T, f *fake) *bench {

@@ -18,6 +18,9 @@ const (
 	reasonNoJanitor   fault.Reason = "JANITOR_NOT_FOUND"
 	reasonNoContainer fault.Reason = "CONTAINER_NOT_FOUND"
 	reasonSweepFailed fault.Reason = "SWEEP_INCOMPLETE"
+	reasonNoCollector fault.Reason = "COLLECTOR_NOT_FOUND"
+	reasonNoKind      fault.Reason = "KIND_NOT_FOUND"
+	reasonNoObject    fault.Reason = "OBJECT_NOT_FOUND"
 )
 
 const envHint = "set FSB_ADDR, FSB_CACERT, FSB_CERT and FSB_KEY; with the local cluster: eval \"$(make -s env)\""
@@ -78,22 +81,30 @@ func hint(reason fault.Reason, err error) string {
 	case fault.Internal:
 		return "the allocator's log has the details; -v prints the trace id to look for"
 	default:
-		return janitorHint(reason, err)
+		return clusterHint(reason, err)
 	}
 }
 
-// janitorHint is hint for the errors that come on the way to a janitor.
-func janitorHint(reason fault.Reason, err error) string {
+// clusterHint is hint for the errors that come on the way to a janitor or a garbage collector, and from those.
+func clusterHint(reason fault.Reason, err error) string {
 	switch reason {
 	case tunnel.ReasonNoCluster:
 		return "--kubeconfig FILE (or KUBECONFIG) and --context say which cluster"
 	case tunnel.ReasonCluster:
 		if errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) {
-			return "your user must be allowed to list pods, and to get and create pods/portforward, in the janitors' namespace"
+			return "your user must be allowed to list pods, and to get and create pods/portforward, in " + systemNamespace
 		}
 		return "is the cluster up, and the kubeconfig right? kubectl get nodes"
-	case reasonNoJanitor, tunnel.ReasonPod:
+	case tunnel.ReasonPod:
+		return "kubectl get pods -n " + systemNamespace + " -o wide"
+	case reasonNoJanitor:
 		return "kubectl get pods -A -o wide -l " + janitorLabels
+	case reasonNoCollector:
+		return "kubectl get pods -A -o wide -l " + gcLabels
+	case reasonNoKind:
+		return "kubectl api-resources"
+	case reasonNoObject:
+		return "is it there, and in this namespace (-n)? Its kind may be one that is not watched: fsb-ctl gc status"
 	case reasonNoContainer:
 		return "fsb-ctl janitor verdicts"
 	case reasonSweepFailed:

@@ -3,7 +3,6 @@ package cmd
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -19,19 +18,10 @@ import (
 )
 
 const (
-	janitorLabels    = "app.kubernetes.io/name=janitor"
-	janitorNamespace = "fast-sandbox-system"
-	// janitorPort is the name of the port in the janitor's Pod.
-	janitorPort = "grpc"
+	janitorLabels = "app.kubernetes.io/name=janitor"
+	// systemNamespace is where Fast Sandbox runs.
+	systemNamespace = "fast-sandbox-system"
 )
-
-// Pods reaches Pods of a cluster; a *tunnel.Cluster does.
-type Pods interface {
-	// Pods returns those that run, in the order of their nodes.
-	Pods(ctx context.Context, s tunnel.Selector) ([]tunnel.Pod, error)
-	// Dial connects to a port of a Pod.
-	Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, error)
-}
 
 // janitors is which janitors a command asks, and how they are found.
 type janitors struct {
@@ -62,7 +52,7 @@ certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 	fs.StringVar(&j.node, "node", "", "only the janitor of this `node` (default: those of all nodes, one after the other)")
 	fs.StringVar(&j.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
 	fs.StringVar(&j.context, "context", "", "`context` of the kubeconfig (default: its current one)")
-	fs.StringVar(&j.namespace, "janitor-namespace", janitorNamespace, "`namespace` that the janitors run in")
+	fs.StringVar(&j.namespace, "janitor-namespace", systemNamespace, "`namespace` that the janitors run in")
 	cmd.AddCommand(c.newJanitorVerdicts(j), c.newJanitorSweep(j))
 	for _, sub := range cmd.Commands() {
 		_ = sub.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -75,7 +65,7 @@ certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 }
 
 // find returns the janitors' Pods.
-func (c *cli) find(ctx context.Context, j janitors) (Pods, []tunnel.Pod, error) {
+func (c *cli) find(ctx context.Context, j janitors) (Cluster, []tunnel.Pod, error) {
 	cluster, err := c.Cluster(tunnel.Options{Kubeconfig: j.kubeconfig, Context: j.context, Getenv: c.Getenv})
 	if err != nil {
 		return nil, nil, err
@@ -130,41 +120,11 @@ func (c *cli) eachJanitor(ctx context.Context, j janitors, do func(context.Conte
 	return first
 }
 
-// atJanitor calls do with one janitor. Its connection goes through a tunnel, which is made anew when it breaks.
-func (c *cli) atJanitor(ctx context.Context, cluster Pods, p tunnel.Pod, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
-	one := *c
-	one.peer, one.connected, one.conn = "the janitor of node "+p.Node, false, nil
-	port, ok := p.Ports[janitorPort]
-	if !ok {
-		return fault.New(errdefs.ErrFailedPrecondition, tunnel.ReasonPod, "Pod %s has no port named %s", p.Name, janitorPort)
-	}
-	// The first tunnel is made here, where its error keeps its class.
-	tunnelled, err := call(ctx, &one, "reaching "+one.peer, func(ctx context.Context) (net.Conn, error) { return cluster.Dial(ctx, p, port) })
-	if err != nil {
-		return err
-	}
-	ready := make(chan net.Conn, 1)
-	ready <- tunnelled
-	defer func() {
-		select {
-		case unused := <-ready:
-			_ = unused.Close()
-		default:
-		}
-	}()
-	conn, err := one.dial("passthrough:///"+p.Node, rpc.RoleJanitor, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		select {
-		case first := <-ready:
-			return first, nil
-		default:
-			return cluster.Dial(ctx, p, port)
-		}
-	}))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	return do(ctx, &one, janitorv1.NewJanitorServiceClient(conn))
+// atJanitor calls do with one janitor.
+func (c *cli) atJanitor(ctx context.Context, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
+	return c.at(ctx, cluster, p, remote{"the janitor of node " + p.Node, rpc.RoleJanitor}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
+		return do(ctx, c, janitorv1.NewJanitorServiceClient(conn))
+	})
 }
 
 // verdictFilter is which verdicts a command is about.

@@ -2,6 +2,7 @@ package cmd_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/kinds"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -103,6 +105,13 @@ func (n *nodes) Pods(_ context.Context, s tunnel.Selector) ([]tunnel.Pod, error)
 	return out, nil
 }
 
+func (n *nodes) Kinds(context.Context) (kinds.List, error) { return nil, errNotAsked }
+
+func (n *nodes) Names(context.Context, kinds.Kind, string) ([]string, error) { return nil, errNotAsked }
+
+// errNotAsked is of what no command about janitors needs.
+var errNotAsked = errors.New("janitors have nothing to do with that")
+
 func (n *nodes) Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, error) {
 	n.mu.Lock()
 	n.dials++
@@ -130,7 +139,7 @@ func withJanitors(t *testing.T, byNode map[string]*janitor, names ...string) (*b
 	for name, j := range byNode {
 		n.addresses[name] = serveJanitor(t, b, j)
 	}
-	b.cluster = func(o tunnel.Options) (cmd.Pods, error) {
+	b.cluster = func(o tunnel.Options) (cmd.Cluster, error) {
 		n.options = o
 		return n, nil
 	}

@@ -253,7 +253,7 @@ func TestJanitorsThatCannotBeReached(t *testing.T) {
 	r = b.run(t, "janitor", "sweep", "--timeout", "50ms")
 	require.Equal(t, 7, r.code)
 	require.Contains(t, r.err, "error: it is away (CLUSTER_REFUSED)\nhint: is the cluster up")
-	b.cluster = func(tunnel.Options) (cmd.Pods, error) {
+	b.cluster = func(tunnel.Options) (cmd.Cluster, error) {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, tunnel.ReasonNoCluster, "no configuration")
 	}
 	r = b.run(t, "janitor", "verdicts")

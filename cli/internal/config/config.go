@@ -166,7 +166,7 @@ func (s *Settings) apply() error {
 			s.Pool = v.Value
 		case "output":
 			switch s.Output = v.Value; s.Output {
-			case "", "table", "wide", "json", "yaml", "name":
+			case "", "table", "wide", "json", "yaml", "name", "dot":
 			default:
 				problems = append(problems, fmt.Errorf("%s: output is %q, want table, wide, json, yaml or name", v.Source, v.Value))
 			}

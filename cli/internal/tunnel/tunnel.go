@@ -1,6 +1,7 @@
 // Package tunnel reaches Pods of a cluster from a person's machine: it finds them by the API server, and speaks to a port of
-// theirs through it, as `kubectl port-forward` does but without a port on this machine. It decides nothing and trusts
-// nobody on the way: what is said inside is for its callers to protect. All of it may be called concurrently.
+// theirs through it, as `kubectl port-forward` does but without a port on this machine. It also asks the API server for the
+// kinds of objects that there are, and for names. It decides nothing and trusts nobody on the way: what is said inside is
+// for its callers to protect. All of it may be called concurrently.
 package tunnel
 
 import (

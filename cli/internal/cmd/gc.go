@@ -1,0 +1,208 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/kinds"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+const gcLabels = "app.kubernetes.io/name=gc"
+
+// collectors is which garbage collectors a command asks, and how they are found.
+type collectors struct{ namespace, kubeconfig, context string }
+
+func (c *cli) newGC() *cobra.Command {
+	g := &collectors{}
+	cmd := &cobra.Command{
+		Use: "gc", Aliases: []string{"garbage"}, Short: "See why objects of Kubernetes are kept, what a deletion takes along, and what is deleted",
+		Long: `The garbage collector deletes objects whose owners are gone, and Pods that nobody ends. It watches every kind of object that
+the cluster has, ours or not; these commands ask it why an object is still there, and what would become of it. None of them
+changes anything. Where the collector only observes, because Kubernetes' own is at work, its answers are the same.
+
+OBJECT is written as for kubectl: deploy/web, deployment.apps/web, pods web. It is looked for in the namespace of -n.
+
+The collector is reached through the Kubernetes API server, as "kubectl port-forward" does it, by the kubeconfig that kubectl
+uses: reading and port-forwarding to Pods in the collector's namespace must be allowed. Inside, it is mutual TLS with the
+same certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
+		Example: `  fsb-ctl gc explain pod/web-5d8f-x2x7v
+  fsb-ctl gc preview deploy/web --cascade orphan
+  fsb-ctl gc watch -A`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("unknown command %q, want explain, preview, graph, watch or status", args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	fs := cmd.PersistentFlags()
+	fs.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
+	fs.StringVar(&g.context, "context", "", "`context` of the kubeconfig (default: its current one)")
+	fs.StringVar(&g.namespace, "gc-namespace", systemNamespace, "`namespace` that the garbage collector runs in")
+	cmd.AddCommand(c.newGCExplain(g), c.newGCPreview(g), c.newGCGraph(g), c.newGCWatch(g), c.newGCStatus(g))
+	for _, sub := range cmd.Commands() {
+		_ = sub.RegisterFlagCompletionFunc("context", cobra.NoFileCompletions)
+		_ = sub.RegisterFlagCompletionFunc("gc-namespace", cobra.NoFileCompletions)
+	}
+	return cmd
+}
+
+func (c *cli) clusterOf(g collectors) (Cluster, error) {
+	return c.Cluster(tunnel.Options{Kubeconfig: g.kubeconfig, Context: g.context, Getenv: c.Getenv})
+}
+
+// findCollectors returns the Pods of collectors that have seen everything; if none has, all.
+func (c *cli) findCollectors(ctx context.Context, cluster Cluster, g collectors) ([]tunnel.Pod, error) {
+	found, err := call(ctx, c, "looking for garbage collectors", func(ctx context.Context) ([]tunnel.Pod, error) {
+		return cluster.Pods(ctx, tunnel.Selector{Namespace: g.namespace, Labels: gcLabels})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, fault.New(errdefs.ErrNotFound, reasonNoCollector, "no garbage collector of ours runs in namespace %s", g.namespace)
+	}
+	ready := slices.DeleteFunc(slices.Clone(found), func(p tunnel.Pod) bool { return !p.Ready })
+	if len(ready) > 0 {
+		return ready, nil
+	}
+	c.infof("note: no garbage collector is ready: what it says may be incomplete")
+	return found, nil
+}
+
+// atCollector calls do with one collector.
+func (c *cli) atCollector(ctx context.Context, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
+	return c.at(ctx, cluster, p, remote{"the garbage collector in Pod " + p.Name, rpc.RoleGC}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
+		return do(ctx, c, gcv1.NewGarbageCollectorServiceClient(conn))
+	})
+}
+
+// askCollector calls do with a collector that can be reached: each of them sees the same objects.
+func (c *cli) askCollector(ctx context.Context, cluster Cluster, g collectors, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
+	found, err := c.findCollectors(ctx, cluster, g)
+	if err != nil {
+		return err
+	}
+	var first error
+	for _, p := range found {
+		err := c.atCollector(ctx, cluster, p, do)
+		if err == nil || ctx.Err() != nil || !errdefs.IsUnavailable(err) {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// subject is the object that a command is about.
+type subject struct{ uid string }
+
+func (s *subject) addFlags(c *cli, g *collectors, cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.uid, "uid", "", "the object of this `UID`, in place of OBJECT")
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if s.uid != "" && len(args) > 0 {
+			return usagef("an object and --uid are too much: either will do")
+		}
+		if s.uid == "" {
+			if _, _, err := kinds.Parse(args); err != nil {
+				return usageError{err}
+			}
+		}
+		return nil
+	}
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+		return c.completion(cmd, func(ctx context.Context) ([]string, error) { return c.completeObject(ctx, *g, args, toComplete) })
+	}
+}
+
+// of is what selects the object, and what it is to a person.
+func (s *subject) of(ctx context.Context, c *cli, cluster Cluster, args []string) (*gcv1.Selector, string, error) {
+	if s.uid != "" {
+		return &gcv1.Selector{By: &gcv1.Selector_Uid{Uid: s.uid}}, "uid " + s.uid, nil
+	}
+	spelling, name, err := kinds.Parse(args)
+	if err != nil {
+		return nil, "", usageError{err}
+	}
+	all, err := call(ctx, c, "asking for kinds of objects", cluster.Kinds)
+	if err != nil {
+		return nil, "", err
+	}
+	k, ok := all.Find(spelling)
+	if !ok {
+		return nil, "", fault.New(errdefs.ErrNotFound, reasonNoKind, "the cluster has no kind %q", spelling)
+	}
+	place := &gcv1.Place{Kind: &gcv1.Kind{Group: k.Group, Kind: k.Kind}, Name: name}
+	label := k.String() + " " + name
+	if k.Namespaced {
+		place.Namespace = c.settings.Namespace
+		label = k.String() + " " + place.GetNamespace() + "/" + name
+	}
+	return &gcv1.Selector{By: &gcv1.Selector_Place{Place: place}}, label, nil
+}
+
+// about calls do with a collector and the object that it is asked for.
+func (c *cli) about(ctx context.Context, g collectors, s subject, args []string, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient, *gcv1.Selector) error) error {
+	cluster, err := c.clusterOf(g)
+	if err != nil {
+		return err
+	}
+	selector, label, err := s.of(ctx, c, cluster, args)
+	if err != nil {
+		return err
+	}
+	return c.askCollector(ctx, cluster, g, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
+		err := do(ctx, c, client, selector)
+		if errdefs.IsNotFound(err) {
+			return fault.New(errdefs.ErrNotFound, reasonNoObject, "the garbage collector knows of no %s", label)
+		}
+		return err
+	})
+}
+
+// completeObject completes kinds, and after a kind names.
+func (c *cli) completeObject(ctx context.Context, g collectors, args []string, toComplete string) ([]string, error) {
+	cluster, err := c.clusterOf(g)
+	if err != nil || len(args) > 1 {
+		return nil, err
+	}
+	all, err := cluster.Kinds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	spelling, _, named := strings.Cut(toComplete, "/")
+	prefix := spelling + "/"
+	if len(args) == 1 {
+		spelling, prefix, named = args[0], "", true
+	}
+	if !named {
+		out := make([]string, len(all))
+		for i, k := range all {
+			out[i] = k.Resource
+		}
+		slices.Sort(out)
+		return slices.Compact(out), nil
+	}
+	k, ok := all.Find(spelling)
+	if !ok || !k.Listed {
+		return nil, fmt.Errorf("no names of %q", spelling)
+	}
+	names, err := cluster.Names(ctx, k, c.settings.Namespace)
+	for i := range names {
+		names[i] = prefix + names[i]
+	}
+	return names, err
+}

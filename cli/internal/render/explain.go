@@ -1,0 +1,142 @@
+package render
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+)
+
+// stateText says what a state means for an object.
+func stateText(s gcv1.State) string {
+	switch s {
+	case gcv1.State_STATE_FREE:
+		return "it has no owner, and nothing but a request deletes it"
+	case gcv1.State_STATE_OWNED:
+		return "an owner keeps it"
+	case gcv1.State_STATE_UNCLEAR:
+		return "of an owner it is not known whether it is there, and so it is left alone"
+	case gcv1.State_STATE_DOOMED:
+		return "its owners are gone or wait for it, and it is about to be deleted"
+	case gcv1.State_STATE_AWAITS_DEPENDENTS:
+		return "it is being deleted, after the dependents that block it"
+	case gcv1.State_STATE_AWAITS_ORPHANING:
+		return "it is being deleted, after its dependents were taken from it"
+	case gcv1.State_STATE_AWAITS_FINALIZERS:
+		return "it is being deleted, after others have taken their finalizers away"
+	case gcv1.State_STATE_TERMINATING:
+		return "it is being deleted, and no finalizer is in the way"
+	}
+	return "it is not known how it stands"
+}
+
+// causeText says why the collector does something.
+func causeText(c gcv1.Cause) string {
+	switch c {
+	case gcv1.Cause_CAUSE_OWNERS_GONE:
+		return "all of its owners are gone, or wait for it to go"
+	case gcv1.Cause_CAUSE_OWNERS_WAIT:
+		return "an owner waits for it, and it has dependents of its own"
+	case gcv1.Cause_CAUSE_DANGLING_OWNERS:
+		return "some of its owners are gone or going, but not all"
+	case gcv1.Cause_CAUSE_ORPHANED:
+		return "an owner is being deleted and leaves it behind"
+	case gcv1.Cause_CAUSE_WAIT_CYCLE:
+		return "it waits for dependents that, by some way, wait for it"
+	case gcv1.Cause_CAUSE_DEPENDENTS_GONE:
+		return "nothing blocks its deletion any more"
+	case gcv1.Cause_CAUSE_DEPENDENTS_ORPHANED:
+		return "no dependent refers to it any more"
+	case gcv1.Cause_CAUSE_DOUBTFUL:
+		return "a list did not have it any more"
+	}
+	return strings.ToLower(word(c.String(), "CAUSE_"))
+}
+
+// nextText says what the collector does next; empty for nothing.
+func nextText(s *gcv1.Step) string {
+	var what string
+	switch s.GetVerb() {
+	case gcv1.Verb_VERB_VERIFY:
+		what = "ask the API server whether it is still there"
+	case gcv1.Verb_VERB_DELETE:
+		what = "delete it (" + strings.ToLower(word(s.GetPolicy().String(), policyPrefix)) + ")"
+	case gcv1.Verb_VERB_PATCH:
+		what = "take owner references away from it"
+	case gcv1.Verb_VERB_FINALIZE:
+		what = "take the finalizer " + s.GetFinalizer() + " away from it"
+	default:
+		return ""
+	}
+	if s.GetCause() == gcv1.Cause_CAUSE_UNSPECIFIED {
+		return what
+	}
+	return what + ": " + causeText(s.GetCause())
+}
+
+// Explanation writes why an object is kept, waits or goes, for a person.
+func Explanation(w io.Writer, x *gcv1.ExplainObjectResponse) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s, %s\n", fullName(x.GetObject().GetPlace()), word(x.GetState().String(), "STATE_"), stateText(x.GetState()))
+	ownersTree(&b, x)
+	if len(x.GetOwners()) > 0 {
+		b.WriteString("\n")
+		if err := ownersTable(x).Flush(&b); err != nil {
+			return err
+		}
+	}
+	list := func(title string, items []string) {
+		if len(items) > 0 {
+			fmt.Fprintf(&b, "\n%s\n", title)
+		}
+		for _, item := range items {
+			fmt.Fprintf(&b, "  - %s\n", item)
+		}
+	}
+	var blockers []string
+	for _, o := range x.GetBlockers() {
+		blockers = append(blockers, fullName(o.GetPlace()))
+	}
+	if more := int(x.GetBlockerCount()) - len(blockers); more > 0 {
+		blockers = append(blockers, fmt.Sprintf("and %d more", more))
+	}
+	list("Dependents that it waits for:", blockers)
+	list("Finalizers of others that are in the way:", x.GetFinalizers())
+	if next := nextText(x.GetNext()); next != "" {
+		fmt.Fprintf(&b, "\nNext, the collector is to %s\n", next)
+	}
+	list("What would let it go:", x.GetUnblock())
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// ownersTree draws the way from the first owner down to the object; nothing if no owner keeps it.
+func ownersTree(b *strings.Builder, x *gcv1.ExplainObjectResponse) {
+	if len(x.GetPath()) == 0 {
+		return
+	}
+	way := append([]*gcv1.Object{x.GetObject()}, x.GetPath()...)
+	slices.Reverse(way)
+	b.WriteString("\n")
+	for i, o := range way {
+		indent := ""
+		if i > 0 {
+			indent = strings.Repeat("   ", i-1) + "└─ "
+		}
+		note := ""
+		if o.GetDeleting() {
+			note = " (being deleted)"
+		}
+		fmt.Fprintf(b, "  %s%s%s\n", indent, objectName(o.GetPlace()), note)
+	}
+}
+
+func ownersTable(x *gcv1.ExplainObjectResponse) *Table {
+	t := NewTable("OWNER", "STANDING", "BLOCKS", "CONTROLLER", "UID")
+	for _, o := range x.GetOwners() {
+		t.Add(objectName(o.GetPlace()), word(o.GetStanding().String(), "STANDING_"), yesNo(o.GetBlock()), yesNo(o.GetController()), o.GetUid())
+	}
+	return t
+}

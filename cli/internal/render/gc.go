@@ -1,0 +1,177 @@
+package render
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+)
+
+// KindName is a kind as Kind.group.
+func KindName(k *gcv1.Kind) string {
+	if k.GetGroup() == "" {
+		return k.GetKind()
+	}
+	return k.GetKind() + "." + k.GetGroup()
+}
+
+// KindWord is a kind as kubectl writes it before names: deployment.apps.
+func KindWord(k *gcv1.Kind) string { return strings.ToLower(KindName(k)) }
+
+// ParsePolicy is a propagation policy as kubectl's --cascade has it; false if there is no such policy.
+func ParsePolicy(s string) (gcv1.PropagationPolicy, bool) {
+	n, ok := parse(gcv1.PropagationPolicy(0), policyPrefix, s)
+	return gcv1.PropagationPolicy(n), ok
+}
+
+const policyPrefix = "PROPAGATION_POLICY_"
+
+// objectName is an object without its namespace.
+func objectName(p *gcv1.Place) string { return KindName(p.GetKind()) + "/" + p.GetName() }
+
+// fullName is an object with its namespace.
+func fullName(p *gcv1.Place) string {
+	if p.GetNamespace() == "" {
+		return KindName(p.GetKind()) + " " + p.GetName()
+	}
+	return KindName(p.GetKind()) + " " + p.GetNamespace() + "/" + p.GetName()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// Preview writes a preview as a tree, and what it comes to.
+func Preview(w io.Writer, all []*gcv1.Consequence, summary *gcv1.PreviewSummary, wide bool) error {
+	header := []string{"OUTCOME", "OBJECT", "NAMESPACE"}
+	if wide {
+		header = append(header, "UID", "FINALIZERS")
+	}
+	t := NewTable(header...)
+	children := map[string][]*gcv1.Consequence{}
+	for _, c := range all {
+		children[c.GetVia()] = append(children[c.GetVia()], c)
+	}
+	var branch func(of []*gcv1.Consequence, stem string)
+	branch = func(of []*gcv1.Consequence, stem string) {
+		for i, c := range of {
+			knot, next := "├─ ", "│  "
+			if i == len(of)-1 {
+				knot, next = "└─ ", "   "
+			}
+			if c.GetDepth() == 0 {
+				knot, next = "", ""
+			}
+			o := c.GetObject()
+			row := []string{word(c.GetOutcome().String(), "OUTCOME_"), stem + knot + objectName(o.GetPlace()), o.GetPlace().GetNamespace()}
+			if wide {
+				row = append(row, o.GetUid(), strings.Join(o.GetFinalizers(), ","))
+			}
+			t.Add(row...)
+			branch(children[o.GetUid()], stem+next)
+		}
+	}
+	branch(children[""], "")
+	if err := t.Flush(w); err != nil {
+		return err
+	}
+	return previewSums(w, summary)
+}
+
+// previewSums writes how many objects of which kinds have each outcome.
+func previewSums(w io.Writer, summary *gcv1.PreviewSummary) error {
+	var b strings.Builder
+	for _, outcome := range []struct {
+		of   gcv1.Outcome
+		text string
+	}{
+		{gcv1.Outcome_OUTCOME_GOES, "would be deleted"},
+		{gcv1.Outcome_OUTCOME_STAYS, "would stay, without an owner that it has now"},
+		{gcv1.Outcome_OUTCOME_HELD, "would be held back: of another owner it is not known whether it is there"},
+	} {
+		total, kinds := int32(0), []string{}
+		for _, c := range summary.GetCounts() {
+			if c.GetOutcome() == outcome.of {
+				total += c.GetCount()
+				kinds = append(kinds, fmt.Sprintf("%d %s", c.GetCount(), KindName(c.GetKind())))
+			}
+		}
+		if total > 0 {
+			fmt.Fprintf(&b, "\n%d %s (%s)", total, outcome.text, strings.Join(kinds, ", "))
+		}
+	}
+	_, err := io.WriteString(w, b.String()+"\n")
+	return err
+}
+
+// Graph is a table of a neighbourhood.
+func Graph(g *gcv1.GetGraphResponse, wide bool) *Table {
+	header := []string{"DISTANCE", "OBJECT", "NAMESPACE", "STATE", "OWNERS"}
+	if wide {
+		header = append(header, "UID", "FINALIZERS")
+	}
+	t := NewTable(header...)
+	names, owners := map[string]string{}, map[string][]string{}
+	for _, v := range g.GetVertices() {
+		names[v.GetObject().GetUid()] = objectName(v.GetObject().GetPlace())
+	}
+	for _, r := range g.GetReferences() {
+		text := names[r.GetOwner()]
+		if text == "" {
+			text = r.GetOwner()
+		}
+		what := word(r.GetStanding().String(), "STANDING_")
+		if r.GetBlock() {
+			what += ", blocks"
+		}
+		owners[r.GetDependent()] = append(owners[r.GetDependent()], text+" ("+what+")")
+	}
+	for _, v := range g.GetVertices() {
+		o := v.GetObject()
+		state := word(v.GetState().String(), "STATE_")
+		if v.GetVirtual() {
+			state = "NotSeen"
+		}
+		row := []string{fmt.Sprint(v.GetDistance()), names[o.GetUid()], o.GetPlace().GetNamespace(), state, strings.Join(owners[o.GetUid()], "; ")}
+		if wide {
+			row = append(row, o.GetUid(), strings.Join(o.GetFinalizers(), ","))
+		}
+		t.Add(row...)
+	}
+	return t
+}
+
+// Deletions is an empty table of deletions.
+func Deletions(wide bool) *Table {
+	header := []string{"TIME", "OBJECT", "NAMESPACE", "CAUSE", "POLICY"}
+	if wide {
+		header = append(header, "UID")
+	}
+	return NewTable(header...)
+}
+
+// DeletionRow is a deletion's row.
+func DeletionRow(d *gcv1.WatchDeletionsResponse, wide bool) []string {
+	p := d.GetObject().GetPlace()
+	row := []string{d.GetTime().AsTime().Format(time.RFC3339), objectName(p), p.GetNamespace(), word(d.GetCause().String(), "CAUSE_"),
+		word(d.GetPolicy().String(), policyPrefix)}
+	if wide {
+		row = append(row, d.GetObject().GetUid())
+	}
+	return row
+}
+
+// CollectorRow is a row of how a garbage collector is: its Pod, whether it deletes, the size of its graph, and what is wrong.
+func CollectorRow(pod string, s *gcv1.GetStatusResponse) []string {
+	failing := make([]string, len(s.GetFailing()))
+	for i, f := range s.GetFailing() {
+		failing[i] = f.GetResource() + " (" + f.GetError() + ")"
+	}
+	return []string{pod, yesNo(s.GetEnforcing()), fmt.Sprint(s.GetObjects()), fmt.Sprint(s.GetVirtualOwners()), fmt.Sprint(s.GetReferences()),
+		strings.Join(failing, "; "), s.GetStopped()}
+}
