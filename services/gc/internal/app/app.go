@@ -9,17 +9,15 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
@@ -49,7 +47,7 @@ type App struct {
 	client    kubernetes.Interface
 	elector   *leader.Elector // nil if nobody is elected
 	gate      *gate
-	events    record.EventBroadcaster
+	events    events.EventBroadcaster
 	informers informers.SharedInformerFactory // nil if Pods are not collected
 	collector *ownergc.Collector
 	pods      *podgc.Collector // nil if Pods are not collected
@@ -74,7 +72,10 @@ func Run(ctx context.Context, cfg Config) error {
 // New wires the collectors for an API server. ctx carries the logger.
 func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 	api = rest.CopyConfig(api)
-	api.QPS, api.Burst = float32(cfg.KubeQPS), cfg.KubeBurst
+	api.QPS, api.Burst = -1, cfg.KubeBurst // without a limit
+	if cfg.KubeQPS > 0 {
+		api.QPS = float32(cfg.KubeQPS)
+	}
 	api.UserAgent = name + "/" + daemon.Version()
 	api.WarningHandler = rest.NoWarnings{} // what is deprecated is watched all the same
 	client, err := kubernetes.NewForConfig(api)
@@ -82,7 +83,7 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 		return nil, fmt.Errorf("making the client: %w", err)
 	}
 	clk := clock.RealClock{}
-	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, closing: make(chan struct{}), events: record.NewBroadcaster(record.WithContext(ctx)),
+	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, closing: make(chan struct{}), events: events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()}),
 		gate: &gate{leads: func() bool { return true }, clock: clk,
 			breaker: breaker.New(breaker.Limit{Share: cfg.MaxShare, Window: cfg.MaxWindow, Floor: cfg.MaxFloor})}}
 	if err := a.gate.register(a.registry); err != nil {
@@ -142,7 +143,7 @@ func (a *App) owners(api *rest.Config, clk clock.WithTicker) error {
 		return fmt.Errorf("making the client of discovery: %w", err)
 	}
 	a.collector, err = ownergc.New(ownergc.Config{
-		Metadata: meta, Discovery: disco, Recorder: a.events.NewRecorder(clientgoscheme.Scheme, corev1.EventSource{Component: name}),
+		Metadata: meta, Discovery: disco, Recorder: a.events.NewRecorder(clientgoscheme.Scheme, name),
 		Workers: a.config.Syncs, SyncPeriod: a.config.DiscoveryPeriod, InitialSyncTimeout: a.config.InitialSyncTimeout, Ignored: a.config.ignored(),
 		InScope: a.config.inScope, Permit: a.gate.permit, Deleted: a.deleted, Clock: clk, Metrics: a.registry,
 	})
@@ -180,7 +181,9 @@ func (a *App) Run(ctx context.Context) error {
 		return a.server.Run(ctx)
 	})
 	g.After("events", func(ctx context.Context) error {
-		a.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
+		if err := a.events.StartRecordingToSinkWithContext(ctx); err != nil {
+			return fmt.Errorf("recording events: %w", err)
+		}
 		<-ctx.Done()
 		a.events.Shutdown()
 		return nil

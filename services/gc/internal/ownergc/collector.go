@@ -22,7 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
@@ -43,7 +43,7 @@ type Config struct {
 	Metadata  metadata.Interface
 	Discovery Discovery
 	// Recorder takes Warning Events about impossible owner references.
-	Recorder record.EventRecorder
+	Recorder events.EventRecorder
 	// Workers is how many items are worked on at once, in each of the two queues.
 	Workers int
 	// SyncPeriod is the time between looks at discovery; InitialSyncTimeout how long the workers wait for the first lists.

@@ -245,6 +245,6 @@ func (c *Collector) warn(ctx context.Context, i graph.Invalid) {
 	logr.FromContextOrDiscard(ctx).V(2).Info("an owner reference leads across namespaces", "kind", d.Kind.String(), "namespace", d.Namespace, "name", d.Name)
 	c.Recorder.Eventf(&corev1.ObjectReference{
 		APIVersion: r.GroupVersion().String(), Kind: d.Kind.Kind, Namespace: d.Namespace, Name: d.Name, UID: types.UID(d.UID),
-	}, corev1.EventTypeWarning, reasonInvalidNamespace, "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+	}, nil, corev1.EventTypeWarning, reasonInvalidNamespace, "Collect", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
 		i.Owner.Kind.Group, i.Owner.Kind.Kind, d.Namespace, i.Owner.Name, i.Owner.UID, d.Namespace)
 }

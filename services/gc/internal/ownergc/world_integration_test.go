@@ -25,7 +25,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -108,7 +108,7 @@ type world struct {
 
 	t         *testing.T
 	namespace string
-	recorder  *record.FakeRecorder
+	recorder  *events.FakeRecorder
 	collector *ownergc.Collector
 	stop      func()
 
@@ -145,7 +145,7 @@ func (w *world) start(api *rest.Config) {
 	}
 	disco, err := discovery.NewDiscoveryClientForConfig(api)
 	require.NoError(w.t, err)
-	w.recorder = record.NewFakeRecorder(1000)
+	w.recorder = events.NewFakeRecorder(1000)
 	w.collector, err = ownergc.New(ownergc.Config{
 		Metadata: meta, Discovery: disco, Recorder: w.recorder, Workers: 8, SyncPeriod: 300 * time.Millisecond, InitialSyncTimeout: 2 * time.Second,
 		Ignored: []schema.GroupResource{{Resource: "events"}, {Group: "events.k8s.io", Resource: "events"}},
