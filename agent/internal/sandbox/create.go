@@ -125,6 +125,10 @@ func (m *Manager) take(ctx context.Context, record *agentv1.SandboxRecord, persi
 	})
 	e.stages = []StageTiming{{agentv1.CreateStage_CREATE_STAGE_ADMITTED, m.clock.Since(now)}}
 	m.sandboxes[record.GetFence().GetSandboxUid()] = e
+	built := func() {}
+	if m.config.Slots != nil {
+		built = m.config.Slots.Begin() // before the slots hear that there is a place less: one of them is this create's
+	}
 	m.tellPlaces()
 	m.publish(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{e.report}})
 	detached, release := m.detach(ctx)
@@ -132,7 +136,7 @@ func (m *Manager) take(ctx context.Context, record *agentv1.SandboxRecord, persi
 	m.wg.Go(func() {
 		defer release()
 		defer e.cancel()
-		m.runCreate(detached, e)
+		m.runCreate(detached, e, built)
 	})
 	return e
 }
@@ -162,9 +166,11 @@ func (m *Manager) endpoints(record *agentv1.SandboxRecord) []string {
 
 // runCreate builds the sandbox; the outcome is settled under the lock, so that a caller's leaving or a delete that comes
 // at the same moment either finds it started or makes it fail.
-func (m *Manager) runCreate(ctx context.Context, e *entry) {
+// built is called when it needs no slot any more.
+func (m *Manager) runCreate(ctx context.Context, e *entry, built func()) {
 	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", e.record.GetNamespace()+"/"+e.record.GetName())
 	err := m.build(ctx, e)
+	built()
 	log = log.WithValues("container", e.id)
 	m.mu.Lock()
 	if err == nil {
@@ -242,9 +248,6 @@ func (m *Manager) undo(ctx context.Context, e *entry, cause error, log logr.Logg
 
 // build makes log, container and process, by a slot if one is to be had, and notes the start.
 func (m *Manager) build(ctx context.Context, e *entry) error {
-	if m.config.Slots != nil {
-		defer m.config.Slots.Begin()()
-	}
 	since := m.clock.Now()
 	reach := func(stage agentv1.CreateStage) {
 		now := m.clock.Now()

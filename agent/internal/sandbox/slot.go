@@ -17,7 +17,7 @@ import (
 type Slots interface {
 	// SetPlaces says how many sandboxes the agent has room for.
 	SetPlaces(n int)
-	// Begin says that a create runs, until done is called.
+	// Begin says that a create runs, which may take a slot, until done is called.
 	Begin() (done func())
 	// Take hands out a slot, the best one for the image; ok is false if there is none.
 	Take(image string) (id string, ok bool)

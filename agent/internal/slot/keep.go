@@ -87,7 +87,7 @@ func (p *Pool) look(ctx context.Context, log logr.Logger) *agentv1.SlotStatus {
 	if ctx.Err() != nil {
 		return p.status()
 	}
-	for len(p.free) > p.want() {
+	for len(p.free) > p.want()+p.busy {
 		p.free[0].forget()
 		p.rubbish = append(p.rubbish, p.free[0].id)
 		p.free = slices.Delete(p.free, 0, 1)

@@ -104,7 +104,8 @@ func (p *Pool) SetPlaces(n int) {
 	p.change(func() { p.places = max(n, 0) })
 }
 
-// Begin says that a create runs, until done is called: slots are started when nobody has to wait for it.
+// Begin says that a create runs, until done is called: slots are started when nobody has to wait for it, and the one that
+// it may take is none too many although its place is taken.
 func (p *Pool) Begin() (done func()) {
 	p.change(func() { p.busy++ })
 	return func() { p.change(func() { p.busy-- }) }

@@ -177,6 +177,34 @@ func TestCreatesGoFirst(t *testing.T) {
 	}, patience, tick)
 }
 
+// A create takes its place before it takes its slot. The slot is none too many in between.
+func TestASlotStaysForTheCreateThatTakesIt(t *testing.T) {
+	w := run(t, 0, -1, nil)
+	w.SetPlaces(2)
+	w.requireSlots(t, 2, 2)
+	started := w.runtime.IDs()
+	done := w.Begin()
+	w.SetPlaces(1)
+	w.requireSlots(t, 2, 1)
+	_, ok := w.Take(image)
+	require.True(t, ok)
+	w.requireSlots(t, 1, 1)
+	done()
+	require.ElementsMatch(t, started, w.runtime.IDs())
+}
+
+// One that takes none after all leaves one too many.
+func TestASlotThatNoCreateTakesGoes(t *testing.T) {
+	w := run(t, 0, -1, nil)
+	w.SetPlaces(1)
+	w.requireSlots(t, 1, 1)
+	done := w.Begin()
+	w.SetPlaces(0)
+	w.requireSlots(t, 1, 0)
+	done()
+	w.requireSlots(t, 0, 0)
+}
+
 func TestWarmSlotsAreTakenForTheirImage(t *testing.T) {
 	w := run(t, 0, -1, nil)
 	var mu sync.Mutex

@@ -1,4 +1,4 @@
-// Package budget holds what the suites are held to (DESIGN section 9, issue 4) and judges what was measured by it. It is
+// Package budget holds what the suites are held to (DESIGN section 9, issues 4 and 6) and judges what was measured by it. It is
 // pure.
 package budget
 
@@ -83,6 +83,18 @@ func Scale() []Budget {
 func Density() []Budget {
 	return []Budget{
 		{Key: "free_slot_mib", Limit: 2, What: "PSS of a free slot with its share of the shim, MiB"},
+	}
+}
+
+// GC is that of the garbage collectors, beside kube-controller-manager's (issue 6).
+func GC() []Budget {
+	return []Budget{
+		{Key: "ours_over_default_tree", Limit: 0.2, What: "time for a tree over that of kube-controller-manager with default flags"},
+		{Key: "ours_over_default_pairs", Limit: 0.2, What: "the same for pairs"},
+		{Key: "ours_over_lifted_tree", Limit: 1, What: "time for a tree over that of kube-controller-manager without client limits"},
+		{Key: "ours_over_lifted_pairs", Limit: 1, What: "the same for pairs"},
+		{Key: "ours_over_builtin_bytes_per_node", Limit: 1, What: "resident memory of each object of the graph over that of kube-controller-manager"},
+		{Key: "ours_over_builtin_heap_per_node", Limit: 1, What: "the same of the heap after a garbage collection"},
 	}
 }
 

@@ -55,7 +55,7 @@ func TestJudge(t *testing.T) {
 // The budgets are those of the issue: a change of one is a change of what was promised.
 func TestBudgets(t *testing.T) {
 	limits := map[string]float64{}
-	for _, suite := range [][]budget.Budget{budget.Create(), budget.Burst(), budget.Registry(), budget.Scale(), budget.Density()} {
+	for _, suite := range [][]budget.Budget{budget.Create(), budget.Burst(), budget.Registry(), budget.Scale(), budget.Density(), budget.Janitor(), budget.GC()} {
 		for _, b := range suite {
 			require.NotContains(t, limits, b.Key)
 			require.NotEmpty(t, b.What)
@@ -66,5 +66,8 @@ func TestBudgets(t *testing.T) {
 		"slot_over_raw_p50": 0.15, "slot_over_raw_p99": 0.40, "cold_over_raw": 1.20, "strong_over_pod": 0.25,
 		"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2,
 		"ns_per_op_1000": 2000, "growth_100_to_100000": 3, "allocs_per_op_max": 0, "cpu_cores": 1, "rss_mib": 1024, "free_slot_mib": 2,
+		"api_requests_per_container": 0,
+		"ours_over_default_tree":     0.2, "ours_over_default_pairs": 0.2, "ours_over_lifted_tree": 1, "ours_over_lifted_pairs": 1,
+		"ours_over_builtin_bytes_per_node": 1, "ours_over_builtin_heap_per_node": 1,
 	}, limits)
 }

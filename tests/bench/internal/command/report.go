@@ -17,7 +17,9 @@ const (
 )
 
 // suites in the order in which a document tells of them.
-func suites() []string { return []string{"create", "burst", "registry", "scale", "density"} }
+func suites() []string {
+	return []string{"create", "burst", "registry", "scale", "janitor", "gc", "density"}
+}
 
 func reportCommand() *cobra.Command {
 	var from, into, plots string

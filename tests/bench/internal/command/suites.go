@@ -22,6 +22,7 @@ func via(fs *pflag.FlagSet, to *string) {
 func createSuite(fs *pflag.FlagSet) suite {
 	o := create.Options{}
 	fs.IntVar(&o.Rounds, "rounds", 100, "`number` of rounds, each with a sample of every series")
+	fs.StringSliceVar(&o.Series, "series", create.AllSeries(), "what to measure: some of `them`")
 	fs.IntVar(&o.PodEvery, "pod-every", 4, "a Pod in each so many `rounds` only, for it takes a second")
 	fs.DurationVar(&o.Pause, "pause", 600*time.Millisecond, "greatest `time` between samples; each pause is random")
 	fs.Uint64Var(&o.Seed, "seed", 1, "`seed` of pauses and order")

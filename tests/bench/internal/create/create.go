@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,10 +37,15 @@ const (
 	warmups = 2
 )
 
+// AllSeries are those that a round has.
+func AllSeries() []string { return []string{Raw, Slot, Cold, Strong, Pod} }
+
 // Options say how much is measured.
 type Options struct {
 	// Rounds is the number of rounds; each has one sample of every series, but of Pods only each PodEvery-th has.
 	Rounds, PodEvery int
+	// Series are those to measure, for finding out what one does to another; all of them are a result.
+	Series []string
 	// Pause is the greatest pause before a sample; each is random, for the kubelet looks around once a second, and a
 	// fixed one would lock onto its phase.
 	Pause time.Duration
@@ -64,6 +70,11 @@ type suite struct {
 
 // Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
+	for _, name := range o.Series {
+		if !slices.Contains(AllSeries(), name) {
+			return fmt.Errorf("there is no series %q: there are %s", name, strings.Join(AllSeries(), ", "))
+		}
+	}
 	m, err := mesh.Connect(ctx, o.Via)
 	if err != nil {
 		return err
@@ -129,10 +140,7 @@ func (s *suite) prepare(ctx context.Context, logs string) (mesh.Slots, error) {
 
 // round takes one sample of each series in a random order. Rounds below zero are not counted.
 func (s *suite) round(ctx context.Context, n int) error {
-	series := []string{Raw, Slot, Cold, Strong}
-	if n < 0 || n%s.PodEvery == 0 {
-		series = append(series, Pod)
-	}
+	series := slices.DeleteFunc(slices.Clone(s.Series), func(name string) bool { return name == Pod && n >= 0 && n%s.PodEvery != 0 })
 	s.random.Shuffle(len(series), func(i, j int) { series[i], series[j] = series[j], series[i] })
 	for _, name := range series {
 		if err := s.pause(ctx); err != nil {

@@ -4,9 +4,11 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 )
@@ -49,8 +51,24 @@ func TestThisProcess(t *testing.T) {
 	require.GreaterOrEqual(t, len(e.Facts()), 5)
 	_, err = host.ReadProcess(1 << 30)
 	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = host.CPUTime(1 << 28)
+	require.Error(t, err)
 	_, err = host.PSS(1 << 30)
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// Two ways to ask for the same: one is exact, the other counts what is past in hundredths of a second.
+func TestCPUTime(t *testing.T) {
+	var u unix.Rusage
+	for u.Utime.Nano()+u.Stime.Nano() < int64(100*time.Millisecond) {
+		require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	}
+	p, err := host.ReadProcess(os.Getpid())
+	require.NoError(t, err)
+	exact, err := host.CPUTime(os.Getpid())
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, exact.Seconds(), p.CPUSeconds)
+	require.Less(t, exact, time.Duration(u.Utime.Nano()+u.Stime.Nano())+10*time.Second, "in nanoseconds, of this process")
 }
 
 func TestCommit(t *testing.T) {

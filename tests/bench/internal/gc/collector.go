@@ -1,0 +1,177 @@
+package gc
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
+)
+
+const (
+	startTime = 2 * time.Minute
+	// lifted is a number of requests a second that nobody reaches here.
+	lifted = "100000"
+)
+
+// The candidates' keys.
+const (
+	Ours    = "ours"
+	Default = "default"
+	Lifted  = "lifted"
+)
+
+// candidate is a collector.
+type candidate struct {
+	// key stands in the names of values; title tells what it is, and how it differs from what it is by default.
+	key, title string
+	// limit bounds how long it is watched at the tree; 0 is to the end.
+	limit   time.Duration
+	program string
+	scheme  string
+	flags   func(w *world, port string) []string
+}
+
+func candidates(o Options) []candidate {
+	builtin := func(w *world, port string, more ...string) []string {
+		return append([]string{"--kubeconfig", w.api.Kubeconfig, "--leader-elect=false", "--controllers=garbage-collector-controller,pod-garbage-collector-controller",
+			"--bind-address=127.0.0.1", "--secure-port", port, "--authentication-skip-lookup", "--authorization-always-allow-paths=/debug/pprof/*"}, more...)
+	}
+	program := filepath.Join("k8s", controllerManager)
+	return []candidate{
+		{key: Ours, title: "services/gc, its defaults but for --mode=enforce --max-delete-share=1 --leader-elect=false --profiling", program: "gc", scheme: "http",
+			flags: func(w *world, port string) []string {
+				tls := w.api.TLS(rpc.RoleGC)
+				return []string{"--kubeconfig", w.api.Kubeconfig, "--mode=enforce", "--max-delete-share=1", "--leader-elect=false", "--namespace", "default",
+					"--bind-address=127.0.0.1:0", "--health-probe-bind-address=0", "--metrics-bind-address", "127.0.0.1:" + port, "--profiling",
+					"--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile}
+			}},
+		{key: Default, title: "kube-controller-manager, its two garbage collectors alone, default limits", program: program, scheme: "https", limit: o.DefaultFor,
+			flags: func(w *world, port string) []string { return builtin(w, port) }},
+		{key: Lifted, title: "the same with --kube-api-qps=" + lifted + " --kube-api-burst=" + lifted, program: program, scheme: "https",
+			flags: func(w *world, port string) []string {
+				return builtin(w, port, "--kube-api-qps="+lifted, "--kube-api-burst="+lifted)
+			}},
+	}
+}
+
+// collector is a candidate that runs.
+type collector struct {
+	*process.Process
+	candidate
+
+	heap string // where its heap is told of
+}
+
+// start starts a candidate. It has to be killed.
+func (w *world) start(c candidate, round int) (*collector, error) {
+	address, err := process.FreeAddress("127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("finding a free port: %w", err)
+	}
+	p, err := process.Start(process.Config{
+		Name: fmt.Sprintf("%s-%d", c.key, round), Dir: w.dir, Path: filepath.Join(w.bin, c.program), Args: c.flags(w, port), Env: []string{"PATH=/usr/bin:/bin"},
+	})
+	return &collector{Process: p, candidate: c, heap: c.scheme + "://" + address + "/debug/pprof/heap?gc=1&debug=1"}, err
+}
+
+// atWork waits until a collector takes an object whose owner does not exist.
+func (w *world) atWork(ctx context.Context, p *collector) error {
+	maps := w.kube.CoreV1().ConfigMaps("default")
+	bait, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "bait-",
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "nobody", UID: uuid.NewUUID()}}}}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("putting out bait: %w", err)
+	}
+	return mesh.Poll(ctx, 100*time.Millisecond, startTime, func(ctx context.Context) error {
+		if err := p.Alive(); err != nil {
+			return err
+		}
+		_, err := maps.Get(ctx, bait.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return fmt.Errorf("looking at the bait: %w", err)
+		}
+		return fmt.Errorf("%s has not taken the bait", p.key)
+	})
+}
+
+// memory lets the collector come to rest, has it collect its own garbage, and reads what is left.
+func (p *collector) memory(ctx context.Context) (m Memory, err error) {
+	if err := wait(ctx, settleTime/2); err != nil {
+		return m, err
+	}
+	if m.Heap, err = p.live(ctx); err != nil {
+		return m, err
+	}
+	if err := wait(ctx, settleTime/2); err != nil { // memory goes back to the kernel bit by bit
+		return m, err
+	}
+	usage, err := p.Usage()
+	if err != nil {
+		return m, err
+	}
+	m.RSS = usage.RSSBytes
+	m.PSS, err = host.PSS(p.PID())
+	return m, err
+}
+
+// live is the heap that is in use after a garbage collection.
+func (p *collector) live(ctx context.Context) (int64, error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // a certificate that it made itself, on this machine
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.heap, nil)
+	if err != nil {
+		return 0, fmt.Errorf("asking %s for its heap: %w", p.key, err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, fmt.Errorf("asking %s for its heap: %w", p.key, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("asking %s for its heap: %s", p.key, resp.Status)
+	}
+	return ParseHeap(resp.Body)
+}
+
+// ParseHeap reads the bytes that are allocated out of a heap profile with debug=1.
+func ParseHeap(profile io.Reader) (int64, error) {
+	lines := bufio.NewScanner(profile)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), "# HeapAlloc = "); ok {
+			n, err := strconv.ParseInt(value, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("reading a heap's size: %w", err)
+			}
+			return n, nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return 0, fmt.Errorf("reading a heap's size: %w", err)
+	}
+	return 0, fmt.Errorf("reading a heap's size: %w", io.ErrUnexpectedEOF)
+}

@@ -1,0 +1,190 @@
+package janitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
+)
+
+const (
+	shimName = "containerd-shim-runc-v2"
+	// busybox is what sandboxes run, a program that needs no library.
+	busybox = "/bin/busybox"
+	// baseSnapshot is the only layer of the image that all sandboxes have.
+	baseSnapshot = "bench-base"
+	// gcRoot is the label of what containerd's garbage collector leaves alone.
+	gcRoot = "containerd.io/gc.root"
+	// nodeTime is how long containerd may take to start.
+	nodeTime = time.Minute
+)
+
+// node is a containerd with sandboxes.
+type node struct {
+	*process.Process
+
+	place           *place
+	client          *containerd.Client
+	socket, metrics string
+}
+
+func (n *node) path(name string) string { return filepath.Join(n.place.dir, name) }
+
+// startNode starts a containerd that has nothing but a layer of an image.
+func startNode(ctx context.Context, bin string, p *place) (*node, error) {
+	n := &node{place: p, socket: filepath.Join(p.dir, "c.sock")}
+	var err error
+	if n.metrics, err = process.FreeAddress("127.0.0.1"); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.MkdirAll(n.path("log"), 0o700), os.MkdirAll(n.path("fifo"), 0o700), n.rootfs()); err != nil {
+		return nil, fmt.Errorf("making directories: %w", err)
+	}
+	config := n.path("containerd.toml")
+	if err := os.WriteFile(config, []byte(n.config()), 0o600); err != nil {
+		return nil, fmt.Errorf("configuring containerd: %w", err)
+	}
+	dir := filepath.Join(bin, "containerd")
+	n.Process, err = process.Start(process.Config{
+		Name: "containerd", Dir: p.dir, Path: filepath.Join(dir, "containerd"), Args: []string{"--config", config},
+		Env: []string{"PATH=" + dir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if n.client, err = ctrd.Dial(n.socket, ctrd.DefaultNamespace); err != nil {
+		return nil, err
+	}
+	if err := mesh.Poll(ctx, 50*time.Millisecond, nodeTime, func(ctx context.Context) error {
+		if err := n.Alive(); err != nil {
+			return err
+		}
+		_, err := n.client.Version(ctx)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("starting containerd: %w\n%s", err, n.Tail())
+	}
+	return n, n.base(ctx)
+}
+
+// config is containerd's: what Kubernetes uses alone is off.
+func (n *node) config() string {
+	return fmt.Sprintf(`version = 4
+root = %q
+state = %q
+imports = []
+disabled_plugins = [
+  'io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri', 'io.containerd.nri.v1.nri',
+  'io.containerd.snapshotter.v1.blockfile', 'io.containerd.snapshotter.v1.erofs', 'io.containerd.differ.v1.erofs',
+  'io.containerd.snapshotter.v1.btrfs', 'io.containerd.snapshotter.v1.zfs', 'io.containerd.snapshotter.v1.devmapper',
+]
+
+[plugins.'io.containerd.server.v1.grpc']
+  address = %q
+
+[plugins.'io.containerd.server.v1.ttrpc']
+  address = %q
+
+[plugins.'io.containerd.server.v1.metrics']
+  address = %q
+
+[plugins.'io.containerd.shim.v1.manager']
+  socket_dir = %q
+
+[plugins.'io.containerd.internal.v1.opt']
+  path = %q
+`, filepath.Join(n.place.content, "root"), n.path("s"), n.socket, n.socket+".ttrpc", n.metrics, n.path("shims"), n.path("opt"))
+}
+
+// rootfs makes the root of all sandboxes, which is read-only to them.
+func (n *node) rootfs() error {
+	root := n.path("rootfs")
+	for _, dir := range []string{"proc", "dev"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	raw, err := os.ReadFile(busybox)
+	if err != nil {
+		return fmt.Errorf("sandboxes run busybox (apt-get install busybox-static): %w", err)
+	}
+	return os.WriteFile(filepath.Join(root, "busybox"), raw, 0o755)
+}
+
+// base makes the layer upon which all sandboxes have their snapshots.
+func (n *node) base(ctx context.Context) error {
+	service, keep := n.client.SnapshotService(ctrd.DefaultSnapshotter), snapshots.WithLabels(map[string]string{gcRoot: "bench"})
+	_, err := service.Prepare(ctx, baseSnapshot+"-new", "", keep)
+	if err == nil {
+		err = service.Commit(ctx, baseSnapshot, baseSnapshot+"-new", keep)
+	}
+	if err != nil {
+		return fmt.Errorf("making a layer: %w", err)
+	}
+	return nil
+}
+
+// check makes sure that so many containers are there, and that all of them run.
+func (n *node) check(ctx context.Context, want int) error {
+	if err := n.Alive(); err != nil {
+		return err
+	}
+	list, err := n.client.ContainerService().List(ctx)
+	if err != nil {
+		return fmt.Errorf("listing containers: %w", err)
+	}
+	resp, err := n.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return fmt.Errorf("listing tasks: %w", errgrpc.ToNative(err))
+	}
+	running := 0
+	for _, t := range resp.GetTasks() {
+		if t.GetStatus() == task.Status_RUNNING {
+			running++
+		}
+	}
+	if len(list) != want || running != want {
+		return fmt.Errorf("%d containers are there and %d run, want %d", len(list), running, want)
+	}
+	return nil
+}
+
+// shims are the processes of the node's shims.
+func (n *node) shims() []int {
+	var out []int
+	for _, pid := range n.place.processes() {
+		// One that has ended meanwhile has no command line.
+		raw, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline"))
+		if name, _, _ := strings.Cut(string(raw), "\x00"); filepath.Base(name) == shimName {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// cpuOf is the CPU time of processes in seconds.
+func cpuOf(pids ...int) (float64, error) {
+	sum := 0.0
+	for _, pid := range pids {
+		used, err := host.CPUTime(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += used.Seconds()
+	}
+	return sum, nil
+}
