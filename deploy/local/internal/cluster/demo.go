@@ -44,15 +44,29 @@ func demo(ctx context.Context, c components.Config, p *progress) error {
 		return fmt.Errorf("waiting for an agent: %w", err)
 	}
 	p.say("an agent is ready; running a first sandbox")
-	cmd := exec.CommandContext(ctx, filepath.Join(c.BinDir, "fsb-ctl"), "run", "hello-"+strings.ToLower(rand.Text()[:6]),
-		"--image", demoImage, "--rm", "--", "echo", "hello from a sandbox")
+	err = tell(ctx, c, p, "run", "hello-"+strings.ToLower(rand.Text()[:6]), "--image", demoImage, "--rm", "--", "echo", "hello from a sandbox")
+	if err != nil {
+		return fmt.Errorf("running the first sandbox: %w", err)
+	}
+	agent, err := kubectl(ctx, c, "", "get", "pods", "--namespace", "default", "--selector", "fast-sandbox.io/pool=default",
+		"--output", "jsonpath={.items[0].metadata.name}")
+	if err != nil {
+		return fmt.Errorf("looking for an agent: %w", err)
+	}
+	p.say("asking the garbage collector why the agent is there: fsb-ctl gc explain pod/%s", agent)
+	if err := tell(ctx, c, p, "gc", "explain", "pod/"+strings.TrimSpace(agent)); err != nil {
+		return fmt.Errorf("asking the garbage collector: %w", err)
+	}
+	return nil
+}
+
+// tell runs fsb-ctl and passes on what it says.
+func tell(ctx context.Context, c components.Config, p *progress, args ...string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.BinDir, "fsb-ctl"), args...)
 	cmd.Env = environment(c)
 	out, err := cmd.CombinedOutput()
 	for line := range strings.Lines(strings.TrimSpace(string(out))) {
 		p.say("  | %s", strings.TrimRight(line, "\n"))
 	}
-	if err != nil {
-		return fmt.Errorf("running the first sandbox: %w", err)
-	}
-	return nil
+	return err
 }

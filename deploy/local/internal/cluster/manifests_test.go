@@ -174,8 +174,8 @@ func TestIdentities(t *testing.T) {
 		return found
 	}
 	first := secrets()
-	require.Len(t, first, 5)
-	for _, role := range []string{"allocator", "controller", "agent", "gateway", "janitor"} {
+	require.Len(t, first, 6)
+	for _, role := range []string{"allocator", "controller", "agent", "gateway", "janitor", "gc"} {
 		secret := first[role+"-tls"]
 		require.Equal(t, corev1.SecretTypeTLS, secret.Type)
 		for _, key := range []string{"tls.crt", "tls.key", "ca.crt"} {

@@ -33,6 +33,7 @@ func Up(ctx context.Context, o Options) error {
 		return err
 	}
 	p := newProgress(o.Out)
+	o.Config.BuiltInGC = o.Manifests == ""
 	if err := prepareHost(ctx, &o, p); err != nil {
 		return err
 	}

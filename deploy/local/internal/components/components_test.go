@@ -59,6 +59,25 @@ func TestAll(t *testing.T) {
 	require.Len(t, started, 7)
 }
 
+// Exactly one collects garbage: kube-controller-manager does in a bare cluster, Fast Sandbox where it is installed.
+func TestGarbageCollectors(t *testing.T) {
+	controllers := func(c components.Config) (found []string) {
+		for _, component := range c.All() {
+			for _, argument := range component.Args {
+				if value, ok := strings.CutPrefix(argument, "--controllers="); ok {
+					require.Equal(t, components.ControllerManager, component.Name)
+					found = append(found, strings.Split(value, ",")...)
+				}
+			}
+		}
+		return found
+	}
+	require.Equal(t, []string{"*", "-garbage-collector-controller", "-pod-garbage-collector-controller"}, controllers(config()))
+	bare := config()
+	bare.BuiltInGC = true
+	require.Equal(t, []string{"*"}, controllers(bare))
+}
+
 // Every file that a component is pointed to by an argument is one that is rendered, or a certificate.
 func TestArgumentsNameExistingFiles(t *testing.T) {
 	c := config()

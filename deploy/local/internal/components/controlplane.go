@@ -80,6 +80,10 @@ func (c Config) apiServer() Component {
 }
 
 func (c Config) controllerManager() Component {
+	controllers := "*"
+	if !c.BuiltInGC {
+		controllers += ",-garbage-collector-controller,-pod-garbage-collector-controller"
+	}
 	serving := c.certificate(ControllerManager)
 	return Component{
 		Name: ControllerManager, Path: c.Binary(), After: []string{APIServer}, Grace: 3 * time.Second,
@@ -88,6 +92,7 @@ func (c Config) controllerManager() Component {
 			"--kubeconfig=" + c.conf(ControllerManager+".kubeconfig"),
 			"--authentication-kubeconfig=" + c.conf(ControllerManager+".kubeconfig"),
 			"--authorization-kubeconfig=" + c.conf(ControllerManager+".kubeconfig"),
+			"--controllers=" + controllers,
 			"--bind-address=127.0.0.1",
 			"--tls-cert-file=" + serving.Cert,
 			"--tls-private-key-file=" + serving.Key,

@@ -11,7 +11,7 @@ const SandboxNamespace = "fast-sandbox-system"
 // ServerRoles are the components of Fast Sandbox that get a certificate in the cluster, as the Secret ROLE-tls.
 // RoleClient is the identity of the person at this machine.
 func ServerRoles() []string {
-	return []string{"allocator", "controller", "agent", "gateway", "janitor"}
+	return []string{"allocator", "controller", "agent", "gateway", "janitor", "gc"}
 }
 
 // RoleClient is the role of a caller from outside the cluster.
