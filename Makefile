@@ -130,7 +130,7 @@ INTEGRATION = $(shell git grep -l --untracked '^//go:build integration' -- '*_te
 
 ##### Benchmarks: docs/performance.md says what the numbers mean. BENCH_FLAGS="-o json --check --samples FILE --plot DIR"
 
-.PHONY: bench bench-create bench-burst bench-density bench-registry bench-scale bench-docs bench-binary bench-tool
+.PHONY: bench bench-create bench-burst bench-density bench-registry bench-scale bench-janitor bench-docs bench-binary bench-tool
 bench: bench-binary ## Measure everything, beside its alternatives: make bench BENCH_FLAGS="-o json"
 	@.ci/with-cluster $(BIN)/bench all $(BENCH_FLAGS)
 bench-create bench-burst bench-density: bench-binary ## One suite on the local cluster
@@ -140,6 +140,9 @@ bench-registry: bench-tool ## One suite, which needs no cluster
 bench-scale: bench-tool ## One allocator with 2,000 simulated agents; an API server and etcd of its own
 	@$(MAKE) components kube >&2
 	@$(BIN)/bench scale --bin $(BIN) $(BENCH_FLAGS)
+bench-janitor: bench-tool ## One janitor's scan of 1,000 running containers; an API server, etcd and containerd of its own
+	@$(MAKE) components kube containerd >&2
+	@$(BIN)/bench janitor --bin $(BIN) $(BENCH_FLAGS)
 bench-docs: bench-binary ## Measure everything anew for docs/performance.md
 	@.ci/with-cluster $(BIN)/bench all --save $(BIN)/bench-results --plot docs/performance $(BENCH_FLAGS)
 	@$(BIN)/bench report --from $(BIN)/bench-results
