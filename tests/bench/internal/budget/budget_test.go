@@ -1,0 +1,73 @@
+package budget_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestJudge(t *testing.T) {
+	bounded := budget.Budget{Key: "x", Limit: 2, Aim: 1, What: "it"}
+	between := budget.Budget{Key: "x", Limit: 1.1, Least: 0.9}
+	none := budget.Budget{Key: "x", Limit: 0}
+	tests := []struct {
+		name   string
+		budget budget.Budget
+		values map[string]float64
+		want   budget.Outcome
+		aim    bool
+	}{
+		{"at the aim", bounded, map[string]float64{"x": 1}, budget.Met, true},
+		{"between aim and limit", bounded, map[string]float64{"x": 1.5}, budget.Met, false},
+		{"at the limit", bounded, map[string]float64{"x": 2}, budget.Met, false},
+		{"over the limit", bounded, map[string]float64{"x": 2.0001}, budget.Missed, false},
+		{"not measured", bounded, map[string]float64{"y": 1}, budget.NotMeasured, false},
+		{"under the least", between, map[string]float64{"x": 0.89}, budget.Missed, false},
+		{"between least and limit", between, map[string]float64{"x": 1}, budget.Met, false},
+		{"none allowed, none", none, map[string]float64{"x": 0}, budget.Met, false},
+		{"none allowed, one", none, map[string]float64{"x": 1}, budget.Missed, false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got := budget.Judge([]budget.Budget{test.budget}, test.values)
+			require.Len(t, got, 1)
+			require.Equal(t, test.want, got[0].Outcome)
+			require.Equal(t, test.aim, got[0].AimMet)
+			if test.want == budget.NotMeasured {
+				require.Nil(t, got[0].Measured)
+			} else {
+				require.InDelta(t, test.values["x"], *got[0].Measured, 0)
+			}
+			if err := budget.Check(got); test.want == budget.Met {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, "x ("+string(test.want)+")")
+			}
+		})
+	}
+}
+
+// The budgets are those of the issue: a change of one is a change of what was promised.
+func TestBudgets(t *testing.T) {
+	limits := map[string]float64{}
+	for _, suite := range [][]budget.Budget{budget.Create(), budget.Burst(), budget.Registry(), budget.Scale(), budget.Density(), budget.Janitor(), budget.GC()} {
+		for _, b := range suite {
+			require.NotContains(t, limits, b.Key)
+			require.NotEmpty(t, b.What)
+			limits[b.Key] = b.Limit
+		}
+	}
+	require.Equal(t, map[string]float64{
+		"slot_over_raw_p50": 0.15, "slot_over_raw_p99": 0.40, "cold_over_raw": 1.20, "strong_over_pod": 0.25,
+		"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2,
+		"ns_per_op_1000": 2000, "growth_100_to_100000": 3, "allocs_per_op_max": 0, "cpu_cores": 1, "rss_mib": 1024, "free_slot_mib": 2,
+		"api_requests_per_container": 0,
+		"ours_over_default_tree":     0.2, "ours_over_default_pairs": 0.2, "ours_over_lifted_tree": 1, "ours_over_lifted_pairs": 1,
+		"ours_over_builtin_bytes_per_node": 1, "ours_over_builtin_heap_per_node": 1,
+	}, limits)
+}
