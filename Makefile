@@ -52,7 +52,7 @@ kube: deps
 	@if [ ! -x $(BIN)/fsb-local ]; then echo "building Kubernetes $(KUBE_VERSION) from its modules (about 6 min on 2 cores, once)"; fi
 	@cd deploy/local && CGO_ENABLED=0 go build -trimpath -ldflags "$(KUBE_LDFLAGS)" -o $(BIN)/fsb-local .
 	@mkdir -p $(BIN)/k8s
-	@for name in etcd kube-apiserver kubectl; do ln -sfn ../fsb-local $(BIN)/k8s/$$name; done
+	@for name in etcd kube-apiserver kube-controller-manager kubectl; do ln -sfn ../fsb-local $(BIN)/k8s/$$name; done
 	@ln -sfn fsb-local $(BIN)/kubectl
 containerd: deps
 	@cd deploy/local/containerd && CGO_ENABLED=0 go build -trimpath -o $(BIN)/containerd/ \
@@ -130,7 +130,7 @@ INTEGRATION = $(shell git grep -l --untracked '^//go:build integration' -- '*_te
 
 ##### Benchmarks: docs/performance.md says what the numbers mean. BENCH_FLAGS="-o json --check --samples FILE --plot DIR"
 
-.PHONY: bench bench-create bench-burst bench-density bench-registry bench-scale bench-janitor bench-docs bench-binary bench-tool
+.PHONY: bench bench-create bench-burst bench-density bench-registry bench-scale bench-janitor bench-gc bench-docs bench-binary bench-tool
 bench: bench-binary ## Measure everything, beside its alternatives: make bench BENCH_FLAGS="-o json"
 	@.ci/with-cluster $(BIN)/bench all $(BENCH_FLAGS)
 bench-create bench-burst bench-density: bench-binary ## One suite on the local cluster
@@ -143,6 +143,9 @@ bench-scale: bench-tool ## One allocator with 2,000 simulated agents; an API ser
 bench-janitor: bench-tool ## One janitor's scan of 1,000 running containers; an API server, etcd and containerd of its own
 	@$(MAKE) components kube containerd >&2
 	@$(BIN)/bench janitor --bin $(BIN) $(BENCH_FLAGS)
+bench-gc: bench-tool ## The garbage collectors beside kube-controller-manager's; an API server and etcd of its own
+	@$(MAKE) components kube >&2
+	@$(BIN)/bench gc --bin $(BIN) $(BENCH_FLAGS)
 bench-docs: bench-binary ## Measure everything anew for docs/performance.md
 	@.ci/with-cluster $(BIN)/bench all --save $(BIN)/bench-results --plot docs/performance $(BENCH_FLAGS)
 	@$(BIN)/bench report --from $(BIN)/bench-results

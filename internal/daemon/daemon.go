@@ -36,6 +36,8 @@ type Common struct {
 	TLS rpc.TLS
 	// MetricsAddress serves /metrics; HealthAddress the plaintext gRPC health service for probes. "0" turns one off.
 	MetricsAddress, HealthAddress string
+	// Profiling serves profiles beside the metrics.
+	Profiling bool
 	// Verbosity of logs.
 	Verbosity int
 }
@@ -50,6 +52,7 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	}
 	c.TLS.AddFlags(fs)
 	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", c.MetricsAddress, "`address` of the Prometheus endpoint; 0 turns it off")
+	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve profiles (/debug/pprof/) beside the metrics")
 	fs.StringVar(&c.HealthAddress, "health-probe-bind-address", c.HealthAddress, "`address` of the plaintext gRPC health service for probes; 0 turns it off")
 	fs.IntVarP(&c.Verbosity, "verbosity", "v", c.Verbosity, "verbosity of logs: 0 state changes, 2 details, 4 debugging")
 	config.AddFileFlag(fs)
@@ -66,7 +69,7 @@ func (c *Common) Validate() []error {
 
 // Serve adds the metrics endpoint and the health probe to a group, as dependencies: they are the last to go.
 func (c *Common) Serve(g *Group, gatherer prometheus.Gatherer, health healthv1.HealthServer) {
-	g.After("metrics", func(ctx context.Context) error { return obs.ServeMetrics(ctx, c.MetricsAddress, gatherer) })
+	g.After("metrics", func(ctx context.Context) error { return obs.ServeMetrics(ctx, c.MetricsAddress, gatherer, c.Profiling) })
 	g.After("health", func(ctx context.Context) error { return rpc.ServeHealth(ctx, c.HealthAddress, health) })
 }
 

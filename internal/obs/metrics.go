@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,8 +24,9 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// ServeMetrics serves /metrics on address until ctx ends. An empty address or "0" serves nothing and waits for ctx.
-func ServeMetrics(ctx context.Context, address string, g prometheus.Gatherer) error {
+// ServeMetrics serves /metrics on address until ctx ends, and with profiling what net/http/pprof has at /debug/pprof/, too.
+// An empty address or "0" serves nothing and waits for ctx.
+func ServeMetrics(ctx context.Context, address string, g prometheus.Gatherer, profiling bool) error {
 	if address == "" || address == "0" {
 		<-ctx.Done()
 		return nil
@@ -35,6 +37,11 @@ func ServeMetrics(ctx context.Context, address string, g prometheus.Gatherer) er
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	if profiling {
+		mux.HandleFunc("/debug/pprof/", pprof.Index) // by name: heap, goroutine ...
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()

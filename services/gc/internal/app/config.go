@@ -77,8 +77,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.MaxFloor, "max-delete-floor", 1000, "`number` of deletions within --max-delete-window that are permitted in any case")
 	fs.DurationVar(&c.RivalCheck, "rival-check", 5*time.Second, "`time` for which to look, before deleting anything, whether another collector is at work; 0 does not look")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
-	fs.IntVar(&c.KubeQPS, "kube-api-qps", 1000, "requests a second to the API server")
-	fs.IntVar(&c.KubeBurst, "kube-api-burst", 2000, "requests to the API server in a burst")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 0, "requests a second to the API server; 0 leaves it to that server's priority and fairness, and to --concurrent-gc-syncs")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 0, "requests to the API server in a burst; at least --kube-api-qps")
 }
 
 // Validate returns every problem at once, each naming its flag.
@@ -97,7 +97,7 @@ func (c *Config) Validate() error {
 	require(c.Syncs > 0, "--concurrent-gc-syncs is %d, want at least 1", c.Syncs)
 	require(c.MaxShare > 0 && c.MaxShare <= 1, "--max-delete-share is %g, want more than 0, and at most 1", c.MaxShare)
 	require(c.MaxFloor >= 0, "--max-delete-floor is %d, want at least 0", c.MaxFloor)
-	require(c.KubeQPS > 0, "--kube-api-qps is %d, want at least 1", c.KubeQPS)
+	require(c.KubeQPS >= 0, "--kube-api-qps is %d, want at least 0", c.KubeQPS)
 	require(c.KubeBurst >= c.KubeQPS, "--kube-api-burst is %d, want at least --kube-api-qps", c.KubeBurst)
 	for _, d := range []struct {
 		flag         string

@@ -36,6 +36,7 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 		"no scope":  {[]string{"--scope="}, []string{"--scope"}},
 		"less":      {[]string{"--terminated-pod-gc-threshold=-1", "--max-delete-floor=-1", "--rival-check=-1s"}, []string{"--terminated-pod-gc-threshold", "--max-delete-floor", "--rival-check"}},
 		"requests":  {[]string{"--kube-api-qps=10", "--kube-api-burst=5"}, []string{"--kube-api-burst"}},
+		"no limit":  {[]string{"--kube-api-qps=-1"}, []string{"--kube-api-qps"}},
 		"the Lease": {[]string{"--lease-duration=1ms"}, []string{"--lease-duration"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -97,7 +97,9 @@ func Sum(r *report.Report, runs []Measured) {
 		x := total(runs, c)
 		all[c] = x
 		t.Rows = append(t.Rows, []any{c, x.tree, x.fraction, x.pairs, x.treeCPU, x.pairsCPU, x.requests, x.perNode, x.heapPerNode, x.rss})
-		r.Value(c+"_tree_s", x.tree, "s", "from the deletion of the tree's owner until its last dependent is gone")
+		if x.tree > 0 {
+			r.Value(c+"_tree_s", x.tree, "s", "from the deletion of the tree's owner until its last dependent is gone")
+		}
 		r.Value(c+"_pairs_s", x.pairs, "s", "from the deletion of the first pair's owner until the last pair's dependent is gone")
 		r.Value(c+"_tree_cpu_s", x.treeCPU, "s", "CPU time of the collector for the tree")
 		r.Value(c+"_pairs_cpu_s", x.pairsCPU, "s", "the same for the pairs")

@@ -1,0 +1,51 @@
+package obs_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Profiles are served beside the metrics to those that ask for it, and to nobody else.
+func TestProfiling(t *testing.T) {
+	for name, profiling := range map[string]bool{"with": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			address := l.Addr().String()
+			require.NoError(t, l.Close())
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- obs.ServeMetrics(ctx, address, prometheus.NewRegistry(), profiling) }()
+			defer func() {
+				cancel()
+				require.NoError(t, <-ended)
+			}()
+			client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+			status := func(path string) int {
+				resp, err := client.Get("http://" + address + path)
+				if err != nil {
+					return 0
+				}
+				_ = resp.Body.Close()
+				return resp.StatusCode
+			}
+			require.Eventually(t, func() bool { return status("/metrics") == http.StatusOK }, time.Minute, 5*time.Millisecond)
+			want := http.StatusNotFound
+			if profiling {
+				want = http.StatusOK
+			}
+			require.Equal(t, want, status("/debug/pprof/heap?debug=1"))
+		})
+	}
+}
