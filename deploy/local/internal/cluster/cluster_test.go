@@ -125,6 +125,21 @@ func TestLoadConfig(t *testing.T) {
 	require.Equal(t, "/a/run", c.RunDir)
 }
 
+// What collects garbage in a cluster that runs goes on doing so.
+func TestCollects(t *testing.T) {
+	c := config(t)
+	require.False(t, cluster.Collects(c), "there is none")
+	for _, own := range []bool{true, false} {
+		c.OwnGC = own
+		require.NoError(t, cluster.EnsurePKI(c, time.Now()))
+		_, err := cluster.WriteFiles(c)
+		require.NoError(t, err)
+		bare := c
+		bare.OwnGC = false
+		require.Equal(t, own, cluster.Collects(bare))
+	}
+}
+
 func TestFind(t *testing.T) {
 	_, err := cluster.Find(config(t), "kubelett")
 	require.ErrorContains(t, err, "kube-apiserver")

@@ -14,6 +14,7 @@ var (
 	ApplySecrets    = applySecrets
 	EnsureIdentity  = ensureSandboxPKI
 	Ours            = ours
+	Collects        = collects
 	Ancestors       = ancestors
 	WriteFiles      = writeFiles
 	EnsurePKI       = ensureKubernetesPKI

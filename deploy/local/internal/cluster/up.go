@@ -33,7 +33,7 @@ func Up(ctx context.Context, o Options) error {
 		return err
 	}
 	p := newProgress(o.Out)
-	o.Config.BuiltInGC = o.Manifests == ""
+	o.Config.OwnGC = o.Manifests != "" || collects(o.Config)
 	if err := prepareHost(ctx, &o, p); err != nil {
 		return err
 	}
@@ -68,6 +68,13 @@ func Up(ctx context.Context, o Options) error {
 	}
 	p.say("cluster is up; to use it: eval \"$(%s env)\"", o.Config.Binary())
 	return nil
+}
+
+// collects tells whether the cluster that runs has Fast Sandbox collect garbage: a later `up` without manifests leaves it
+// installed, and two collectors would be at work. One that starts finds another by itself.
+func collects(c components.Config) bool {
+	before, err := LoadConfig(c.ConfigFile())
+	return err == nil && before.OwnGC
 }
 
 // prepareHost checks the machine, installs what is missing, and completes the Config with what it found.

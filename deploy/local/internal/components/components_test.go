@@ -72,10 +72,10 @@ func TestGarbageCollectors(t *testing.T) {
 		}
 		return found
 	}
-	require.Equal(t, []string{"*", "-garbage-collector-controller", "-pod-garbage-collector-controller"}, controllers(config()))
-	bare := config()
-	bare.BuiltInGC = true
-	require.Equal(t, []string{"*"}, controllers(bare))
+	require.Equal(t, []string{"*"}, controllers(config()))
+	ours := config()
+	ours.OwnGC = true
+	require.Equal(t, []string{"*", "-garbage-collector-controller", "-pod-garbage-collector-controller"}, controllers(ours))
 }
 
 // Every file that a component is pointed to by an argument is one that is rendered, or a certificate.

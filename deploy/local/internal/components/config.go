@@ -37,8 +37,8 @@ type Config struct {
 	CNIDir string `json:"cniDir"`
 	// ResolvConf is the resolver configuration for Pods.
 	ResolvConf string `json:"resolvConf"`
-	// BuiltInGC has kube-controller-manager collect garbage: where Fast Sandbox is, that is its own collector's work.
-	BuiltInGC bool `json:"builtInGC"`
+	// OwnGC says that Fast Sandbox collects garbage, and kube-controller-manager does not.
+	OwnGC bool `json:"ownGC"`
 	// NoSysResource says that this machine lacks CAP_SYS_RESOURCE, so that no oom_score_adj may be lowered.
 	NoSysResource bool `json:"noSysResource"`
 }

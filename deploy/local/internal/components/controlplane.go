@@ -81,7 +81,7 @@ func (c Config) apiServer() Component {
 
 func (c Config) controllerManager() Component {
 	controllers := "*"
-	if !c.BuiltInGC {
+	if c.OwnGC {
 		controllers += ",-garbage-collector-controller,-pod-garbage-collector-controller"
 	}
 	serving := c.certificate(ControllerManager)
