@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	"golang.org/x/sync/singleflight"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -51,6 +52,8 @@ type Remover struct {
 	Clock clock.Clock
 	// Before is told of each step of Remove before it is done; for tests.
 	Before func(Step)
+
+	lost singleflight.Group // the ends of tasks without a record
 }
 
 // Step is a part of a removal.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,11 +52,16 @@ func ours(id string) bool { return identity.IsContainerID(id) }
 // in the Remover's snapshotter, mounts in containerd's own bundles, cgroups within the parents. A cgroup in which something
 // runs that containerd knows nothing of is not told of: it is another's. What cannot be read is in the error; the rest is
 // returned all the same.
-func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
+func (r *Remover) Survey(ctx context.Context) ([]Piece, error) { return r.SurveyBut(ctx, nil) }
+
+// SurveyBut is Survey without what is named after the containers that are left out: those that are known to have a record,
+// which is nearly all of them, so that nothing need be read of their parts.
+func (r *Remover) SurveyBut(ctx context.Context, leftOut map[string]bool) ([]Piece, error) {
+	wanted := func(id string) bool { return ours(id) && !leftOut[id] }
 	var out []Piece
 	var errs []error
 	err := r.Client.SnapshotService(r.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if ours(info.Name) && info.Kind != snapshots.KindCommitted {
+		if wanted(info.Name) && info.Kind != snapshots.KindCommitted {
 			out = append(out, Piece{ID: info.Name, Part: PartSnapshot})
 		}
 		return nil
@@ -68,7 +74,7 @@ func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 		errs = append(errs, fmt.Errorf("listing FIFOs: %w", err))
 	}
 	for _, f := range streams {
-		if ours(f.id) {
+		if wanted(f.id) {
 			out = append(out, Piece{ID: f.id, Part: PartFIFOs})
 		}
 	}
@@ -77,7 +83,7 @@ func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 		errs = append(errs, fmt.Errorf("listing mounts: %w", err))
 	}
 	if proc != "" {
-		points, err := r.mountPoints(proc, ours)
+		points, err := r.mountPoints(proc, wanted)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing mounts: %w", err))
 		}
@@ -85,12 +91,12 @@ func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 			out = append(out, Piece{ID: p.id, Part: PartMount})
 		}
 	}
-	groups, err := r.freeCgroups(ctx)
+	groups, err := r.freeCgroups(ctx, wanted)
 	if err != nil {
 		errs = append(errs, err)
 	}
 	out = append(out, groups...)
-	logs, err := r.logs()
+	logs, err := r.logs(wanted)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing logs: %w", err))
 	}
@@ -98,8 +104,9 @@ func (r *Remover) Survey(ctx context.Context) ([]Piece, error) {
 }
 
 // freeCgroups are the cgroups of ours that are empty, or in which something runs as a task of this containerd.
-func (r *Remover) freeCgroups(ctx context.Context) ([]Piece, error) {
+func (r *Remover) freeCgroups(ctx context.Context, wanted func(id string) bool) ([]Piece, error) {
 	all := r.cgroups()
+	maps.DeleteFunc(all, func(id, _ string) bool { return !wanted(id) })
 	if len(all) == 0 {
 		return nil, nil
 	}
@@ -131,18 +138,8 @@ func (r *Remover) taskIDs(ctx context.Context) (map[string]bool, error) {
 	return ids, nil
 }
 
-// endLost ends what containerd still runs as a task of a container that has no record, with all of its cgroup. Nothing else is
-// killed: what else may run under such a name is another containerd's.
-func (r *Remover) endLost(ctx context.Context, id string) error {
-	known, err := r.taskIDs(ctx)
-	if err != nil || !known[id] {
-		return err
-	}
-	return r.removeStrays(ctx, id, "", r.cgroups()[id])
-}
-
-// logs are the log directories of our containers, those that are being made among them.
-func (r *Remover) logs() ([]Piece, error) {
+// logs are the log directories of the containers that are wanted, those that are being made among them.
+func (r *Remover) logs(wanted func(id string) bool) ([]Piece, error) {
 	if r.LogRoot == "" {
 		return nil, nil
 	}
@@ -156,16 +153,18 @@ func (r *Remover) logs() ([]Piece, error) {
 	var out []Piece
 	for _, e := range entries {
 		p := Piece{ID: e.Name(), Part: PartLog, Path: filepath.Join(r.LogRoot, e.Name())}
-		if name, ok := strings.CutPrefix(e.Name(), NewLogPrefix); ok {
+		name, isNew := strings.CutPrefix(e.Name(), NewLogPrefix)
+		if isNew {
 			// The owner is a uid, 36 characters long.
 			if p.ID = ""; len(name) > 37 {
 				p.Owner, p.ID = name[:36], name[37:]
 			}
-		} else if raw, err := os.ReadFile(filepath.Join(p.Path, OwnerFile)); err == nil {
-			p.Owner = string(raw)
 		}
-		if !e.IsDir() || !ours(p.ID) {
+		if !e.IsDir() || !wanted(p.ID) {
 			continue
+		}
+		if raw, err := os.ReadFile(filepath.Join(p.Path, OwnerFile)); err == nil && !isNew {
+			p.Owner = string(raw)
 		}
 		p.Deleted, p.Written = modified(filepath.Join(p.Path, deletedFile)), modified(filepath.Join(p.Path, OutputFile))
 		if p.Written.IsZero() {

@@ -145,6 +145,25 @@ func TestSurveyFindsWhatIsOurs(t *testing.T) {
 	require.NotEmpty(t, found, "what can be read is told all the same")
 }
 
+// Nothing is read of what is named after a container that is known to have a record: neither is containerd asked for tasks, nor
+// is a log looked into.
+func TestASurveyLeavesOutWhatIsKnown(t *testing.T) {
+	h := &host{fail: map[string][]error{"list": {errors.New("asked for tasks")}}}
+	r := world(t, h)
+	found, err := r.SurveyBut(t.Context(), map[string]bool{sandboxA: true, sandboxB: true, slotC: true, busy: true})
+	require.NoError(t, err)
+	require.Empty(t, found)
+	_, err = r.SurveyBut(t.Context(), map[string]bool{sandboxA: true, slotC: true, busy: true})
+	require.ErrorContains(t, err, "asked for tasks", "for there is a cgroup")
+	found, err = r.SurveyBut(t.Context(), map[string]bool{sandboxA: true, slotC: true, busy: true})
+	require.NoError(t, err)
+	var names []string
+	for _, p := range found {
+		names = append(names, string(p.Part)+" "+p.ID)
+	}
+	require.ElementsMatch(t, []string{"cgroup " + sandboxB, "log " + sandboxB}, names)
+}
+
 func TestRemovePiece(t *testing.T) {
 	r := world(t, &host{})
 	r.HostProc = "" // nothing is mounted there

@@ -22,7 +22,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-// host is a containerd with one container, whose task does as it is told; it writes every call that changes something down.
+// host is a containerd with one container, whose task does as it is told; it writes down every call that changes something, and lists of tasks.
 type host struct {
 	status task.Status // unknown: there is no task
 	fail   map[string][]error
@@ -65,7 +65,7 @@ func (s service) Get(context.Context, *tasks.GetRequest, ...grpc.CallOption) (*t
 }
 
 func (s service) List(context.Context, *tasks.ListTasksRequest, ...grpc.CallOption) (*tasks.ListTasksResponse, error) {
-	return &tasks.ListTasksResponse{}, nil
+	return &tasks.ListTasksResponse{}, s.h.call("list")
 }
 
 func (s service) Kill(_ context.Context, r *tasks.KillRequest, _ ...grpc.CallOption) (*emptypb.Empty, error) {

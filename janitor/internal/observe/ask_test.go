@@ -118,7 +118,9 @@ func TestAQuestionThatFailsIsNoAnswer(t *testing.T) {
 	s := sandbox(uidOne, agentA, 1)
 	w.write(s)
 	w.place(t, one(w))
-	w.change(func(w *world) { w.fail["sandbox"], w.sandboxes["ns/one"] = errors.New("connection refused"), sandbox("v", "", 0) })
+	w.change(func(w *world) {
+		w.fail["sandbox"], w.sandboxes["ns/one"] = errors.New("connection refused"), sandbox("v", "", 0)
+	})
 	w.RemoveSandbox(&s.ObjectMeta)
 	require.Eventually(t, func() bool { return w.questions() == 1 }, patience, tick)
 	require.Equal(t, verdict.WithinGrace, w.verdict(t))

@@ -13,6 +13,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
@@ -281,4 +282,53 @@ func TestTheTraceOfTheCreateIsKnown(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.want, f.Traceparent, name)
 	}
+	require.Equal(t, 2, w.logged("record of a container cannot be read", idOne))
+}
+
+// TestLabelsThatDoNotAddUp keep their container as long as its agent lives, are told of once, and counted.
+func TestLabelsThatDoNotAddUp(t *testing.T) {
+	w := synced(t)
+	w.alive(agentA)
+	w.place(t, one(w, broken))
+	for range 3 {
+		w.clock.Step(interval)
+		require.NoError(t, w.Scan(t.Context()))
+	}
+	require.Equal(t, verdict.Unidentified, w.verdict(t))
+	require.Empty(t, w.told())
+	require.Equal(t, 1, w.logged("labels of a container do not add up", idOne, "attempt is missing"))
+	require.InDelta(t, 1, w.gauge(t, "fastsandbox_janitor_unreadable_labels"), 0)
+	require.InDelta(t, 1, w.gauge(t, "fastsandbox_janitor_verdicts", "keep", "unidentified"), 0)
+	w.change(func(w *world) { delete(w.pods, agentA) })
+	w.RemovePod(agentA)
+	require.NotEmpty(t, w.told(), "whose it was is to be read")
+	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
+	require.NoError(t, err)
+	require.Equal(t, verdict.AgentPodGone, f.Verdict.Reason)
+}
+
+// TestAScanThatFailsIsSaid, counted, and not the last.
+func TestAScanThatFailsIsSaid(t *testing.T) {
+	w := start(t)
+	w.place(t, one(w))
+	w.change(func(w *world) { w.fail["list"] = errors.New("read-only file system") })
+	w.stepUntil(t, func() bool { return w.logged("looking at the node", "read-only file system") > 0 }, time.Second)
+	require.Positive(t, w.gauge(t, "fastsandbox_janitor_scans_total", "error"))
+	require.Contains(t, w.verdicts(t), idOne)
+	scanned := w.gauge(t, "fastsandbox_janitor_scans_total", "ok")
+	w.change(func(w *world) { delete(w.fail, "list") })
+	w.stepUntil(t, func() bool { return w.gauge(t, "fastsandbox_janitor_scans_total", "ok") > scanned }, time.Second)
+}
+
+// TestALeftoverThatWasFoundTooEarly is told of once there is something by which it can be confirmed.
+func TestALeftoverThatWasFoundTooEarly(t *testing.T) {
+	w := newWorld(t)
+	defer w.end(t)
+	w.change(func(w *world) { w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartSnapshot}} })
+	require.NoError(t, w.Scan(t.Context()))
+	w.clock.Step(leftover)
+	require.NoError(t, w.Scan(t.Context()))
+	require.Empty(t, w.told())
+	w.SetSynced()
+	require.Equal(t, []observe.Key{{ID: idOne, Remnant: true, Kind: verdict.Snapshot}}, w.told())
 }

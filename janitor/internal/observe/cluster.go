@@ -106,26 +106,33 @@ func (b *Board) SetSynced() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.synced = true
-	b.judgeAll(false)
+	b.judgeAll() // nobody was told of what was found before
 	b.notify()
 }
 
-// judgeAll judges everything; remind tells of orphans that were told of before. mu is held.
-func (b *Board) judgeAll(remind bool) {
+// judgeAll judges everything, and tells again of what was told of before. mu is held.
+func (b *Board) judgeAll() {
 	now := b.clock.Now()
 	for _, e := range b.containers {
 		b.judge(e, now)
-		b.remind(&e.last, remind)
+		b.remind(&e.last)
 	}
 	for _, r := range b.remnants {
 		b.judgeRemnant(r, now)
-		b.remind(&r.last, remind)
+		b.remind(&r.last)
 	}
 }
 
 // remind tells again of an orphan, and of what only the API server itself can settle. mu is held.
-func (b *Board) remind(f *Finding, remind bool) {
-	if remind && (f.Verdict.Action == verdict.Delete || f.Verdict.Reason == verdict.CreateInFlight) {
-		b.config.Orphan(f.Key)
+func (b *Board) remind(f *Finding) {
+	if f.Verdict.Action == verdict.Delete || f.Verdict.Reason == verdict.CreateInFlight {
+		b.orphan(f.Key)
+	}
+}
+
+// orphan tells who sweeps of a thing, once there is something by which it can be confirmed. mu is held.
+func (b *Board) orphan(key Key) {
+	if b.unready() == nil {
+		b.config.Orphan(key)
 	}
 }

@@ -109,8 +109,10 @@ func (n *Containerd) Runs(ctx context.Context, podUID string) (bool, error) {
 	return false, nil
 }
 
-// Survey finds what is named after containers of ours.
-func (n *Containerd) Survey(ctx context.Context) ([]ctrd.Piece, error) { return n.Remover.Survey(ctx) }
+// Survey finds what is named after containers of ours that are not known.
+func (n *Containerd) Survey(ctx context.Context, known map[string]bool) ([]ctrd.Piece, error) {
+	return n.Remover.SurveyBut(ctx, known)
+}
 
 // read reads a container's record.
 func read(c containers.Container, state verdict.Container, hasTask bool) Container {

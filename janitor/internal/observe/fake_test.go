@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -40,7 +41,8 @@ const (
 type world struct {
 	*observe.Board
 
-	clock *clocktesting.FakeClock
+	clock    *clocktesting.FakeClock
+	registry *prometheus.Registry
 
 	mu         sync.Mutex
 	asked      []string
@@ -54,6 +56,7 @@ type world struct {
 	changed    func(id string)
 	broken     chan struct{}
 	surveyed   func() // at the end of each survey
+	said       []string
 }
 
 func newWorld(t *testing.T) *world {
@@ -63,7 +66,8 @@ func newWorld(t *testing.T) *world {
 		running: map[string]bool{}, pods: map[string]bool{}, sandboxes: map[string]*v1alpha1.Sandbox{}, fail: map[string]error{},
 		broken: make(chan struct{}),
 	}
-	metrics, err := observe.NewMetrics(prometheus.NewRegistry())
+	w.registry = prometheus.NewRegistry()
+	metrics, err := observe.NewMetrics(w.registry)
 	require.NoError(t, err)
 	w.Board = observe.New(observe.Config{
 		Node: w, API: w, Policy: verdict.Policy{Grace: grace, LeftoverGrace: leftover}, ScanInterval: interval, Metrics: metrics,
@@ -72,7 +76,11 @@ func newWorld(t *testing.T) *world {
 			defer w.mu.Unlock()
 			w.orphans = append(w.orphans, k)
 		},
-		Clock: w.clock, Log: logr.Discard(),
+		Clock: w.clock, Log: funcr.New(func(_, args string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.said = append(w.said, args)
+		}, funcr.Options{Verbosity: 2}),
 	})
 	return w
 }
@@ -143,10 +151,11 @@ func (w *world) Runs(_ context.Context, uid string) (bool, error) {
 	return w.running[uid], err
 }
 
-func (w *world) Survey(context.Context) ([]ctrd.Piece, error) {
+func (w *world) Survey(_ context.Context, known map[string]bool) ([]ctrd.Piece, error) {
 	err := w.ask("survey")
 	w.mu.Lock()
-	pieces, surveyed := slices.Clone(w.pieces), w.surveyed
+	pieces := slices.DeleteFunc(slices.Clone(w.pieces), func(p ctrd.Piece) bool { return known[p.ID] })
+	surveyed := w.surveyed
 	w.mu.Unlock()
 	if surveyed != nil {
 		surveyed()
@@ -191,6 +200,39 @@ func (w *world) change(f func(w *world)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f(w)
+}
+
+// logged is how many lines of the log have all of the words.
+func (w *world) logged(words ...string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, line := range w.said {
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// gauge is a metric's value, given the values of its labels in the order of their names.
+func (w *world) gauge(t *testing.T, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := w.registry.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			if family.GetName() == name && slices.Equal(values, labels) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	require.Fail(t, "no metric "+name)
+	return 0
 }
 
 // told returns the orphans that were told of, and clears the record.

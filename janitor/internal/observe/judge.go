@@ -108,7 +108,7 @@ func (b *Board) mark(f *Finding, before verdict.Verdict, first bool, now time.Ti
 	case f.Orphan.IsZero():
 		f.Orphan = now
 		b.config.Log.V(2).Info("orphan found", "container", f.Key.ID, "reason", f.Verdict.Reason.String(), "remnant", f.Key.Remnant)
-		b.config.Orphan(f.Key)
+		b.orphan(f.Key)
 	}
 	if !first && f.Verdict == before {
 		return false

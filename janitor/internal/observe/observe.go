@@ -36,8 +36,9 @@ type Node interface {
 	// Events calls changed for each container that may have changed, until ctx ends or the stream breaks, which is an error.
 	// ready is called once, when no change is missed any more.
 	Events(ctx context.Context, ready func(), changed func(id string)) error
-	// Survey finds what is named after our containers; what it returns beside an error is as good as without.
-	Survey(ctx context.Context) ([]ctrd.Piece, error)
+	// Survey finds what is named after our containers but those that are known, of which it need read nothing; what it returns
+	// beside an error is as good as without.
+	Survey(ctx context.Context, known map[string]bool) ([]ctrd.Piece, error)
 }
 
 // API is what is asked of the API server itself, past all caches.

@@ -27,9 +27,9 @@ func (b *Board) Scan(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	started := b.clock.Now()
-	had := b.ids()
-	// What is left of containers first: what is named after a container that is made meanwhile has one by then.
-	pieces, surveyErr := b.config.Node.Survey(ctx)
+	// What is left of containers first: what is named after a container that is made meanwhile has one by then. Of a container
+	// that is known now, and removed meanwhile, nothing is taken in: it goes with it, or is seen by the next survey.
+	pieces, surveyErr := b.config.Node.Survey(ctx, b.ids())
 	if surveyErr != nil {
 		surveyErr = fmt.Errorf("looking for what is left of containers: %w", surveyErr)
 	}
@@ -42,9 +42,9 @@ func (b *Board) Scan(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.replace(list, asked)
-	b.settleRemnants(pieces, had, surveyErr == nil)
+	b.settleRemnants(pieces, surveyErr == nil)
 	b.scanned = true
-	b.judgeAll(true)
+	b.judgeAll()
 	b.forget(b.clock.Now())
 	b.config.Metrics.scanned(b.clock.Now().Sub(started), surveyErr)
 	b.count()
@@ -100,14 +100,12 @@ func (b *Board) ids() map[string]bool {
 	return out
 }
 
-// settleRemnants takes in what a survey has found; whole tells that it found all there is. Of a container that was there when
-// the survey began, and is removed by now, nothing is taken in: what the survey saw went with it, or is seen by the next one.
-// mu is held.
-func (b *Board) settleRemnants(pieces []ctrd.Piece, had map[string]bool, whole bool) {
+// settleRemnants takes in what a survey has found; whole tells that it found all there is. mu is held.
+func (b *Board) settleRemnants(pieces []ctrd.Piece, whole bool) {
 	found := map[Key][]ctrd.Piece{}
 	for _, p := range pieces {
 		kind, ok := kindOf(p.Part)
-		if _, has := b.containers[p.ID]; has || had[p.ID] || !ok {
+		if _, has := b.containers[p.ID]; has || !ok {
 			continue
 		}
 		key := Key{ID: p.ID, Remnant: true, Kind: kind}
