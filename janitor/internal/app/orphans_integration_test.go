@@ -10,11 +10,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	eventsv1 "k8s.io/api/events/v1"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
@@ -125,12 +127,14 @@ func (w *world) requireOnly(kept, gone []thing) {
 
 // sweepAway removes what is left at the end of a test.
 func (w *world) sweepAway(things ...[]thing) {
-	for _, list := range things {
-		for _, x := range list {
-			require.NoError(w.t, w.remover().Remove(w.t.Context(), x.id))
-			require.NoError(w.t, os.RemoveAll(filepath.Join(w.LogRoot, x.id)))
-		}
+	var g errgroup.Group
+	g.SetLimit(4)
+	for _, x := range slices.Concat(things...) {
+		g.Go(func() error {
+			return errors.Join(w.remover().Remove(w.t.Context(), x.id), os.RemoveAll(filepath.Join(w.LogRoot, x.id)))
+		})
 	}
+	require.NoError(w.t, g.Wait())
 }
 
 func TestOrphansGoAndNothingElse(t *testing.T) {

@@ -8,6 +8,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,13 +19,13 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/oci"
-	"github.com/containerd/typeurl/v2"
 	"github.com/go-logr/logr"
-	"github.com/go-logr/logr/testr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/uuid"
 	"github.com/opencontainers/image-spec/identity"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/anypb"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,6 +64,10 @@ type world struct {
 	rest  *rest.Config
 	// kubeconfig is a file that says what rest says.
 	kubeconfig string
+	env        *envtest.Environment
+
+	mu   sync.Mutex
+	said []string // by janitors in this process
 }
 
 func newWorld(t *testing.T) *world {
@@ -73,7 +80,9 @@ func newWorld(t *testing.T) *world {
 		assets = filepath.Join(root, "bin", "k8s")
 	}
 	env := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(root, "deploy", "crd")}, ErrorIfCRDPathMissing: true, BinaryAssetsDirectory: assets}
-	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
+	server := env.ControlPlane.GetAPIServer()
+	server.Configure().Append("disable-admission-plugins", "ServiceAccount")
+	server.CertDir = t.TempDir() // its own would go with the process, and with it what clients trust
 	cfg, err := env.Start()
 	require.NoError(t, err, "starting etcd and kube-apiserver from %s", assets)
 	t.Cleanup(func() { require.NoError(t, env.Stop()) })
@@ -83,7 +92,7 @@ func newWorld(t *testing.T) *world {
 	}
 	admin, err := kube.New(cfg, kube.Options{Scheme: scheme})
 	require.NoError(t, err)
-	w := &world{Server: containerd.Start(t), t: t, admin: admin, rest: cfg}
+	w := &world{Server: containerd.Start(t), t: t, admin: admin, rest: cfg, env: env}
 	w.Import(t, containerd.Busybox, containerd.Image(t))
 	w.kubeconfig = filepath.Join(w.Dir, "kubeconfig")
 	require.NoError(t, os.WriteFile(w.kubeconfig, env.KubeConfig, 0o600))
@@ -117,9 +126,22 @@ func (w *world) sandbox(id fsb.Identity) *v1alpha1.Sandbox {
 		},
 		Spec: v1alpha1.SandboxSpec{Image: "busybox", PoolRef: "p"},
 	}
-	s.SetAssignment(&v1alpha1.Assignment{AgentUID: id.AgentUID, SandboxUID: id.SandboxUID, Attempt: id.Attempt, NodeName: node})
+	s.SetAssignment(assignment(id))
 	require.NoError(w.t, w.admin.Create(w.t.Context(), s))
 	return s
+}
+
+func assignment(id fsb.Identity) *v1alpha1.Assignment {
+	return &v1alpha1.Assignment{AgentUID: id.AgentUID, SandboxUID: id.SandboxUID, Attempt: id.Attempt, NodeName: node}
+}
+
+// unassigned writes a Sandbox that nobody has assigned, and that no node's cache shows.
+func (w *world) unassigned(id fsb.Identity) {
+	w.t.Helper()
+	require.NoError(w.t, w.admin.Create(w.t.Context(), &v1alpha1.Sandbox{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: id.Name, Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: id.SandboxUID}},
+		Spec:       v1alpha1.SandboxSpec{Image: "busybox", PoolRef: "p"},
+	}))
 }
 
 // strip deletes a Sandbox behind everybody's back.
@@ -141,29 +163,58 @@ type thing struct {
 	pid uint32
 }
 
+// mould is how a container is made.
+type mould struct {
+	id     string
+	labels map[string]string
+	state  verdict.Container
+	// group is the container in whose shim it runs; empty for its own.
+	group string
+	// record is what the record of its sandbox holds; nil for a whole one.
+	record []byte
+}
+
 // container makes a container with all that belongs to one, and brings it into a state.
 func (w *world) container(id string, labels map[string]string, state verdict.Container) thing {
+	w.t.Helper()
+	return w.make(mould{id: id, labels: labels, state: state})
+}
+
+func (w *world) make(m mould) thing {
 	w.t.Helper()
 	ctx := w.t.Context()
 	image, err := w.Client.GetImage(ctx, containerd.Busybox)
 	require.NoError(w.t, err)
-	record, err := typeurl.MarshalAny(&agentv1.SandboxRecord{Name: id, Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+	record, err := anypb.New(&agentv1.SandboxRecord{Name: m.id, Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
 	require.NoError(w.t, err)
-	c, err := w.Client.NewContainer(ctx, id, client.WithSnapshotter(ctrd.DefaultSnapshotter), client.WithImage(image), client.WithNewSnapshot(id, image),
-		client.WithNewSpec(oci.WithImageConfig(image), oci.WithProcessArgs("sleep", "1000"), oci.WithCgroup(filepath.Join(w.CgroupParent, ctrd.CgroupPrefix+id))),
-		client.WithContainerLabels(labels), client.WithContainerExtension(ctrd.RecordKey, record))
-	require.NoError(w.t, err)
-	w.log(id, labels[fsb.KeyAgentUID])
-	if fsb.IsContainerID(id) {
-		w.fifo(id)
+	if m.record != nil {
+		record.Value = m.record
 	}
+	spec := []oci.SpecOpts{oci.WithImageConfig(image), oci.WithProcessArgs("sleep", "1000"), oci.WithCgroup(filepath.Join(w.CgroupParent, ctrd.CgroupPrefix+m.id))}
+	if m.group != "" {
+		spec = append(spec, oci.WithAnnotations(map[string]string{ctrd.GroupAnnotation: m.group}))
+	}
+	c, err := w.Client.NewContainer(ctx, m.id, client.WithSnapshotter(ctrd.DefaultSnapshotter), client.WithImage(image), client.WithNewSnapshot(m.id, image),
+		client.WithNewSpec(spec...), client.WithContainerLabels(m.labels), client.WithContainerExtension(ctrd.RecordKey, record))
+	require.NoError(w.t, err)
+	w.log(m.id, m.labels[fsb.KeyAgentUID])
+	if fsb.IsContainerID(m.id) {
+		w.fifo(m.id)
+	}
+	return thing{id: m.id, pid: w.bring(c, m.state)}
+}
+
+// bring brings a new container into a state.
+func (w *world) bring(c client.Container, state verdict.Container) (pid uint32) {
+	w.t.Helper()
+	ctx := w.t.Context()
 	if state == verdict.NoTask {
-		return thing{id: id}
+		return 0
 	}
 	task, err := c.NewTask(ctx, cio.NullIO)
 	require.NoError(w.t, err)
 	if state == verdict.Created {
-		return thing{id, task.Pid()}
+		return task.Pid()
 	}
 	require.NoError(w.t, task.Start(ctx))
 	if state == verdict.Stopped {
@@ -172,7 +223,7 @@ func (w *world) container(id string, labels map[string]string, state verdict.Con
 		require.NoError(w.t, task.Kill(ctx, unix.SIGKILL))
 		<-exit
 	}
-	return thing{id, task.Pid()}
+	return task.Pid()
 }
 
 func (w *world) log(id, owner string) string {
@@ -269,7 +320,13 @@ func (w *world) settings(change func(*app.Config)) *app.Config {
 func (w *world) start(change func(*app.Config)) *janitor {
 	w.t.Helper()
 	cfg := w.settings(change)
-	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), testr.NewWithOptions(w.t, testr.Options{Verbosity: 0})))
+	log := funcr.New(func(prefix, args string) {
+		w.t.Log(prefix, args)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.said = append(w.said, prefix+" "+args)
+	}, funcr.Options{})
+	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), log))
 	done := make(chan error, 1)
 	go func() { done <- app.Serve(ctx, cfg, w.rest) }()
 	conn, err := rpc.Dial("passthrough:///"+cfg.BindAddress, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
@@ -285,6 +342,15 @@ func (w *world) start(change func(*app.Config)) *janitor {
 	}}
 	w.t.Cleanup(j.stop)
 	return j
+}
+
+// logged tells whether a janitor has said all of the words in one line.
+func (w *world) logged(words ...string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.said, func(line string) bool {
+		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })
+	})
 }
 
 // verdicts waits until there are any, and returns them by container and kind of remnant.
@@ -333,4 +399,5 @@ func (w *world) pid(id string) uint32 {
 	return resp.GetProcess().GetPid()
 }
 
-func slotID(n int) string { return fsb.SlotID(fmt.Sprintf("%020x", n)) }
+// slotID is a slot's id, other than those of all other processes: what a runtime keeps of containers is all containerds' of a host.
+func slotID(n int) string { return fsb.SlotID(fmt.Sprintf("%010x%010x", os.Getpid(), n)) }

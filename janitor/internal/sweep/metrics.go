@@ -12,7 +12,7 @@ import (
 // Metrics of a Sweeper. nil counts nothing.
 type Metrics struct {
 	deletions, failures *prometheus.CounterVec
-	doubts              prometheus.Counter
+	doubts, unmarked    prometheus.Counter
 	age, duration       prometheus.Histogram
 	freed               prometheus.Counter
 }
@@ -29,6 +29,10 @@ func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 		doubts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fastsandbox_janitor_unconfirmed_total", Help: "Orphans that nobody could confirm to be orphans and that are looked at again.",
 		}),
+		unmarked: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fastsandbox_janitor_unmarked_logs_total",
+			Help: "Outputs that are kept without a note that their container was deleted, as on a full disk: their time is counted from their last line.",
+		}),
 		age: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "fastsandbox_janitor_orphan_age_seconds", Help: "Time from an orphan's being found to its being gone.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
@@ -40,7 +44,7 @@ func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 			Name: "fastsandbox_janitor_freed_bytes_total", Help: "Bytes of disk that removals freed.",
 		}),
 	}
-	for _, c := range []prometheus.Collector{m.deletions, m.failures, m.doubts, m.age, m.duration, m.freed} {
+	for _, c := range []prometheus.Collector{m.deletions, m.failures, m.doubts, m.unmarked, m.age, m.duration, m.freed} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
@@ -78,5 +82,11 @@ func (m *Metrics) failed(r verdict.Reason) {
 func (m *Metrics) unconfirmed() {
 	if m != nil {
 		m.doubts.Inc()
+	}
+}
+
+func (m *Metrics) unnoted() {
+	if m != nil {
+		m.unmarked.Inc()
 	}
 }

@@ -254,6 +254,7 @@ func (s *Sweeper) removeAll(ctx context.Context, f observe.Finding) error {
 			// written to, is no reason to keep the rest; the log is then its agent's to remove.
 			if err := s.config.Remover.MarkDeleted(f.Key.ID); err != nil {
 				s.config.Log.Error(err, "keeping the output of an orphan", "container", f.Key.ID)
+				s.config.Metrics.unnoted()
 			}
 		}
 		return s.config.Remover.Remove(ctx, f.Key.ID)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel"
@@ -124,6 +124,18 @@ type fixture struct {
 
 	node     *node
 	registry *prometheus.Registry
+
+	mu   sync.Mutex
+	said []string
+}
+
+// logged tells whether a line of the log has all of the words.
+func (f *fixture) logged(words ...string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.said, func(line string) bool {
+		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })
+	})
 }
 
 func newFixture(t *testing.T, retention time.Duration, findings ...observe.Finding) *fixture {
@@ -135,7 +147,12 @@ func newFixture(t *testing.T, retention time.Duration, findings ...observe.Findi
 	metrics, err := sweep.NewMetrics(f.registry)
 	require.NoError(t, err)
 	f.Sweeper = sweep.New(sweep.Config{
-		Judge: f.node, Remover: f.node, Policy: verdict.Policy{LogRetention: retention}, Workers: 2, Metrics: metrics, Log: logr.Discard(),
+		Judge: f.node, Remover: f.node, Policy: verdict.Policy{LogRetention: retention}, Workers: 2, Metrics: metrics,
+		Log: funcr.New(func(_, args string) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.said = append(f.said, args)
+		}, funcr.Options{}),
 		Tell: func(found observe.Finding) {
 			f.node.mu.Lock()
 			defer f.node.mu.Unlock()
@@ -238,6 +255,39 @@ func TestAKeptLogIsMarkedFirst(t *testing.T) {
 	f = newFixture(t, time.Hour, orphan("a"))
 	f.node.fail["mark a"] = []error{errors.New("no space left on device")}
 	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), observe.Key{ID: "a"}, nil, false).Outcome, "a full disk keeps nothing else")
+	require.True(t, f.logged("keeping the output of an orphan", "no space left on device"))
+	require.InDelta(t, 1, f.metric(t, "fastsandbox_janitor_unmarked_logs_total"), 0)
+}
+
+// TestAReadOnlyContainerd keeps what it has; it is said and counted, each thing by itself, and tried again until it can be done.
+func TestAReadOnlyContainerd(t *testing.T) {
+	f := newFixture(t, 0, orphan("a"), orphan("b"))
+	refused := errors.New("removing snapshot: read-only file system")
+	f.node.mu.Lock()
+	f.node.fail = map[string][]error{"remove a": {refused, refused}}
+	f.node.mu.Unlock()
+	f.Add(observe.Key{ID: "a"})
+	f.Add(observe.Key{ID: "b"})
+	require.Eventually(t, func() bool {
+		return slices.Contains(f.node.done(), "gone a") && slices.Contains(f.node.done(), "gone b")
+	}, patience, tick)
+	require.Less(t, slices.Index(f.node.done(), "gone b"), slices.Index(f.node.done(), "gone a"), "one that stays keeps no other")
+	require.True(t, f.logged("orphan not removed yet", `"container"="a"`, "read-only file system"))
+	require.InDelta(t, 2, f.metric(t, "fastsandbox_janitor_deletion_failures_total", "sandbox-absent"), 0)
+	require.InDelta(t, 0, f.metric(t, "fastsandbox_janitor_unconfirmed_total"), 0)
+}
+
+// TestNobodyToAsk: an API server that does not answer is said and counted as well, and is no failure of a removal.
+func TestNobodyToAsk(t *testing.T) {
+	f := newFixture(t, 0, orphan("a"))
+	f.node.mu.Lock()
+	f.node.fail = map[string][]error{"confirm a": {errors.New("connection refused")}}
+	f.node.mu.Unlock()
+	f.Add(observe.Key{ID: "a"})
+	f.eventually(t, "confirm a", "confirm a", "remove a", "gone a")
+	require.True(t, f.logged("orphan not removed yet", "confirming that a is an orphan", "connection refused"))
+	require.InDelta(t, 1, f.metric(t, "fastsandbox_janitor_unconfirmed_total"), 0)
+	require.InDelta(t, 0, f.metric(t, "fastsandbox_janitor_deletion_failures_total", "sandbox-absent"), 0)
 }
 
 func TestARemnantGoesPieceByPiece(t *testing.T) {

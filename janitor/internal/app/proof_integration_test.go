@@ -1,0 +1,133 @@
+//go:build integration
+
+package app_test
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
+)
+
+// TestExactlyTheOrphansGo is the janitor's proof: real containers, half of them orphans of all kinds and half of them none;
+// the API server is killed and away in the middle; the janitor, the program itself, is killed again and again. In the end
+// exactly the orphans are gone with all that belonged to them, and the others never blinked. Its size:
+//
+//	FSB_JANITOR_CONTAINERS=300 FSB_JANITOR_OUTAGE=60 FSB_JANITOR_KILLS=20   (the last but one in seconds); FSB_JANITOR_SEED
+func TestExactlyTheOrphansGo(t *testing.T) {
+	total, kills := number(t, "FSB_JANITOR_CONTAINERS", 60), number(t, "FSB_JANITOR_KILLS", 5)
+	outage, seed := time.Duration(number(t, "FSB_JANITOR_OUTAGE", 5))*time.Second, number(t, "FSB_JANITOR_SEED", 1)
+	w := newWorld(t)
+	m := w.museum()
+	foreign := w.container("the-agent-of-another", map[string]string{"io.kubernetes.pod.uid": foreignAgent}, verdict.Running)
+	began := time.Now()
+	at := func() time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
+	for n := range total / 2 {
+		m.keep(n)
+		m.orphan(n, n/15%2)
+	}
+	t.Logf("%s: %d containers and remnants were made, %d of them to become orphans; seed %d", at(), total, len(m.orphans), seed)
+	began = time.Now()
+	m.fall(0)
+	first := len(m.remaining())
+	var away atomic.Bool
+	died := make([]int, 2)
+	l := w.live(uint64(seed), kills, (outage+10*time.Second)/time.Duration(max(kills, 1)), func(n int, lived time.Duration) {
+		where := map[bool]int{false: 0, true: 1}[away.Load()]
+		died[where]++
+		t.Logf("%s: killed the janitor for the %d. time, after %s; API server away: %t", at(), n, lived.Round(time.Millisecond), where == 1)
+	}, "--grace=1s", "--leftover-grace=2s", "--scan-interval=1s")
+	m.eventually(func() bool { return len(m.remaining()) <= first*5/6 })
+	t.Logf("%s: %d of %d orphans are left, and the others fall", at(), len(m.remaining()), first)
+	m.fall(1)
+	w.killAPI()
+	away.Store(true)
+	m.beWithoutAPI(l, outage)
+	w.startAPI()
+	away.Store(false)
+	t.Logf("%s: the API server is back after %s; of %d orphans something is left", at(), outage, len(m.remaining()))
+	m.eventually(func() bool { return len(m.remaining()) == 0 })
+	t.Logf("%s: nothing is left of any orphan", at())
+	m.requireVerdicts(l)
+	l.end()
+	require.GreaterOrEqual(t, died[0]+died[1], kills)
+	t.Logf("%s: the janitor was killed %d times while the API server was there, %d times while it was not", at(), died[0], died[1])
+	m.requireUntouched()
+	want := []string{foreign.id}
+	for _, s := range m.kept {
+		want = append(want, s.id)
+	}
+	slices.Sort(want)
+	require.Equal(t, want, m.records(), "exactly the orphans are gone")
+	for what := range w.left() {
+		require.True(t, slices.ContainsFunc(want, func(id string) bool { return what[len(what)-min(len(id), len(what)):] == id }), "%s is left", what)
+	}
+	t.Logf("%s: all %d others are there, each in the process in which it was", at(), len(m.kept))
+	left := []thing{foreign}
+	for _, s := range m.kept {
+		left = append(left, s.thing)
+	}
+	w.sweepAway(left)
+}
+
+// beWithoutAPI lets time pass. The janitor that has heard of the world is killed; those that live after it know nothing, and
+// delete no container.
+func (m *museum) beWithoutAPI(l *mortal, outage time.Duration) {
+	m.t.Helper()
+	over := time.After(outage)
+	l.kill()
+	before := m.records()
+	require.Eventually(m.t, func() bool { // what it had asked of containerd is done
+		now := m.records()
+		same := slices.Equal(before, now)
+		before = now
+		return same
+	}, patience, 200*time.Millisecond)
+	<-over
+	require.Equal(m.t, before, m.records(), "containers that went without evidence")
+}
+
+// eventually waits for a condition that takes a while to look at.
+func (m *museum) eventually(condition func() bool) {
+	m.t.Helper()
+	if !eventually(4*patience, 100*time.Millisecond, condition) {
+		m.t.Fatalf("what is left: %v", m.remaining())
+	}
+}
+
+func eventually(limit, every time.Duration, condition func() bool) bool {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); <-ticker.C {
+		if condition() {
+			return true
+		}
+	}
+	return condition()
+}
+
+// requireVerdicts waits until the janitor that lives now says of each that is kept why that is, and of nothing else that it
+// is an orphan.
+func (m *museum) requireVerdicts(l *mortal) {
+	m.t.Helper()
+	j := l.client(m.t)
+	defer j.stop()
+	wrong := map[string]string{}
+	ok := eventually(patience, 100*time.Millisecond, func() bool {
+		got := j.verdicts(m.t)
+		clear(wrong)
+		for _, s := range m.kept {
+			if s.reason != janitorv1.Reason_REASON_UNSPECIFIED && got[s.id] != s.reason {
+				wrong[s.kind] = got[s.id].String()
+			}
+		}
+		return len(wrong) == 0
+	})
+	require.True(m.t, ok, "%v", maps.Clone(wrong))
+}
