@@ -67,6 +67,9 @@ type Config struct {
 	Parallel int
 	// CallTimeout bounds one call. Zero: 5 s.
 	CallTimeout time.Duration
+	// Courtesy is how long a write lets the answer go first that it stands behind: the API server, its etcd and all who watch
+	// work for it several times as long as the create took, on the same cores if it is a small cluster. Zero: 10 ms.
+	Courtesy time.Duration
 }
 
 // Writer writes custom resources.
@@ -83,6 +86,9 @@ func New(cfg Config) *Writer {
 	}
 	if cfg.CallTimeout == 0 {
 		cfg.CallTimeout = 5 * time.Second
+	}
+	if cfg.Courtesy == 0 {
+		cfg.Courtesy = 10 * time.Millisecond
 	}
 	return &Writer{config: cfg, slots: make(chan struct{}, cfg.Parallel)}
 }
@@ -152,6 +158,7 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 5*time.Second
 	stopped := NotWritten
+	w.pause(ctx, w.config.Courtesy, stop)
 	for {
 		select {
 		case <-stop:
@@ -172,13 +179,18 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 			stopped = Unknown
 		}
 		log.V(2).Info("writing custom resource again", "err", err.Error())
-		timer := w.config.Clock.NewTimer(wait.NextBackOff())
-		select {
-		case <-stop:
-		case <-ctx.Done():
-		case <-timer.C():
-		}
-		timer.Stop()
+		w.pause(ctx, wait.NextBackOff(), stop)
+	}
+}
+
+// pause waits, and not for what was stopped.
+func (w *Writer) pause(ctx context.Context, d time.Duration, stop <-chan struct{}) {
+	timer := w.config.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-stop:
+	case <-ctx.Done():
+	case <-timer.C():
 	}
 }
 

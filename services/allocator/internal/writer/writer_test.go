@@ -107,3 +107,22 @@ func TestOutcomes(t *testing.T) {
 		})
 	}
 }
+
+// What is deleted while its answer still goes first is never written.
+func TestTheAnswerGoesFirst(t *testing.T) {
+	set := tasks.New()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = set.Run(ctx) })
+	defer func() { cancel(); wg.Wait() }()
+	r := &resources{answers: []error{nil}}
+	w := writer.New(writer.Config{
+		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Courtesy: time.Hour,
+	})
+	require.NoError(t, w.Admit())
+	job := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {})
+	got, _, err := job.Stop(ctx)
+	require.NoError(t, err)
+	require.Equal(t, writer.NotWritten, got)
+	require.Zero(t, r.count())
+}
