@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -35,6 +37,8 @@ const (
 	perAgent, perShim = 40, 8
 	// starters is how many containers are started at a time.
 	starters = 4
+	// runtimeName is the runtime of agents that are not told otherwise.
+	runtimeName = "io.containerd.runc.v2"
 	// specType is what containerd calls an OCI spec.
 	specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 )
@@ -114,7 +118,7 @@ func (n *node) run(ctx context.Context, s sandbox) error {
 			return err
 		}
 	}
-	handler, err := ctrd.ParseHandler("runc")
+	options, err := n.options()
 	if err != nil {
 		return err
 	}
@@ -125,18 +129,30 @@ func (n *node) run(ctx context.Context, s sandbox) error {
 	}
 	if _, err := n.client.ContainerService().Create(ctx, containers.Container{
 		ID: s.id, Labels: who.Labels(), Snapshotter: ctrd.DefaultSnapshotter, SnapshotKey: s.id,
-		Runtime: containers.RuntimeInfo{Name: handler.Name}, Spec: slot,
+		Runtime: containers.RuntimeInfo{Name: runtimeName, Options: options}, Spec: slot,
 	}); err != nil {
 		return err
 	}
 	// The second path is the same file by another name, as agents have it.
-	if _, err := n.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{ContainerID: s.id, Stdout: output, Stderr: logs + "/./" + ctrd.OutputFile}); err != nil {
+	if _, err := n.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{
+		ContainerID: s.id, Stdout: output, Stderr: logs + "/./" + ctrd.OutputFile, Options: options,
+	}); err != nil {
 		return errgrpc.ToNative(err)
 	}
 	if _, err := n.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: s.id}); err != nil {
 		return errgrpc.ToNative(err)
 	}
 	return n.claim(ctx, s, who)
+}
+
+// options have the OCI runtime keep its state in the place, and not where that of all containerds is.
+func (n *node) options() (*anypb.Any, error) {
+	raw, err := anypb.New(&runcoptions.Options{Root: n.path("runc")})
+	if err != nil {
+		return nil, fmt.Errorf("encoding runtime options: %w", err)
+	}
+	raw.TypeUrl = strings.TrimPrefix(raw.GetTypeUrl(), "type.googleapis.com/") // as containerd's registry of types has it
+	return raw, nil
 }
 
 // claim makes the record that of a sandbox which was persisted, with a snapshot and a spec of a sandbox's size.
