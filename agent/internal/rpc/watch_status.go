@@ -5,14 +5,19 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 // heartbeatInterval is half of what the API promises.
 const heartbeatInterval = 500 * time.Millisecond
+
+// deltaPatience is how long what is in no hurry waits to be sent together with what comes after it.
+const deltaPatience = 15 * time.Millisecond
 
 // WatchStatus sends the snapshot, every delta, and a heartbeat when nothing else was sent for half a second.
 func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
@@ -32,8 +37,8 @@ func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerS
 	}
 	timer := s.config.Clock.NewTimer(heartbeatInterval)
 	defer timer.Stop()
+	var held []*agentv1.AgentDelta
 	for {
-		var m *agentv1.WatchStatusResponse
 		select {
 		case <-stream.Context().Done():
 			return stream.Context().Err()
@@ -43,13 +48,43 @@ func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerS
 			if !ok {
 				return watcher.Err()
 			}
-			m = &agentv1.WatchStatusResponse{Content: &agentv1.WatchStatusResponse_Delta{Delta: delta}}
+			held = append(held, delta)
+			if waits(delta) {
+				if len(held) == 1 {
+					timer.Reset(deltaPatience)
+				}
+				continue
+			}
 		case <-timer.C():
-			m = &agentv1.WatchStatusResponse{}
+			if len(held) == 0 {
+				if err := send(&agentv1.WatchStatusResponse{}); err != nil {
+					return err
+				}
+			}
 		}
-		if err := send(m); err != nil {
-			return err
+		for _, delta := range held {
+			if err := send(&agentv1.WatchStatusResponse{Content: &agentv1.WatchStatusResponse_Delta{Delta: delta}}); err != nil {
+				return err
+			}
 		}
+		held = nil
 		timer.Reset(heartbeatInterval)
 	}
+}
+
+// waits tells whether a delta is in no hurry: it says how many slots there are, or what becomes of a fast create, whose caller
+// hears that with the answer. So the work that it makes for all who watch comes after the answer, and is less.
+func waits(d *agentv1.AgentDelta) bool {
+	rest := &agentv1.AgentDelta{Slots: d.GetSlots(), Sandboxes: d.GetSandboxes()}
+	if !proto.Equal(d, rest) {
+		return false
+	}
+	for _, r := range d.GetSandboxes() {
+		fast := r.GetRecord().GetConsistencyMode() != sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
+		started := r.GetState() == agentv1.SandboxState_SANDBOX_STATE_RUNNING
+		if r.GetState() != agentv1.SandboxState_SANDBOX_STATE_CREATING && !(started && fast) {
+			return false
+		}
+	}
+	return true
 }
