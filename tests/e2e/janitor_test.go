@@ -23,6 +23,9 @@ const (
 	agentGoneLimit = 3 * time.Second
 	// absentLimit is the janitor's grace and one of its scans, and a little for the work.
 	absentLimit = 10*time.Second + time.Minute + 5*time.Second
+	// replacedLimit is how long a container may stay after another Sandbox has got its name: less than the grace, for there is
+	// nothing to wait for.
+	replacedLimit = 5 * time.Second
 )
 
 // TestNodeJanitorRecovery is seed 000's: each row of its matrix is produced for real.
@@ -51,13 +54,17 @@ func TestNodeJanitorRecovery(t *testing.T) {
 		kubectl(t, "patch", "sbx", s.GetName(), "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 		kubectl(t, "delete", "sbx", s.GetName(), "--timeout="+flowTime)
 	}
+	removed := time.Now()
+	apply(t, sandboxManifest(replaced.GetName(), pool)) // nobody assigns it: it is in no janitor's cache
 	began := time.Now()
-	apply(t, sandboxManifest(replaced.GetName(), pool))
-	emptied(t, replaced.GetUid())
-	t.Logf("another sandbox has the name: its container was gone after %s", time.Since(began))
+	require.True(t, eventually(replacedLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), replaced.GetUid())) == 0 }),
+		"another Sandbox has the name, and left: %v", leftovers(t.Context(), t, nodeClient(t), replaced.GetUid()))
+	t.Logf("another Sandbox has the name: the container was gone after %s", time.Since(began))
 	require.True(t, eventually(absentLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), absent.GetUid())) == 0 }), "the custom resource is absent")
-	t.Logf("the custom resource is absent: the container was gone after %s", time.Since(began))
+	t.Logf("the custom resource is absent: the container was gone after %s", time.Since(removed))
 	require.Equal(t, pid, taskPid(t, normal.GetStatus().GetSandboxId()), "normal work was disturbed")
+	require.Equal(t, "REASON_ASSIGNED", verdictOf(t, normal))
+	documented(t, normal.GetStatus().GetSandboxId(), replaced.GetStatus().GetSandboxId())
 	restore()
 	waitFor(t, "sbx", replaced.GetName(), ".status.phase", "Running")
 
@@ -75,6 +82,26 @@ func TestNodeJanitorRecovery(t *testing.T) {
 	require.True(t, eventually(settle, func() bool {
 		return strings.Contains(kubectl(t, "get", "events", "--field-selector=involvedObject.name="+normal.GetName()), "OrphanRemoved")
 	}), "nobody told of it")
+}
+
+// documented runs the commands of README.md and deploy/README.md while one container is kept and another was removed.
+func documented(t *testing.T, kept, removed string) {
+	t.Helper()
+	node := strings.TrimSpace(kubectl(t, "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"))
+	require.Contains(t, fsbctl(t, "janitor", "verdicts"), kept)
+	require.NotContains(t, fsbctl(t, "janitor", "verdicts", "--action", "delete,wait", "-o", "wide"), kept)
+	require.NotContains(t, fsbctl(t, "janitor", "sweep", "--dry-run"), kept)
+	require.NotContains(t, fsbctl(t, "janitor", "sweep", "--node", node), kept)
+	require.Contains(t, fsbctl(t, "janitor", "verdicts", "--node", node), kept, "a sweep takes no more than the janitor would")
+	watch := cluster.Exec(t, "timeout", "3", cluster.Binary(t, "fsb-ctl"), "janitor", "verdicts", "--node", node, "-w")
+	require.Equal(t, 124, watch.Code, "a watch goes on: %s", watch.Stderr)
+	require.Contains(t, watch.Stdout, kept)
+	var told string
+	require.True(t, eventually(settle, func() bool {
+		told = kubectl(t, "get", "events", "-A", "--field-selector", "reason=OrphanRemoved")
+		return strings.Contains(told, removed)
+	}), "%s", told)
+	require.Regexp(t, removed+".*another Sandbox has its name", told)
 }
 
 // verdictOf is what the node's janitor says of a sandbox's container, by fsb-ctl.

@@ -81,8 +81,8 @@ type mortal struct {
 	address string
 	log     *os.File
 	random  *rand.Rand
-	// mean is the length of a life, kills how many are cut short.
-	mean  time.Duration
+	// mean is how long a life is that begins now, kills how many are cut short.
+	mean  func() time.Duration
 	kills int
 
 	killNow chan chan struct{}
@@ -93,10 +93,10 @@ type mortal struct {
 }
 
 // live has a janitor live and die until stopped; after its last death it lives on.
-func (w *world) live(seed uint64, kills int, mean time.Duration, told func(n int, lived time.Duration), flags ...string) *mortal {
+func (w *world) live(seed uint64, kills int, mean func() time.Duration, told func(n int, lived time.Duration), flags ...string) *mortal {
 	w.t.Helper()
 	l := &mortal{
-		t: w.t, binary: janitorBinary(w.t), random: rand.New(rand.NewPCG(seed, 0)), mean: mean, kills: kills, //nolint:gosec // a test's dice
+		t: w.t, binary: janitorBinary(w.t), random: rand.New(rand.NewPCG(seed, 0)), mean: mean, kills: kills,
 		killNow: make(chan chan struct{}), stop: make(chan struct{}), told: told,
 	}
 	port, err := net.Listen("tcp", "127.0.0.1:0")
@@ -128,7 +128,7 @@ func (l *mortal) run() {
 		began := time.Now()
 		var over <-chan time.Time
 		if n <= l.kills {
-			over = time.After(time.Duration(l.random.Int64N(int64(2 * l.mean))))
+			over = time.After(time.Duration(l.random.Int64N(int64(2 * l.mean()))))
 		}
 		var asked chan struct{}
 		select {
@@ -147,7 +147,7 @@ func (l *mortal) run() {
 			return
 		}
 		_ = cmd.Process.Kill()
-		<-ended
+		_ = <-ended // killed, as it was meant to be
 		l.told(n, time.Since(began))
 		if asked != nil {
 			close(asked)

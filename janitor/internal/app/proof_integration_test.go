@@ -38,10 +38,16 @@ func TestExactlyTheOrphansGo(t *testing.T) {
 	first := len(m.remaining())
 	var away atomic.Bool
 	died := make([]int, 2)
-	l := w.live(uint64(seed), kills, (outage+10*time.Second)/time.Duration(max(kills, 1)), func(n int, lived time.Duration) {
+	mean := func() time.Duration { // a third of the deaths fall into the outage, the others are of janitors at work
+		if away.Load() {
+			return 3 * outage / time.Duration(max(kills, 1))
+		}
+		return 1200 * time.Millisecond
+	}
+	l := w.live(uint64(seed), kills, mean, func(n int, lived time.Duration) {
 		where := map[bool]int{false: 0, true: 1}[away.Load()]
 		died[where]++
-		t.Logf("%s: killed the janitor for the %d. time, after %s; API server away: %t", at(), n, lived.Round(time.Millisecond), where == 1)
+		t.Logf("%s: killed the janitor for the %d. time, after %s; API server away: %t", at(), n, lived.Round(time.Millisecond), away.Load())
 	}, "--grace=1s", "--leftover-grace=2s", "--scan-interval=1s")
 	m.eventually(func() bool { return len(m.remaining()) <= first*5/6 })
 	t.Logf("%s: %d of %d orphans are left, and the others fall", at(), len(m.remaining()), first)

@@ -43,6 +43,9 @@ type museum struct {
 	orphans, kept       []*specimen
 }
 
+// ended is the kind of those whose process has ended.
+const ended = "stopped"
+
 // specimen is one container.
 type specimen struct {
 	thing
@@ -190,75 +193,82 @@ func (m *museum) half(owner string) thing {
 // keep makes the n-th container that must not be touched.
 func (m *museum) keep(n int) *specimen {
 	m.t.Helper()
+	s := &specimen{reason: janitorv1.Reason_REASON_ASSIGNED}
 	id := m.identity(m.alive)
-	gone := id
-	gone.AgentUID = uuid.NewString()
-	s := &specimen{reason: janitorv1.Reason_REASON_UNIDENTIFIED}
+	if theirs := n%12 - 6; theirs >= 0 {
+		m.keepOdd(s, theirs, n/12, id)
+	} else {
+		m.keepPlain(s, n%12, id)
+	}
+	s.born = started(s.pid)
+	m.kept = append(m.kept, s)
+	return s
+}
+
+// keepPlain makes one of those that agents have in the course of their work.
+func (m *museum) keepPlain(s *specimen, n int, id fsb.Identity) {
+	m.t.Helper()
+	switch n {
+	case 0:
+		s.kind = "healthy"
+		m.sandbox(id)
+		s.thing = m.container(id)
+	case 1:
+		s.kind, s.reason = "slot", janitorv1.Reason_REASON_SLOT_OF_AGENT
+		s.thing = m.container(fsb.Identity{AgentUID: m.alive, Pool: "p", State: fsb.StateSlot})
+	case 2:
+		s.kind, s.reason = "not written yet", janitorv1.Reason_REASON_NOT_PERSISTED
+		s.thing = m.container(id, label(fsb.KeyPersisted, ""))
+	case 3:
+		s.kind = ended
+		m.sandbox(id)
+		s.thing = m.container(id, state(verdict.Stopped))
+	case 4:
+		s.kind, s.reason = "ahead of its Sandbox", janitorv1.Reason_REASON_CREATE_IN_FLIGHT
+		m.sandbox(id)
+		id.Attempt++
+		s.thing = m.container(id, state(verdict.Created))
+	default:
+		s.kind, s.reason = "being deleted", janitorv1.Reason_REASON_SANDBOX_TERMINATING
+		require.NoError(m.t, m.admin.Delete(m.t.Context(), m.sandbox(id)))
+		s.thing = m.container(id)
+	}
+}
+
+// keepOdd makes one of those that are others', or look like nobody's.
+func (m *museum) keepOdd(s *specimen, n, turn int, id fsb.Identity) {
+	m.t.Helper()
+	nobodys := id
+	nobodys.AgentUID = uuid.NewString()
 	malformed := []func(*mould){
 		label(fsb.KeyAttempt, "one"), label(fsb.KeyAttempt, ""), label(fsb.KeySandboxName, ""), label(fsb.KeySandboxUID, ""), label(fsb.KeyState, fsb.StateSlot),
 		label(fsb.KeyState, "asleep"), label(fsb.KeyAgentUID, ""), func(f *mould) { f.id, f.group = id.SandboxUID+"-7", "" },
 	}
-	kinds := []func(){
-		func() {
-			s.kind, s.reason = "healthy", janitorv1.Reason_REASON_ASSIGNED
-			m.sandbox(id)
-			s.thing = m.container(id)
-		},
-		func() {
-			s.kind, s.reason = "slot", janitorv1.Reason_REASON_SLOT_OF_AGENT
-			s.thing = m.container(fsb.Identity{AgentUID: m.alive, Pool: "p", State: fsb.StateSlot})
-		},
-		func() {
-			s.kind, s.reason = "not written yet", janitorv1.Reason_REASON_NOT_PERSISTED
-			s.thing = m.container(id, label(fsb.KeyPersisted, ""))
-		},
-		func() {
-			s.kind, s.reason = "not managed", janitorv1.Reason_REASON_UNSPECIFIED
-			s.thing = m.container(gone, label(fsb.KeyManaged, ""))
-		},
-		func() {
-			s.kind, s.reason = "managed by another word", janitorv1.Reason_REASON_UNSPECIFIED
-			s.thing = m.container(gone, label(fsb.KeyManaged, "yes"))
-		},
-		func() {
-			s.kind, s.reason = "another cluster's", janitorv1.Reason_REASON_ANOTHER_CLUSTER
-			id.AgentUID = foreignAgent
-			s.thing = m.container(id)
-		},
-		func() { s.kind = "labels do not add up"; s.thing = m.container(id, malformed[n/12%len(malformed)]) },
-		func() {
-			s.kind, s.reason = "record and spec unreadable", janitorv1.Reason_REASON_ASSIGNED
-			m.sandbox(id)
-			s.thing = m.container(id, tornRecord)
-			m.garble(s.thing)
-		},
-		func() {
-			s.kind, s.reason = "stopped", janitorv1.Reason_REASON_ASSIGNED
-			m.sandbox(id)
-			s.thing = m.container(id, state(verdict.Stopped))
-		},
-		func() {
-			s.kind, s.reason = "ahead of its Sandbox", janitorv1.Reason_REASON_CREATE_IN_FLIGHT
-			m.sandbox(id)
-			id.Attempt++
-			s.thing = m.container(id, state(verdict.Created))
-		},
-		func() {
-			s.kind, s.reason = "being deleted", janitorv1.Reason_REASON_SANDBOX_TERMINATING
-			require.NoError(m.t, m.admin.Delete(m.t.Context(), m.sandbox(id)))
-			s.thing = m.container(id)
-		},
-		func() {
-			s.kind, s.reason = "of the Pod that was made anew", janitorv1.Reason_REASON_ASSIGNED
-			id.AgentUID = m.renewed
-			m.sandbox(id)
-			s.thing = m.container(id)
-		},
+	switch n {
+	case 0:
+		s.kind, s.reason = "labels do not add up", janitorv1.Reason_REASON_UNIDENTIFIED
+		s.thing = m.container(id, malformed[turn%len(malformed)])
+	case 1:
+		s.kind, s.reason = "not managed", janitorv1.Reason_REASON_UNSPECIFIED
+		s.thing = m.container(nobodys, label(fsb.KeyManaged, ""))
+	case 2:
+		s.kind, s.reason = "managed by another word", janitorv1.Reason_REASON_UNSPECIFIED
+		s.thing = m.container(nobodys, label(fsb.KeyManaged, "yes"))
+	case 3:
+		s.kind, s.reason = "another cluster's", janitorv1.Reason_REASON_ANOTHER_CLUSTER
+		id.AgentUID = foreignAgent
+		s.thing = m.container(id)
+	case 4:
+		s.kind = "record and spec unreadable"
+		m.sandbox(id)
+		s.thing = m.container(id, tornRecord)
+		m.garble(s.thing)
+	default:
+		s.kind = "of the Pod that was made anew"
+		id.AgentUID = m.renewed
+		m.sandbox(id)
+		s.thing = m.container(id)
 	}
-	kinds[n%len(kinds)]()
-	s.born = started(s.pid)
-	m.kept = append(m.kept, s)
-	return s
 }
 
 // fall makes orphans of those of a wave, and has the agents' Pod of the wave gone.
@@ -317,7 +327,7 @@ func (m *museum) requireUntouched() {
 		for _, what := range []string{"snapshot ", "fifos ", "log "} {
 			require.True(m.t, left[what+s.id], "%sof one: %s", what, s.kind)
 		}
-		if s.pid > 0 && s.kind != "stopped" {
+		if s.pid > 0 && s.kind != ended {
 			require.True(m.t, left["cgroup "+s.id] && lives(s.pid), "%s: cgroup", s.kind)
 		}
 		_, err := os.Stat(m.LogRoot + "/" + s.id + "/" + ctrd.OutputFile)

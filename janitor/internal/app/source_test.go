@@ -1,0 +1,30 @@
+package app_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
+)
+
+// TestAPodThatIsMadeAnewUnderItsName is another: of two events, the one between them was missed, and the old uid is gone.
+func TestAPodThatIsMadeAnewUnderItsName(t *testing.T) {
+	var told []string
+	h := app.HandlePods(
+		func(p *corev1.Pod) { told = append(told, "seen "+string(p.UID)) },
+		func(p *corev1.Pod) { told = append(told, "gone "+string(p.UID)) })
+	pod := func(uid string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "agent", UID: types.UID(uid)}}
+	}
+	h.OnAdd(pod("a"), true)
+	h.OnUpdate(pod("a"), pod("a"))
+	h.OnUpdate(pod("a"), pod("b"))
+	h.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "ns/agent", Obj: pod("b")})
+	h.OnDelete(pod("c"))
+	require.Equal(t, []string{"seen a", "seen a", "gone a", "seen b", "gone b", "gone c"}, told)
+}
