@@ -236,7 +236,7 @@ func (w *world) busy(ctx context.Context, n int) (*Window, error) {
 		return nil, fmt.Errorf("%w\n%s", err, k.Tail())
 	}
 	for range warmups {
-		if err := w.awaitScan(ctx, k); err != nil {
+		if _, err := w.awaitScan(ctx, k); err != nil {
 			return nil, err
 		}
 	}

@@ -169,15 +169,16 @@ func (w *world) count(ctx context.Context, k *keeper, shims []int) (c counters, 
 	return c, err
 }
 
-// watch measures a janitor that judges so many containers, tick by tick, until it has scanned so often; or, if it is not to
-// scan at all, for a number of ticks. The first tick begins half a tick after a scan, so that no scan is cut in two.
+// watch measures a janitor tick by tick, until it has scanned so often; or, if it is not to scan at all, for a number of ticks.
+// A tick begins in the middle between two scans, so that none is cut in two.
 func (w *world) watch(ctx context.Context, k *keeper, scans, ticks int) (*Window, error) {
 	shims := w.node.shims()
 	if scans > 0 {
-		if err := w.awaitScan(ctx, k); err != nil {
+		took, err := w.awaitScan(ctx, k)
+		if err != nil {
 			return nil, err
 		}
-		if err := wait(ctx, w.Interval/2); err != nil {
+		if err := wait(ctx, max(0, w.Interval-took)/2); err != nil {
 			return nil, err
 		}
 	}
@@ -237,19 +238,22 @@ func label(key, name string) string {
 	return value
 }
 
-// awaitScan waits for the end of a scan.
-func (w *world) awaitScan(ctx context.Context, k *keeper) error {
+// awaitScan waits for the end of a scan, and tells how long it took.
+func (w *world) awaitScan(ctx context.Context, k *keeper) (time.Duration, error) {
 	first, err := k.read(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return mesh.Poll(ctx, w.Interval/20, readyTime, func(ctx context.Context) error {
+	var took time.Duration
+	err = mesh.Poll(ctx, w.Interval/20, readyTime, func(ctx context.Context) error {
 		now, err := k.read(ctx)
 		if err == nil && now[scanCount] == first[scanCount] {
 			err = errors.New("the janitor has not scanned again")
 		}
+		took = time.Duration((now[scanSum] - first[scanSum]) * float64(time.Second))
 		return err
 	})
+	return took, err
 }
 
 // request is one line of the API server's audit log, as far as it matters.
