@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -29,6 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
@@ -162,9 +164,9 @@ func TestWhatCannotBeRemovedIsTriedAgain(t *testing.T) {
 	full := fill(t, w.LogRoot)
 	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
 	healthy, first, second := claimed("healthy", alive), claimed("first", gone), claimed("second", gone)
-	for _, id := range []*fsb.Identity{&healthy, &first, &second} {
-		w.sandbox(*id)
-	}
+	written := w.sandbox(healthy)
+	w.sandbox(first)
+	w.sandbox(second)
 	kept := w.container(healthy.ContainerID(), healthy.Labels(), verdict.Running)
 	lost := []thing{w.container(first.ContainerID(), first.Labels(), verdict.Running), w.container(second.ContainerID(), second.Labels(), verdict.Stopped)}
 	full()
@@ -175,7 +177,7 @@ func TestWhatCannotBeRemovedIsTriedAgain(t *testing.T) {
 		require.NoError(t, err)
 		metrics = l.Addr().String()
 		require.NoError(t, l.Close())
-		c.ContainerdSocket, c.MetricsAddress, c.Policy.LogRetention = g.socket, metrics, time.Hour
+		c.ContainerdSocket, c.MetricsAddress, c.Policy.LogRetention, c.Policy.Grace = g.socket, metrics, time.Hour, time.Hour
 	})
 	require.Equal(t, janitorv1.Reason_REASON_ASSIGNED, j.verdicts(t)[lost[0].id])
 	const failures = "fastsandbox_janitor_deletion_failures_total"
@@ -201,6 +203,22 @@ func TestWhatCannotBeRemovedIsTriedAgain(t *testing.T) {
 	require.Positive(t, counted(t, metrics, "fastsandbox_janitor_unmarked_logs_total"))
 	require.True(t, w.logged("keeping the output of an orphan", "no space left on device"))
 	require.Equal(t, kept.pid, w.pid(kept.id))
+	w.replace(j, written, healthy)
 	j.stop()
 	w.sweepAway([]thing{kept}, lost)
+}
+
+// replace has another Sandbox get a name, which nobody assigns, some time after the first has gone. The container of the first
+// goes for it, however long the grace is.
+func (w *world) replace(j *janitor, written *v1alpha1.Sandbox, id fsb.Identity) {
+	w.t.Helper()
+	w.strip(written)
+	require.Eventually(w.t, func() bool { return j.verdicts(w.t)[id.ContainerID()] == janitorv1.Reason_REASON_WITHIN_GRACE }, patience, tick)
+	other := id
+	other.SandboxUID = uuid.NewString()
+	began := time.Now()
+	w.unassigned(other)
+	require.Eventually(w.t, func() bool { return !w.left()["container "+id.ContainerID()] }, patience, tick)
+	w.t.Logf("another Sandbox had the name for %s when the container was gone", time.Since(began).Round(time.Millisecond))
+	require.Eventually(w.t, func() bool { return w.logged("orphan removed", id.ContainerID(), "sandbox-replaced") }, patience, tick)
 }
