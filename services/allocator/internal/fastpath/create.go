@@ -119,6 +119,13 @@ func (s *Server) setCreating(uid string, creating bool) {
 	}
 }
 
+// busy tells whether fast creates run.
+func (s *Server) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.creating) > 0
+}
+
 // stages collects how long the stages of a create took.
 type stages []*sandboxv1.StageTiming
 

@@ -175,7 +175,7 @@ func New(cfg Config) *Server {
 	s.config.Resources = s.api
 	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Leads: cfg.Lead.Leads, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: cfg.Fleet.Release})
 	s.writer = writer.New(writer.Config{
-		Resources: s.api, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Leads: cfg.Lead.Leads, Dead: s.store.Deleting,
+		Resources: s.api, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Leads: cfg.Lead.Leads, Dead: s.store.Deleting, Busy: s.busy,
 	})
 	return s
 }

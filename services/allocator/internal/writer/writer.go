@@ -67,9 +67,12 @@ type Config struct {
 	Parallel int
 	// CallTimeout bounds one call. Zero: 5 s.
 	CallTimeout time.Duration
-	// Courtesy is how long a write lets the answer go first that it stands behind: the API server, its etcd and all who watch
-	// work for it several times as long as the create took, on the same cores if it is a small cluster. Zero: 10 ms.
-	Courtesy time.Duration
+	// Courtesy is how long a write lets answers go first: the one that it stands behind, and then others for as long as Busy
+	// says that there are any to come, up to Patience. The API server, its etcd and all who watch work for a write several
+	// times as long as its create took, on the same cores if it is a small cluster. Zero: 10 ms, 250 ms.
+	Courtesy, Patience time.Duration
+	// Busy tells whether creates are under way. Nil: never.
+	Busy func() bool
 }
 
 // Writer writes custom resources.
@@ -89,6 +92,12 @@ func New(cfg Config) *Writer {
 	}
 	if cfg.Courtesy == 0 {
 		cfg.Courtesy = 10 * time.Millisecond
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = 250 * time.Millisecond
+	}
+	if cfg.Busy == nil {
+		cfg.Busy = func() bool { return false }
 	}
 	return &Writer{config: cfg, slots: make(chan struct{}, cfg.Parallel)}
 }
@@ -159,6 +168,9 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 5*time.Second
 	stopped := NotWritten
 	w.pause(ctx, w.config.Courtesy, stop)
+	for waited := w.config.Courtesy; waited < w.config.Patience && w.config.Busy(); waited += w.config.Courtesy {
+		w.pause(ctx, w.config.Courtesy, stop)
+	}
 	for {
 		select {
 		case <-stop:

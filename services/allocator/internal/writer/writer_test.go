@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -125,4 +126,24 @@ func TestTheAnswerGoesFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, writer.NotWritten, got)
 	require.Zero(t, r.count())
+}
+
+// Creates that go on for ever hold no write up for ever.
+func TestPatienceEnds(t *testing.T) {
+	set := tasks.New()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = set.Run(ctx) })
+	defer func() { cancel(); wg.Wait() }()
+	var asked atomic.Int64
+	r := &resources{answers: []error{nil}}
+	w := writer.New(writer.Config{
+		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true },
+		Courtesy: time.Millisecond, Patience: 5 * time.Millisecond, Busy: func() bool { asked.Add(1); return true },
+	})
+	require.NoError(t, w.Admit())
+	got, _, err := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}).Wait(ctx)
+	require.NoError(t, err)
+	require.Equal(t, writer.Landed, got)
+	require.EqualValues(t, 4, asked.Load())
 }
