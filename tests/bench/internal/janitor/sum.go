@@ -109,15 +109,13 @@ func Sum(r *report.Report, m *Measured) {
 	var lines []report.Line
 	for _, s := range m.Sizes {
 		for _, series := range []struct {
-			name  string
-			calls []Call
-		}{{"scan", s.Busy.Scans}, {"list", s.Lists}, {"tasks", s.Tasks}} {
+			key, name string
+			calls     []Call
+		}{{"scan", "scan", s.Busy.Scans}, {"list", "list of containers", s.Lists}, {"tasks", "list of tasks", s.Tasks}} {
 			for i, c := range series.calls {
-				r.Sample(fmt.Sprintf("%s-%d", series.name, s.Containers), i, c.At, c.Wall, "ms", "")
+				r.Sample(fmt.Sprintf("%s-%d", series.key, s.Containers), i, c.At, c.Wall, "ms", "")
 			}
-			lines = append(lines, report.Distribution(fmt.Sprintf("%s, %d containers", map[string]string{
-				"scan": "scan", "list": "containerd: list containers", "tasks": "containerd: list tasks",
-			}[series.name], s.Containers), walls(series.calls)))
+			lines = append(lines, report.Distribution(fmt.Sprintf("%s, %d", series.name, s.Containers), walls(series.calls)))
 		}
 		scan, one := stat.Of(walls(s.Busy.Scans)), s.PerScan()
 		table.Rows = append(table.Rows, []any{
