@@ -151,11 +151,16 @@ type counters struct {
 	metrics, calls             readings
 }
 
-func (w *world) count(ctx context.Context, k *keeper, shims []int) (c counters, err error) {
-	if c.metrics, err = k.read(ctx); err != nil {
+// count reads the counters. Calls are read at the outer side of a window, so that reading them is no part of it.
+func (w *world) count(ctx context.Context, k *keeper, shims []int, end bool) (c counters, err error) {
+	calls := func() error {
+		c.calls, err = scrape(ctx, "http://"+w.node.metrics+"/v1/metrics")
+		return err
+	}
+	if !end && calls() != nil {
 		return c, err
 	}
-	if c.calls, err = scrape(ctx, "http://"+w.node.metrics+"/v1/metrics"); err != nil {
+	if c.metrics, err = k.read(ctx); err != nil {
 		return c, err
 	}
 	c.at = time.Now()
@@ -165,7 +170,9 @@ func (w *world) count(ctx context.Context, k *keeper, shims []int) (c counters, 
 	if c.containerd, err = cpuOf(w.node.PID()); err != nil {
 		return c, err
 	}
-	c.shims, err = cpuOf(shims...)
+	if c.shims, err = cpuOf(shims...); err == nil && end {
+		err = calls()
+	}
 	return c, err
 }
 
@@ -182,7 +189,7 @@ func (w *world) watch(ctx context.Context, k *keeper, scans, ticks int) (*Window
 			return nil, err
 		}
 	}
-	first, err := w.count(ctx, k, shims)
+	first, err := w.count(ctx, k, shims, false)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +217,7 @@ func (w *world) watch(ctx context.Context, k *keeper, scans, ticks int) (*Window
 		}
 		win.RSS = max(win.RSS, float64(used.RSSBytes)/(1<<20))
 	}
-	end, err := w.count(ctx, k, shims)
+	end, err := w.count(ctx, k, shims, true)
 	if err != nil {
 		return nil, err
 	}
