@@ -91,6 +91,19 @@ func TestFastSandboxOfWhichTheRegistryIsLate(t *testing.T) {
 	require.Empty(t, a.createCalls())
 }
 
+// What the agent has said for the sake of one sandbox says nothing of another that was created after.
+func TestFastSandboxThatIsNewerThanTheAgentsWord(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	w.start()
+	a.set(func(a *agent) { a.mute = true })
+	for _, name := range []string{"f", "g", "h"} {
+		w.fast(a, name, 1)
+		w.reachesPhase(name, v1alpha1.PhaseRunning)
+	}
+	require.Empty(t, a.createCalls())
+}
+
 func TestContainerThatVanishesFails(t *testing.T) {
 	w := newWorld(t)
 	a := w.agentFor("a")

@@ -39,7 +39,10 @@ type Agents interface {
 	// Client is a client of the agent at the address. No I/O.
 	Client(address string) (agentv1.AgentServiceClient, error)
 	// Snapshot is the agent's own word on what it has; an error if it does not answer within about 2 s, or is another one.
+	// It may be 2 s old.
 	Snapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
+	// Ask is Snapshot with an answer that is always new.
+	Ask(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
 }
 
 // Timing are the intervals of seed 002.

@@ -276,20 +276,35 @@ func (p *pass) observeMissing(ctx context.Context) (lifecycle.Event, bool, error
 	if !p.Index.Synced() {
 		return 0, false, nil // everything is looked at again once it is
 	}
-	snapshot, err := p.Agents.Snapshot(ctx, p.addressOf(p.fence()), p.assignment.AgentUID)
+	report, err := p.reportBy(ctx, p.Agents.Snapshot)
+	if err == nil && report == nil {
+		report, err = p.reportBy(ctx, p.Agents.Ask) // what it said a moment ago may be older than the container
+	}
 	if err != nil {
 		p.after(p.Timing.Requeue)
 		return 0, false, nil //nolint:nilerr // an agent that does not answer says nothing; observeLoss judges it
 	}
-	for _, r := range snapshot.GetSandboxes() {
-		f := r.GetRecord().GetFence()
-		if f.GetSandboxUid() == p.assignment.SandboxUID && f.GetAttempt() == p.assignment.Attempt {
-			p.after(p.Timing.Requeue) // the answer may be of a moment ago, and the Registry has said all that it has to say
-			return p.observeReport(r)
-		}
+	if report != nil {
+		p.after(p.Timing.Requeue) // the answer may be of a moment ago, and the Registry has said all that it has to say
+		return p.observeReport(report)
 	}
 	p.explain("ContainerGone", "the agent has no container of this sandbox")
 	return lifecycle.AgentTerminated, true, nil
+}
+
+// reportBy is the agent's own report of the sandbox, asked for in one of two ways; nil if it has none.
+func (p *pass) reportBy(ctx context.Context, ask func(context.Context, string, string) (*agentv1.AgentSnapshot, error)) (*agentv1.SandboxReport, error) {
+	snapshot, err := ask(ctx, p.addressOf(p.fence()), p.assignment.AgentUID)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range snapshot.GetSandboxes() {
+		f := r.GetRecord().GetFence()
+		if f.GetSandboxUid() == p.assignment.SandboxUID && f.GetAttempt() == p.assignment.Attempt {
+			return r, nil
+		}
+	}
+	return nil, nil
 }
 
 // fast tells that the assignment in force was made on the fast path: its container exists already.
