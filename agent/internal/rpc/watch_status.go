@@ -80,9 +80,14 @@ func waits(d *agentv1.AgentDelta) bool {
 		return false
 	}
 	for _, r := range d.GetSandboxes() {
-		fast := r.GetRecord().GetConsistencyMode() != sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
-		started := r.GetState() == agentv1.SandboxState_SANDBOX_STATE_RUNNING
-		if r.GetState() != agentv1.SandboxState_SANDBOX_STATE_CREATING && !(started && fast) {
+		strong := r.GetRecord().GetConsistencyMode() == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
+		switch r.GetState() {
+		case agentv1.SandboxState_SANDBOX_STATE_CREATING:
+		case agentv1.SandboxState_SANDBOX_STATE_RUNNING:
+			if strong {
+				return false
+			}
+		default:
 			return false
 		}
 	}
