@@ -139,6 +139,62 @@ func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
 	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(rpc.FromStatus(err)))
 }
 
+// What a fast create's caller hears with the answer is told to watchers a moment later, and in its place: before what comes
+// after it.
+func TestFastCreatesAreToldAMomentLater(t *testing.T) {
+	w := serve(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	watch, err := w.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
+	require.NoError(t, err)
+	heard := make(chan *agentv1.SandboxReport, 10)
+	go func() {
+		defer close(heard)
+		for {
+			m, err := watch.Recv()
+			if err != nil {
+				return
+			}
+			for _, r := range m.GetDelta().GetSandboxes() {
+				heard <- r
+			}
+		}
+	}()
+	create := func(uid string, mode sandboxv1.ConsistencyMode) {
+		r := record(uid)
+		r.ConsistencyMode = mode
+		stream, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: r})
+		require.NoError(t, err)
+		_, err = drain(t, stream)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, w.clock.HasWaiters, 10*time.Second, time.Millisecond, "the watch is on")
+	create("fast", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST)
+	require.Never(t, func() bool { return len(heard) > 0 }, 50*time.Millisecond, time.Millisecond)
+	create("strong", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG)
+	for _, want := range []struct {
+		uid   string
+		state agentv1.SandboxState
+	}{
+		{"fast", agentv1.SandboxState_SANDBOX_STATE_CREATING},
+		{"fast", agentv1.SandboxState_SANDBOX_STATE_RUNNING},
+		{"strong", agentv1.SandboxState_SANDBOX_STATE_CREATING},
+		{"strong", agentv1.SandboxState_SANDBOX_STATE_RUNNING},
+	} {
+		got := <-heard
+		require.Equal(t, want.uid, got.GetRecord().GetFence().GetSandboxUid())
+		require.Equal(t, want.state, got.GetState())
+	}
+	del, err := w.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("fast").GetFence(), GracePeriod: durationpb.New(0)})
+	require.NoError(t, err)
+	_, err = drain(t, del)
+	require.NoError(t, err)
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, (<-heard).GetState())
+	cancel()
+	for range heard { //nolint:revive // until the watch has ended
+	}
+}
+
 func TestCreateAndDeleteStreams(t *testing.T) {
 	w := serve(t)
 	for range 2 { // the second call finds the sandbox

@@ -92,14 +92,15 @@ func pullFault(err error, ref string) error {
 	}
 	var netErr net.Error
 	text := err.Error()
+	// A status with its words: a port or a digest has such a number in it, too.
 	denied := errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) || containsAny(text,
-		"401", "403", "authorization failed", "insufficient_scope", "no basic auth credentials", "pull access denied")
+		"401 Unauthorized", "403 Forbidden", "authorization failed", "insufficient_scope", "no basic auth credentials", "pull access denied")
 	switch {
 	case errors.As(err, &netErr), containsAny(text, "connection refused", "no such host", "i/o timeout", "TLS handshake", "server gave HTTP response"):
 		return fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled now", ref).With("image", ref)
 	case denied:
 		return fault.Wrap(err, errdefs.ErrNotFound, fault.ImageNotFound, "image %s does not exist or may not be pulled", ref).With("image", ref)
-	case errdefs.IsNotFound(err), containsAny(text, "no match for platform", "404"):
+	case errdefs.IsNotFound(err), containsAny(text, "no match for platform", "404 Not Found"):
 		return fault.Wrap(err, errdefs.ErrNotFound, fault.ImageNotFound, "there is no image %s for this platform", ref).With("image", ref)
 	}
 	return fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled now", ref).With("image", ref)

@@ -68,6 +68,8 @@ func TestPullFault(t *testing.T) {
 		{errors.New("unexpected status: 503 Service Unavailable"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("unexpected commit digest"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("connect: connection refused to 10.0.0.1:40312"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("unexpected status from HEAD request to http://127.0.0.1:40167/v2/x: 502 Bad Gateway"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("unexpected status from GET request to http://r:4030/v2/x@sha256:404: 503 Service Unavailable"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{status.Error(codes.Unavailable, `transport: error while dialing: dial unix /run/containerd.sock: connect: no such file`), errdefs.ErrUnavailable, fault.RuntimeUnavailable},
 	} {
 		err := ctrd.PullFault(c.err, "r/x:1")
