@@ -191,7 +191,7 @@ func TestFastCreatesAreToldAMomentLater(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, (<-heard).GetState())
 	cancel()
-	for range heard { //nolint:revive // until the watch has ended
+	for range heard { // until the watch has ended
 	}
 }
 
