@@ -15,8 +15,10 @@ func Teller(recorder events.EventRecorder, node string) func(observe.Finding) {
 	// Events on nodes name the node in place of its uid, as the kubelet's do: so `kubectl describe node` finds them.
 	onNode := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
 	return func(f observe.Finding) {
+		// Events that differ in nothing but their text are counted as one, by the first one's text.
+		container := &corev1.ObjectReference{Kind: "Container", Name: f.Key.ID}
 		if f.Key.Remnant {
-			recorder.Eventf(onNode, nil, corev1.EventTypeNormal, "LeftoverRemoved", "Remove",
+			recorder.Eventf(onNode, container, corev1.EventTypeNormal, "LeftoverRemoved", "Remove",
 				"removed what was left of container %s: %s", f.Key.ID, f.Key.Kind)
 			return
 		}
@@ -34,7 +36,7 @@ func Teller(recorder events.EventRecorder, node string) func(observe.Finding) {
 		} else if o.Defect != "" {
 			what = "container " + f.Key.ID + ", whose labels do not add up,"
 		}
-		recorder.Eventf(about, nil, corev1.EventTypeWarning, "OrphanRemoved", "Remove",
+		recorder.Eventf(about, container, corev1.EventTypeWarning, "OrphanRemoved", "Remove",
 			"removed %s on node %s: %s", what, node, explain(f.Verdict.Reason))
 	}
 }

@@ -18,6 +18,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
@@ -377,4 +379,21 @@ func TestEvents(t *testing.T) {
 			require.Equal(t, c.want, <-recorder.Events)
 		})
 	}
+}
+
+// related notes what Events are about, beside what they stand at.
+type related []string
+
+func (r *related) Eventf(_, to runtime.Object, _, _, _, _ string, _ ...any) {
+	*r = append(*r, to.(*corev1.ObjectReference).Name)
+}
+
+// Whoever records Events counts those as one that are alike but for their text, so that of the containers removed on a node
+// only the first would be told of.
+func TestEventsOfTwoContainersAreTwo(t *testing.T) {
+	got := &related{}
+	tell := sweep.Teller(got, "n")
+	tell(orphan("a"))
+	tell(orphan("b"))
+	require.Equal(t, related{"a", "b"}, *got)
 }
