@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -151,25 +150,10 @@ func (w *deletionWatcher) print(event *gcv1.WatchDeletionsResponse) error {
 	if n := event.GetMissed(); n > 0 {
 		w.c.infof("note: %d deletions came too fast and are missing here", n)
 	}
-	switch w.c.settings.Output {
-	case "json":
-		line, err := render.Line(event)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w.c.Out, "%s\n", line)
+	if done, err := w.c.printNext(event); done {
 		return err
-	case "yaml":
-		raw, err := render.JSON(event)
-		if err != nil {
-			return err
-		}
-		if raw, err = render.YAML(raw); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w.c.Out, "---\n%s", raw)
-		return err
-	case "name":
+	}
+	if w.c.settings.Output == "name" {
 		return w.c.printObjectNames(event.GetObject())
 	}
 	w.table.Add(render.DeletionRow(event, w.c.settings.Output == "wide")...)

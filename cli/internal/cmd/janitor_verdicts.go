@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -132,25 +131,10 @@ type verdictWatcher struct {
 func (w *verdictWatcher) print(event *janitorv1.WatchVerdictsResponse) error {
 	synced := event.GetType() == janitorv1.WatchVerdictsResponse_TYPE_SYNCED
 	w.synced = w.synced || synced
-	switch w.c.settings.Output {
-	case "json":
-		line, err := render.Line(event)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w.c.Out, "%s\n", line)
+	if done, err := w.c.printNext(event); done {
 		return err
-	case "yaml":
-		raw, err := render.JSON(event)
-		if err != nil {
-			return err
-		}
-		if raw, err = render.YAML(raw); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w.c.Out, "---\n%s", raw)
-		return err
-	case "name":
+	}
+	if w.c.settings.Output == "name" {
 		if synced {
 			return nil
 		}

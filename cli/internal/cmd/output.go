@@ -50,6 +50,31 @@ func printList[M proto.Message](c *cli, key string, items []M) (bool, error) {
 	return true, c.printJSON(raw)
 }
 
+// printNext writes one message of a stream as one document of many, if that is wanted: a line of JSON, or YAML after a
+// separator.
+func (c *cli) printNext(m proto.Message) (done bool, err error) {
+	switch c.settings.Output {
+	case "json":
+		line, err := render.Line(m)
+		if err != nil {
+			return true, err
+		}
+		_, err = fmt.Fprintf(c.Out, "%s\n", line)
+		return true, err
+	case "yaml":
+		raw, err := render.JSON(m)
+		if err != nil {
+			return true, err
+		}
+		if raw, err = render.YAML(raw); err != nil {
+			return true, err
+		}
+		_, err = fmt.Fprintf(c.Out, "---\n%s", raw)
+		return true, err
+	}
+	return false, nil
+}
+
 // printNames writes kind/name lines.
 func (c *cli) printNames(kind string, names ...string) error {
 	for _, name := range names {

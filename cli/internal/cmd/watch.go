@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -163,25 +162,10 @@ func (w *watcher) sync(event *sandboxv1.WatchSandboxesResponse) error {
 
 // print writes one change. Rows before the first SYNCED are held back, so that they share widths.
 func (w *watcher) print(event *sandboxv1.WatchSandboxesResponse) error {
-	switch w.c.settings.Output {
-	case "json":
-		line, err := render.Line(event)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w.c.Out, "%s\n", line)
+	if done, err := w.c.printNext(event); done {
 		return err
-	case "yaml":
-		raw, err := render.JSON(event)
-		if err != nil {
-			return err
-		}
-		if raw, err = render.YAML(raw); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w.c.Out, "---\n%s", raw)
-		return err
-	case "name":
+	}
+	if w.c.settings.Output == "name" {
 		return w.c.printNames("sandbox", event.GetSandbox().GetName())
 	}
 	word := strings.TrimPrefix(event.GetType().String(), "TYPE_")
