@@ -14,6 +14,7 @@ import (
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/raw"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 )
@@ -171,14 +172,7 @@ func (s *suite) round(ctx context.Context, n int) error {
 
 // pause waits for a random time.
 func (s *suite) pause(ctx context.Context) error {
-	timer := time.NewTimer(time.Duration(s.random.Int64N(int64(s.Pause) + 1)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return pause.For(ctx, time.Duration(s.random.Int64N(int64(s.Pause)+1)))
 }
 
 func (s *suite) add(series string, n int, at time.Time, took time.Duration, note string) {

@@ -21,6 +21,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
 )
 
@@ -120,13 +121,13 @@ func (w *world) atWork(ctx context.Context, p *collector) error {
 
 // memory lets the collector come to rest, has it collect its own garbage, and reads what is left.
 func (p *collector) memory(ctx context.Context) (m Memory, err error) {
-	if err := wait(ctx, settleTime/2); err != nil {
+	if err := pause.For(ctx, settleTime/2); err != nil {
 		return m, err
 	}
 	if m.Heap, err = p.live(ctx); err != nil {
 		return m, err
 	}
-	if err := wait(ctx, settleTime/2); err != nil { // memory goes back to the kernel bit by bit
+	if err := pause.For(ctx, settleTime/2); err != nil { // memory goes back to the kernel bit by bit
 		return m, err
 	}
 	usage, err := p.Usage()

@@ -108,17 +108,6 @@ func (w *world) measure(ctx context.Context, c candidate, round int) (m *Measure
 	return m, set.clear(ctx)
 }
 
-func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 func conditions(r *report.Report, o Options, candidates []candidate) {
 	r.Fact("tree", fmt.Sprintf("one owner with %d dependents, depth %d, deleted with the policy Background", o.Dependents, depth))
 	r.Fact("pairs", fmt.Sprintf("%d owners with a dependent each; the owners are deleted one by one, 24 at a time", o.Pairs))

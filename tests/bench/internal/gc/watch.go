@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 )
 
 // usage is what was used until a moment.
@@ -59,7 +61,7 @@ func (s *set) watch(ctx context.Context, p *collector, as string, objects int, l
 		return nil, err
 	}
 	if len(c.Gone) == objects {
-		if err := wait(ctx, tailTime); err != nil {
+		if err := pause.For(ctx, tailTime); err != nil {
 			return nil, err
 		}
 	}

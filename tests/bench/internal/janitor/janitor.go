@@ -20,6 +20,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 )
 
@@ -205,7 +206,7 @@ func (w *world) idle(ctx context.Context) (*Window, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, k.Tail())
 	}
-	if err := wait(ctx, settleTime); err != nil {
+	if err := pause.For(ctx, settleTime); err != nil {
 		return nil, err
 	}
 	win, err := w.watch(ctx, k, 0, idleTicks)
@@ -265,7 +266,7 @@ func (w *world) listTasks(ctx context.Context) error {
 func (w *world) calls(ctx context.Context, call func(context.Context) error) ([]Call, error) {
 	var out []Call
 	for i := range warmups + w.Scans {
-		if err := wait(ctx, listPause); err != nil {
+		if err := pause.For(ctx, listPause); err != nil {
 			return nil, err
 		}
 		before, err := host.CPUTime(os.Getpid())
@@ -306,17 +307,6 @@ func (w *world) countRequests(m *Measured) error {
 		s.Busy.asked(all)
 	}
 	return nil
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func (w *world) conditions(r *report.Report, m *Measured) {

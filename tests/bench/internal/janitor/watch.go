@@ -14,6 +14,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
 )
 
@@ -185,7 +186,7 @@ func (w *world) watch(ctx context.Context, k *keeper, scans, ticks int) (*Window
 		if err != nil {
 			return nil, err
 		}
-		if err := wait(ctx, max(0, w.Interval-took)/2); err != nil {
+		if err := pause.For(ctx, max(0, w.Interval-took)/2); err != nil {
 			return nil, err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 )
 
 const (
@@ -84,7 +85,7 @@ func (l *load) one(ctx context.Context) {
 		l.creates = append(l.creates, Timed{At: began, Took: took})
 	}
 	l.mu.Unlock()
-	if wait(ctx, life) != nil {
+	if pause.For(ctx, life) != nil {
 		return
 	}
 	remove, cancelRemove := context.WithTimeout(ctx, callTime)
@@ -113,7 +114,7 @@ func watchUsage(ctx context.Context, leading, standby *allocator, d time.Duratio
 	u := Usage{}
 	last, lastAt := first, began
 	for time.Since(began) < d {
-		if err := wait(ctx, min(time.Second, d-time.Since(began))); err != nil {
+		if err := pause.For(ctx, min(time.Second, d-time.Since(began))); err != nil {
 			return u, err
 		}
 		p, err := leading.Usage()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 )
 
@@ -94,7 +95,7 @@ func (w *world) measure(ctx context.Context) (*Measured, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := wait(ctx, settleTime); err != nil {
+	if err := pause.For(ctx, settleTime); err != nil {
 		return nil, err
 	}
 	if m.Idle, err = watchUsage(ctx, leading, standby, idleTime); err != nil {
@@ -116,17 +117,6 @@ func (w *world) measure(ctx context.Context) (*Measured, error) {
 	w.Say("under load: %.3f cores, %.0f MiB, %d creates, %d errors", m.Busy.Cores, m.Busy.RSS, len(m.Creates), len(m.Errors))
 	m.Takeover, err = w.takeover(ctx, leading, standby)
 	return m, err
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func conditions(r *report.Report, o Options, m *Measured) {
