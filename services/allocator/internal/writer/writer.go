@@ -179,6 +179,11 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 			return stopped, nil
 		case w.slots <- struct{}{}:
 		}
+		// A select with several ready channels takes any of them: what was stopped must not be sent by chance.
+		if ended(ctx, stop) {
+			<-w.slots
+			return stopped, nil
+		}
 		outcome, there, err := Pending, (*v1alpha1.Sandbox)(nil), errNotLeading
 		if w.config.Leads() {
 			outcome, there, err = w.call(ctx, sb)
@@ -203,6 +208,15 @@ func (w *Writer) pause(ctx context.Context, d time.Duration, stop <-chan struct{
 	case <-stop:
 	case <-ctx.Done():
 	case <-timer.C():
+	}
+}
+
+func ended(ctx context.Context, stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return ctx.Err() != nil
 	}
 }
 
