@@ -206,7 +206,7 @@ func (s *Server) adopt(ctx context.Context, l fleet.Loose, name store.Key) {
 	}
 	defer unlock()
 	item, seen := s.store.Get(name)
-	if s.owned(key) || s.store.Deleting(key.SandboxUID) || !seen || item.Resource != nil || fleet.KeyOf(item.Fence) != key {
+	if s.owned(key) || s.store.Removed(key) || s.store.Deleting(key.SandboxUID) || !seen || item.Resource != nil || fleet.KeyOf(item.Fence) != key {
 		return
 	}
 	if running, other := s.repeated(record); running {

@@ -152,7 +152,8 @@ func (s *Server) unsettled(item store.Item) bool {
 		return false
 	}
 	key := fleet.KeyOf(item.Fence)
-	return s.reaper.Driving(key) || !s.config.Announced(key.AgentUID)
+	// In this order: between the end of a drive and now it was removed, whatever the item still shows.
+	return s.reaper.Driving(key) || s.store.Removed(key) || !s.config.Announced(key.AgentUID)
 }
 
 // itemDigest is the digest of the request that made a sandbox.

@@ -173,11 +173,17 @@ func New(cfg Config) *Server {
 	}
 	s.api = &api{Resources: cfg.Resources}
 	s.config.Resources = s.api
-	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Leads: cfg.Lead.Leads, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: cfg.Fleet.Release})
+	s.reaper = reap.New(reap.Config{Agents: cfg.Agents, Leads: cfg.Lead.Leads, Tasks: cfg.Tasks, Clock: cfg.Clock, Removed: s.removed})
 	s.writer = writer.New(writer.Config{
 		Resources: s.api, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Leads: cfg.Lead.Leads, Dead: s.store.Deleting, Busy: s.busy,
 	})
 	return s
+}
+
+// removed is told of each container that was driven and is certainly gone: its place is free, and it answers nobody.
+func (s *Server) removed(fence *agentv1.Fence) {
+	s.config.Fleet.Release(fence)
+	s.store.SetRemoved(fence)
 }
 
 // Pending is the number of custom resources that wait to be written.

@@ -162,8 +162,8 @@ func refused(err error) bool {
 	return false
 }
 
-// end notes that the container is gone; false if that is nobody's business any more.
-func (d *Drive) end() bool {
+// settle notes that the container is gone; false if that is nobody's business any more.
+func (d *Drive) settle() bool {
 	d.reaper.mu.Lock()
 	defer d.reaper.mu.Unlock()
 	d.cancel = nil
@@ -171,8 +171,16 @@ func (d *Drive) end() bool {
 		return false
 	}
 	d.take()
+	return true
+}
+
+// end ends the drive, and whatever joined it since it was settled.
+func (d *Drive) end() {
+	d.reaper.mu.Lock()
+	defer d.reaper.mu.Unlock()
+	d.take()
 	if d.reaper.drives[d.key] == d {
 		delete(d.reaper.drives, d.key)
 	}
-	return true
+	close(d.done)
 }

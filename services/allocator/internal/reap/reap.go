@@ -37,7 +37,8 @@ type Config struct {
 	Leads func() bool
 	Tasks *tasks.Set
 	Clock clock.Clock
-	// Removed is called, once for each drive, when the container is certainly gone.
+	// Removed is called, once for each drive, when the container is certainly gone, and before the drive ends: at no moment
+	// is a container neither driven nor known to be gone.
 	Removed func(fence *agentv1.Fence)
 }
 
@@ -101,11 +102,11 @@ func (r *Reaper) run(ctx context.Context, d *Drive) {
 		case <-timer.C():
 		}
 	}
-	if !d.end() {
+	if !d.settle() {
 		return
 	}
 	r.config.Removed(d.key.Fence())
-	close(d.done)
+	d.end()
 }
 
 var (

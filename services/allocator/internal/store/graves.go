@@ -27,14 +27,11 @@ func (s *Store) entomb(t *agentv1.Tombstone) {
 	if _, gone := s.gone[uid]; gone {
 		return
 	}
-	if e := s.entries[key]; e != nil && e.item != nil && e.item.Sandbox.GetUid() == uid {
-		if _, ok := s.deleting[uid]; !ok {
-			s.deleting[uid] = s.clock.Now()
-		}
-		s.refresh(e)
+	if s.shows(key, uid) {
+		s.markDeleting(key, uid)
 		return
 	}
-	s.bury(uid, nil)
+	s.bury(uid, snapshot{})
 	if t.GetRequestId() != "" {
 		s.answered[requestKey{key.Namespace, t.GetRequestId()}] = s.clock.Now()
 	}
@@ -48,9 +45,8 @@ func (s *Store) forget(t *agentv1.Tombstone) {
 		return
 	}
 	delete(s.graves, uid)
-	e := s.entries[key]
-	if e != nil && e.item != nil && e.item.Sandbox.GetUid() == uid {
+	if s.shows(key, uid) {
 		return // its end is still to be seen
 	}
-	s.bury(uid, nil)
+	s.bury(uid, snapshot{})
 }

@@ -30,17 +30,17 @@ func ParseSelector(s string) (labels.Selector, error) {
 	return selector, nil
 }
 
-// Matches tells whether a sandbox is selected; nil is not.
-func (f *Filter) Matches(sb *sandboxv1.Sandbox) bool {
+// matches tells whether what is to be seen is selected; nothing is not. What costs least is looked at first.
+func (f *Filter) matches(n *snapshot) bool {
 	switch {
-	case sb == nil,
-		f.Namespace != "" && f.Namespace != sb.GetNamespace(),
-		f.Name != "" && f.Name != sb.GetName(),
-		f.Pool != "" && f.Pool != sb.GetSpec().GetPool(),
-		len(f.Phases) > 0 && !slices.Contains(f.Phases, sb.GetStatus().GetPhase()):
+	case !n.seen(),
+		f.Namespace != "" && f.Namespace != n.key.Namespace,
+		f.Name != "" && f.Name != n.key.Name,
+		f.Pool != "" && f.Pool != n.pool(),
+		f.Selector != nil && !f.Selector.Matches(labels.Set(n.labels())):
 		return false
 	}
-	return f.Selector == nil || f.Selector.Matches(labels.Set(sb.GetLabels()))
+	return len(f.Phases) == 0 || slices.Contains(f.Phases, n.phase())
 }
 
 // DefaultPage is the size of a page whose caller names none.
@@ -59,24 +59,40 @@ func (s *Store) List(f Filter, size int, token string) ([]*sandboxv1.Sandbox, st
 	if err != nil {
 		return nil, "", err
 	}
+	page, more := s.page(f, size, after)
+	if more {
+		return views(page), makeToken(page[len(page)-1].key), nil
+	}
+	return views(page), "", nil
+}
+
+// page is at most size snapshots that match from after a key on, and whether there are more.
+func (s *Store) page(f Filter, size int, after Key) (page []snapshot, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var page []*sandboxv1.Sandbox
-	var last Key
-	next := ""
 	s.sorted.AscendGreaterOrEqual(after, func(key Key) bool {
-		sb := s.entries[key].item.Sandbox
-		switch {
-		case key == after, !f.Matches(sb):
-		case len(page) == size:
-			next = makeToken(last)
-			return false
-		default:
-			page, last = append(page, sb), key
+		if key == after {
+			return true
 		}
+		n := s.snapshot(key)
+		if !f.matches(&n) {
+			return true
+		}
+		if more = len(page) == size; more {
+			return false
+		}
+		page = append(page, n)
 		return true
 	})
-	return page, next, nil
+	return page, more
+}
+
+func views(ns []snapshot) []*sandboxv1.Sandbox {
+	var all []*sandboxv1.Sandbox
+	for i := range ns {
+		all = append(all, ns[i].item().Sandbox)
+	}
+	return all
 }
 
 func makeToken(k Key) string {

@@ -52,13 +52,11 @@ func (s *Store) setReport(agentUID string, r *agentv1.SandboxReport) {
 		s.removeReport(agentUID, fk, key)
 		return
 	}
-	e := s.entry(key)
-	e.reports.set(r)
 	if s.byAgent[agentUID] == nil {
 		s.byAgent[agentUID] = map[fleet.Key]Key{}
 	}
 	s.byAgent[agentUID][fk] = key
-	s.refresh(e)
+	s.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.with(r) })
 }
 
 func (s *Store) removeReport(agentUID string, fk fleet.Key, key Key) {
@@ -68,15 +66,33 @@ func (s *Store) removeReport(agentUID string, fk fleet.Key, key Key) {
 			delete(s.byAgent, agentUID)
 		}
 	}
-	e, ok := s.entries[key]
-	if !ok {
-		return
+	if _, ok := s.entries[key]; ok {
+		s.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.without(fk) })
 	}
-	e.reports.remove(fk)
-	s.refresh(e)
 }
 
-// reports are the agents' words on one name, one for each container: hardly ever more than one.
+// SetRemoved tells that a container is certainly gone. Its agent's word of that comes by another stream, and may come after
+// others that are older: none of them shows the sandbox again.
+func (s *Store) SetRemoved(fence *agentv1.Fence) {
+	fk := fleet.KeyOf(fence)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removed[fk] = s.clock.Now()
+	s.prune(s.clock.Now())
+	if key, ok := s.byAgent[fk.AgentUID][fk]; ok {
+		s.change(key, func(*entry, snapshot) {})
+	}
+}
+
+// Removed tells whether a container is known to be gone.
+func (s *Store) Removed(key fleet.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, removed := s.removed[key]
+	return removed
+}
+
+// reports are the agents' words on one name, one for each container: hardly ever more than one. They never change.
 type reports []*agentv1.SandboxReport
 
 func (rs reports) find(key fleet.Key) int {
@@ -91,18 +107,20 @@ func (rs reports) get(key fleet.Key) *agentv1.SandboxReport {
 	return nil
 }
 
-func (rs *reports) set(r *agentv1.SandboxReport) {
-	if i := rs.find(fleet.KeyOf(r.GetRecord().GetFence())); i >= 0 {
-		(*rs)[i] = r
-		return
-	}
-	*rs = append(*rs, r)
+// with has one more, or a newer one in the place of its older.
+func (rs reports) with(r *agentv1.SandboxReport) reports {
+	return append(rs.without(fleet.KeyOf(r.GetRecord().GetFence())), r)
 }
 
-func (rs *reports) remove(key fleet.Key) {
-	if i := rs.find(key); i >= 0 {
-		*rs = slices.Delete(*rs, i, i+1)
+// without is a copy that lacks one.
+func (rs reports) without(key fleet.Key) reports {
+	var rest reports
+	for _, r := range rs {
+		if fleet.KeyOf(r.GetRecord().GetFence()) != key {
+			rest = append(rest, r)
+		}
 	}
+	return rest
 }
 
 // sorted is in the order of their creation.

@@ -1,6 +1,7 @@
 // Package store is the one view of sandboxes behind Get, List and Watch. It lays over each other what three sources tell:
 // the custom resources of the informer, the records of fast creates that are not written yet, and the agents' reports. It
-// does no I/O. All methods may be called concurrently. What it returns is shared and must not be changed.
+// holds what they told, and makes the view of a sandbox when somebody asks: there may be 100,000 that nobody does. It does
+// no I/O. All methods may be called concurrently. What it returns must not be changed.
 //
 // Of one name, a custom resource comes before a record, and a record before a report that nobody else knows (after a
 // restart of the allocator). A report counts only if its fence is the one in force.
@@ -8,18 +9,17 @@ package store
 
 import (
 	"cmp"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/btree"
-	"google.golang.org/protobuf/proto"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 )
@@ -71,7 +71,7 @@ type entry struct {
 	resource *v1alpha1.Sandbox
 	record   *Record
 	reports  reports
-	item     *Item // nil while nothing is to be seen
+	alone    *Record // the report that makes a sandbox to be seen without a resource or a record; nil if none does
 }
 
 // Store is the view.
@@ -80,12 +80,13 @@ type Store struct {
 
 	mu       sync.Mutex
 	entries  map[Key]*entry
-	sorted   *btree.BTreeG[Key]           // of the entries with an item
+	sorted   *btree.BTreeG[Key]           // of the entries of which there is something to be seen
 	byAgent  map[string]map[fleet.Key]Key // where reports of an agent are
 	requests map[requestKey]Key
 	deleting map[string]time.Time                        // by uid: accepted deletions of what is still there
 	gone     map[string]time.Time                        // by uid: tombstones
 	answered map[requestKey]time.Time                    // create calls whose sandbox is gone
+	removed  map[fleet.Key]time.Time                     // containers that are certainly gone
 	graves   map[string]map[fleet.Key]*agentv1.Tombstone // by uid: what agents keep
 	pruned   time.Time
 	watchers map[*Watch]struct{}
@@ -96,39 +97,111 @@ func New(c clock.PassiveClock) *Store {
 	return &Store{
 		clock: c, entries: map[Key]*entry{}, byAgent: map[string]map[fleet.Key]Key{}, requests: map[requestKey]Key{},
 		deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{}, watchers: map[*Watch]struct{}{},
-		graves: map[string]map[fleet.Key]*agentv1.Tombstone{},
+		graves: map[string]map[fleet.Key]*agentv1.Tombstone{}, removed: map[fleet.Key]time.Time{},
 		sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
 	}
 }
 
-func (s *Store) entry(key Key) *entry {
-	e, ok := s.entries[key]
-	if !ok {
+// snapshot is what is known of a name now. The lock is held.
+func (s *Store) snapshot(key Key) snapshot {
+	e := s.entries[key]
+	if e == nil {
+		return snapshot{key: key}
+	}
+	n := snapshot{key: key, resource: e.resource, record: cmp.Or(e.record, e.alone), reports: e.reports}
+	if n.seen() {
+		n.deleting = s.deleting[n.uid()]
+	}
+	return n
+}
+
+// change does what changes what is known of a name, given what was known before, and then brings the indexes up to date
+// and tells watchers. The lock is held.
+func (s *Store) change(key Key, do func(e *entry, before snapshot)) {
+	e := s.entries[key]
+	if e == nil {
 		e = &entry{key: key}
 		s.entries[key] = e
 	}
-	return e
+	before := s.snapshot(key)
+	do(e, before)
+	s.settle(e)
+	if len(e.reports) == 0 && e.resource == nil && e.record == nil {
+		delete(s.entries, key)
+	}
+	after := s.snapshot(key)
+	s.index(&before, &after)
+	if before.seen() && after.seen() && before.uid() != after.uid() {
+		s.publish(before, snapshot{key: key})
+		before = snapshot{key: key}
+	}
+	s.publish(before, after)
+}
+
+// settle drops a record that has done its service, and looks for the report that counts where nothing else is known.
+func (s *Store) settle(e *entry) {
+	if e.resource != nil && e.record != nil {
+		same := e.resource.EffectiveUID() == e.record.Record.GetFence().GetSandboxUid()
+		if !same || e.resource.Status.Phase != "" { // until then the record knows more of the status
+			e.record = nil
+		}
+	}
+	e.alone = nil
+	if e.resource != nil || e.record != nil {
+		return
+	}
+	var best *agentv1.SandboxReport
+	for _, r := range e.reports.sorted() {
+		switch {
+		case !s.orphaned(r):
+		case best == nil, sameSandbox(best, r) && r.GetRecord().GetFence().GetAttempt() > best.GetRecord().GetFence().GetAttempt():
+			best = r
+		}
+	}
+	if best != nil {
+		e.alone = &Record{Record: best.GetRecord(), Report: best}
+	}
+}
+
+// index keeps what finds names in step with what is to be seen of one.
+func (s *Store) index(before, after *snapshot) {
+	if id := before.requestID(); id != "" {
+		if rk := (requestKey{before.key.Namespace, id}); s.requests[rk] == before.key {
+			delete(s.requests, rk)
+		}
+	}
+	if id := after.requestID(); id != "" {
+		s.requests[requestKey{after.key.Namespace, id}] = after.key
+	}
+	switch {
+	case after.seen() && !before.seen():
+		s.sorted.ReplaceOrInsert(after.key)
+	case before.seen() && !after.seen():
+		s.sorted.Delete(before.key)
+	}
 }
 
 // Get returns one sandbox; false if there is none.
 func (s *Store) Get(key Key) (Item, bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e, ok := s.entries[key]; ok && e.item != nil {
-		return *e.item, true
+	n := s.snapshot(key)
+	s.mu.Unlock()
+	if !n.seen() {
+		return Item{}, false
 	}
-	return Item{}, false
+	return n.item(), true
 }
 
 // ByRequest returns the sandbox that a create call made; false if there is none.
 func (s *Store) ByRequest(namespace, requestID string) (Item, bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	key, ok := s.requests[requestKey{namespace, requestID}]
+	n := s.snapshot(key)
+	s.mu.Unlock()
 	if !ok {
 		return Item{}, false
 	}
-	return *s.entries[key].item, true
+	return n.item(), true
 }
 
 // RequestGone tells whether a create call made a sandbox that is gone.
@@ -165,26 +238,35 @@ func (s *Store) Len() int {
 
 // SetRecord shows a sandbox whose custom resource is not written yet, and returns it as the record tells it.
 func (s *Store) SetRecord(r *Record) Item {
-	key := Key{r.Record.GetNamespace(), r.Record.GetName()}
+	told := snapshot{key: Key{r.Record.GetNamespace(), r.Record.GetName()}, record: r}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.entry(key)
-	e.record = r
-	item := s.recordView(e, r)
-	s.refresh(e)
-	return *item
+	s.change(told.key, func(e *entry, _ snapshot) {
+		e.record = r
+		told.reports, told.deleting = e.reports, s.deleting[told.uid()]
+	})
+	s.mu.Unlock()
+	return told.item()
 }
 
 // MarkDeleting shows a sandbox as being deleted from now on.
 func (s *Store) MarkDeleting(key Key, uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.deleting[uid]; !ok {
-		s.deleting[uid] = s.clock.Now()
-	}
-	if e, ok := s.entries[key]; ok {
-		s.refresh(e)
-	}
+	s.markDeleting(key, uid)
+}
+
+func (s *Store) markDeleting(key Key, uid string) {
+	s.change(key, func(*entry, snapshot) {
+		if _, ok := s.deleting[uid]; !ok {
+			s.deleting[uid] = s.clock.Now()
+		}
+	})
+}
+
+// shows tells whether the sandbox of a uid is what is to be seen of a name. The lock is held.
+func (s *Store) shows(key Key, uid string) bool {
+	n := s.snapshot(key)
+	return n.seen() && n.uid() == uid
 }
 
 // Bury forgets a sandbox that is gone and remembers its uid, so that no late word brings it back. It returns false, and
@@ -192,43 +274,44 @@ func (s *Store) MarkDeleting(key Key, uid string) {
 func (s *Store) Bury(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.entries[key]
-	if e != nil && e.resource != nil && e.resource.EffectiveUID() == uid {
+	if e := s.entries[key]; e != nil && e.resource != nil && e.resource.EffectiveUID() == uid {
 		return false
 	}
-	s.bury(uid, e)
-	if e == nil {
-		return true
-	}
-	if e.record != nil && e.record.Record.GetFence().GetSandboxUid() == uid {
-		e.record = nil
-	}
-	s.refresh(e)
+	s.change(key, func(e *entry, before snapshot) {
+		s.bury(uid, before)
+		e.forgetRecord(uid)
+	})
 	return true
 }
 
-// bury sets the tombstones of a uid and, if e shows its sandbox, of the create call. The lock is held.
-func (s *Store) bury(uid string, e *entry) {
+// forgetRecord drops the record if it is that of a uid.
+func (e *entry) forgetRecord(uid string) {
+	if e.record != nil && e.record.Record.GetFence().GetSandboxUid() == uid {
+		e.record = nil
+	}
+}
+
+// bury sets the tombstones of a uid and, if it was the one to be seen, of its create call. The lock is held.
+func (s *Store) bury(uid string, before snapshot) {
 	now := s.clock.Now()
 	delete(s.deleting, uid)
 	s.gone[uid] = now
-	if e != nil && e.item != nil && e.item.RequestID != "" && e.item.Sandbox.GetUid() == uid && !Abandoned(e.item.Resource) {
-		s.answered[requestKey{e.key.Namespace, e.item.RequestID}] = now
+	if id := before.requestID(); id != "" && before.uid() == uid && !Abandoned(before.resource) {
+		s.answered[requestKey{before.key.Namespace, id}] = now
 	}
+	s.prune(now)
+}
+
+// prune forgets tombstones that are older than any message.
+func (s *Store) prune(now time.Time) {
 	if now.Sub(s.pruned) < time.Minute {
 		return
 	}
 	s.pruned = now
-	for uid, at := range s.gone {
-		if now.Sub(at) > tombstoneTTL && s.graves[uid] == nil {
-			delete(s.gone, uid)
-		}
-	}
-	for rk, at := range s.answered {
-		if now.Sub(at) > tombstoneTTL {
-			delete(s.answered, rk)
-		}
-	}
+	old := func(at time.Time) bool { return now.Sub(at) > tombstoneTTL }
+	maps.DeleteFunc(s.gone, func(uid string, at time.Time) bool { return old(at) && s.graves[uid] == nil })
+	maps.DeleteFunc(s.answered, func(_ requestKey, at time.Time) bool { return old(at) })
+	maps.DeleteFunc(s.removed, func(_ fleet.Key, at time.Time) bool { return old(at) })
 }
 
 // Abandoned tells whether a custom resource is marked as that of a create call that failed; nil is not.
@@ -244,12 +327,11 @@ func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
 	if _, ok := s.gone[sb.EffectiveUID()]; ok {
 		return
 	}
-	e := s.entry(Key{sb.Namespace, sb.Name})
-	if e.resource != nil && older(sb.ResourceVersion, e.resource.ResourceVersion) {
+	key := Key{sb.Namespace, sb.Name}
+	if e := s.entries[key]; e != nil && e.resource != nil && older(sb.ResourceVersion, e.resource.ResourceVersion) {
 		return
 	}
-	e.resource = sb
-	s.refresh(e)
+	s.change(key, func(e *entry, _ snapshot) { e.resource = sb })
 }
 
 // older compares resource versions, which the API server documents as growing numbers for one kind of resource.
@@ -263,90 +345,13 @@ func older(a, b string) bool {
 func (s *Store) RemoveResource(sb *v1alpha1.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.entries[Key{sb.Namespace, sb.Name}]
-	s.bury(sb.EffectiveUID(), e)
-	if e == nil {
-		return
-	}
-	if e.resource != nil && e.resource.UID == sb.UID {
-		e.resource = nil
-	}
-	if e.record != nil && e.record.Record.GetFence().GetSandboxUid() == sb.EffectiveUID() {
-		e.record = nil
-	}
-	s.refresh(e)
-}
-
-// refresh computes what is to be seen of an entry, tells watchers if it changed, and drops an entry that is empty. The
-// lock is held.
-func (s *Store) refresh(e *entry) {
-	if e.resource != nil && e.record != nil {
-		same := e.resource.EffectiveUID() == e.record.Record.GetFence().GetSandboxUid()
-		if !same || e.resource.Status.Phase != "" { // until then the record knows more of the status
-			e.record = nil
+	s.change(Key{sb.Namespace, sb.Name}, func(e *entry, before snapshot) {
+		s.bury(sb.EffectiveUID(), before)
+		if e.resource != nil && e.resource.UID == sb.UID {
+			e.resource = nil
 		}
-	}
-	old := e.item
-	e.item = s.view(e)
-	s.index(e, old)
-	if len(e.reports) == 0 && e.resource == nil && e.record == nil {
-		delete(s.entries, e.key)
-	}
-	var before, after *sandboxv1.Sandbox
-	if old != nil {
-		before = old.Sandbox
-	}
-	if e.item != nil {
-		after = e.item.Sandbox
-	}
-	if before != nil && after != nil && before.GetUid() != after.GetUid() {
-		s.publish(before, nil)
-		before = nil
-	}
-	if before == after || (before != nil && after != nil && proto.Equal(before, after)) {
-		return
-	}
-	s.publish(before, after)
-}
-
-func (s *Store) index(e *entry, old *Item) {
-	if old != nil && old.RequestID != "" {
-		rk := requestKey{e.key.Namespace, old.RequestID}
-		if s.requests[rk] == e.key {
-			delete(s.requests, rk)
-		}
-	}
-	if e.item != nil && e.item.RequestID != "" {
-		s.requests[requestKey{e.key.Namespace, e.item.RequestID}] = e.key
-	}
-	switch {
-	case e.item != nil && old == nil:
-		s.sorted.ReplaceOrInsert(e.key)
-	case e.item == nil && old != nil:
-		s.sorted.Delete(e.key)
-	}
-}
-
-// view is what is to be seen of an entry, nil for nothing. The lock is held.
-func (s *Store) view(e *entry) *Item {
-	switch {
-	case e.resource != nil:
-		return s.resourceView(e)
-	case e.record != nil:
-		return s.recordView(e, e.record)
-	}
-	var best *agentv1.SandboxReport
-	for _, r := range e.reports.sorted() {
-		switch {
-		case !s.orphaned(r):
-		case best == nil, sameSandbox(best, r) && r.GetRecord().GetFence().GetAttempt() > best.GetRecord().GetFence().GetAttempt():
-			best = r
-		}
-	}
-	if best == nil {
-		return nil
-	}
-	return s.recordView(e, &Record{Record: best.GetRecord(), Report: best})
+		e.forgetRecord(sb.EffectiveUID())
+	})
 }
 
 // sameSandbox tells whether two containers are attempts of one sandbox. Only the last can have been acknowledged: a create
@@ -358,20 +363,9 @@ func sameSandbox(a, b *agentv1.SandboxReport) bool {
 // orphaned tells whether a report alone makes a sandbox to be seen: acknowledged, not written, not known to be gone.
 func (s *Store) orphaned(r *agentv1.SandboxReport) bool {
 	_, gone := s.gone[r.GetRecord().GetFence().GetSandboxUid()]
-	if gone || r.GetPersisted() {
+	_, removed := s.removed[fleet.KeyOf(r.GetRecord().GetFence())]
+	if gone || removed || r.GetPersisted() {
 		return false
 	}
 	return r.GetState() == agentv1.SandboxState_SANDBOX_STATE_RUNNING || r.GetState() == agentv1.SandboxState_SANDBOX_STATE_STOPPED
-}
-
-func (s *Store) resourceView(e *entry) *Item {
-	sb := convert.ToProto(e.resource)
-	item := &Item{Key: e.key, Sandbox: sb, Resource: e.resource, RequestID: e.resource.Annotations[v1alpha1.AnnotationRequestID]}
-	if a, err := e.resource.Assignment(); err == nil && a != nil {
-		item.Fence = &agentv1.Fence{SandboxUid: a.SandboxUID, Attempt: a.Attempt, AgentUid: a.AgentUID}
-		setAssigned(sb.GetStatus(), a.AgentPod, a.NodeName, a.Attempt)
-	}
-	overlay(sb.GetStatus(), e.latest(item.Fence, e.record))
-	s.overlayDeletion(sb)
-	return item
 }

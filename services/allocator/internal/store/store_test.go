@@ -153,6 +153,22 @@ func TestReportAloneAfterRestart(t *testing.T) {
 	require.False(t, ok)
 }
 
+func TestALateWordOnARemovedContainer(t *testing.T) {
+	s := newStore()
+	running := report("u", agentv1.SandboxState_SANDBOX_STATE_RUNNING)
+	s.AgentChanges("a", []*agentv1.SandboxReport{running})
+	require.Equal(t, 1, s.Len())
+	s.SetRemoved(running.GetRecord().GetFence())
+	require.Zero(t, s.Len())
+	s.AgentChanges("a", []*agentv1.SandboxReport{running})
+	_, ok := s.ByRequest("ns", "r-u")
+	require.False(t, ok)
+	next := proto.CloneOf(running)
+	next.Record.Fence.Attempt = 2
+	s.AgentChanges("a", []*agentv1.SandboxReport{next})
+	require.Equal(t, 1, s.Len(), "another try of the same sandbox")
+}
+
 func TestRequestTombstone(t *testing.T) {
 	s := newStore()
 	s.SetRecord(record("u"))

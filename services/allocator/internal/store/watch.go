@@ -1,6 +1,8 @@
 package store
 
 import (
+	"google.golang.org/protobuf/proto"
+
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
@@ -18,22 +20,25 @@ type Watch struct {
 // that. Close it when done.
 func (s *Store) Watch(f Filter) ([]*sandboxv1.Sandbox, *Watch) {
 	w := &Watch{store: s, filter: f, events: make(chan *sandboxv1.WatchSandboxesResponse, watchBuffer)}
+	return views(s.subscribe(w)), w
+}
+
+func (s *Store) subscribe(w *Watch) (initial []snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var initial []*sandboxv1.Sandbox
+	s.watchers[w] = struct{}{}
 	look := func(key Key) bool {
-		if e := s.entries[key]; e != nil && e.item != nil && f.Matches(e.item.Sandbox) {
-			initial = append(initial, e.item.Sandbox)
+		if n := s.snapshot(key); w.filter.matches(&n) {
+			initial = append(initial, n)
 		}
 		return true
 	}
-	if f.Namespace != "" && f.Name != "" { // every create watches its name: not at the price of looking at all there are
+	if f := w.filter; f.Namespace != "" && f.Name != "" { // every create watches its name: not at the price of looking at all there are
 		look(Key{f.Namespace, f.Name})
 	} else {
 		s.sorted.Ascend(look)
 	}
-	s.watchers[w] = struct{}{}
-	return initial, w
+	return initial
 }
 
 // Events carries the changes. It is closed when the watcher was too slow, or closed itself.
@@ -54,21 +59,21 @@ func (s *Store) drop(w *Watch) {
 }
 
 // publish tells each watcher of a change as its filter sees it; one that cannot take it is dropped. The lock is held.
-func (s *Store) publish(before, after *sandboxv1.Sandbox) {
+func (s *Store) publish(before, after snapshot) {
+	was, is := view{snapshot: &before}, view{snapshot: &after}
 	for w := range s.watchers {
-		was, is := w.filter.Matches(before), w.filter.Matches(after)
-		event := &sandboxv1.WatchSandboxesResponse{Sandbox: after}
-		switch {
-		case is && !was:
-			event.Type = sandboxv1.WatchSandboxesResponse_TYPE_ADDED
-		case is:
-			event.Type = sandboxv1.WatchSandboxesResponse_TYPE_MODIFIED
-		case was && after != nil:
-			event.Type = sandboxv1.WatchSandboxesResponse_TYPE_DELETED
-		case was:
-			event.Type, event.Sandbox = sandboxv1.WatchSandboxesResponse_TYPE_DELETED, before
-		default:
+		event := &sandboxv1.WatchSandboxesResponse{}
+		switch matched, matches := w.filter.matches(&before), w.filter.matches(&after); {
+		case matches && !matched:
+			event.Type, event.Sandbox = sandboxv1.WatchSandboxesResponse_TYPE_ADDED, is.get()
+		case matches && proto.Equal(was.get(), is.get()), !matches && !matched:
 			continue
+		case matches:
+			event.Type, event.Sandbox = sandboxv1.WatchSandboxesResponse_TYPE_MODIFIED, is.get()
+		case after.seen():
+			event.Type, event.Sandbox = sandboxv1.WatchSandboxesResponse_TYPE_DELETED, is.get()
+		default:
+			event.Type, event.Sandbox = sandboxv1.WatchSandboxesResponse_TYPE_DELETED, was.get()
 		}
 		select {
 		case w.events <- event:
@@ -76,4 +81,17 @@ func (s *Store) publish(before, after *sandboxv1.Sandbox) {
 			s.drop(w)
 		}
 	}
+}
+
+// view is made at most once, and only if somebody watches.
+type view struct {
+	snapshot *snapshot
+	sandbox  *sandboxv1.Sandbox
+}
+
+func (v *view) get() *sandboxv1.Sandbox {
+	if v.sandbox == nil {
+		v.sandbox = v.snapshot.item().Sandbox
+	}
+	return v.sandbox
 }

@@ -1,0 +1,210 @@
+package store
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+)
+
+// snapshot is all that is known of one name at one moment. It is cheap to take, and what it points to never changes: the
+// API's view is made of it when somebody asks, without the store's lock. With neither a resource nor a record there is
+// nothing to be seen.
+type snapshot struct {
+	key      Key
+	resource *v1alpha1.Sandbox
+	record   *Record
+	reports  reports
+	deleting time.Time // when a deletion was accepted; zero if none was
+}
+
+func (n *snapshot) seen() bool { return n.resource != nil || n.record != nil }
+
+func (n *snapshot) uid() string {
+	if n.resource != nil {
+		return n.resource.EffectiveUID()
+	}
+	return n.recorded().GetFence().GetSandboxUid()
+}
+
+// recorded is the record's own record; nil, which all getters take, without one.
+func (n *snapshot) recorded() *agentv1.SandboxRecord {
+	if n.record == nil {
+		return nil
+	}
+	return n.record.Record
+}
+
+func (n *snapshot) requestID() string {
+	if n.resource != nil {
+		return n.resource.Annotations[v1alpha1.AnnotationRequestID]
+	}
+	return n.recorded().GetRequestId()
+}
+
+func (n *snapshot) pool() string {
+	if n.resource != nil {
+		return n.resource.Spec.PoolRef
+	}
+	return n.recorded().GetSpec().GetPool()
+}
+
+func (n *snapshot) labels() map[string]string {
+	if n.resource != nil {
+		return n.resource.Labels
+	}
+	return n.recorded().GetLabels()
+}
+
+// assignment is the one in force; nil while there is none.
+func (n *snapshot) assignment() *v1alpha1.Assignment {
+	if n.resource == nil {
+		f := n.recorded().GetFence()
+		return &v1alpha1.Assignment{
+			AgentPod: n.record.AgentPod, NodeName: n.record.NodeName, SandboxUID: f.GetSandboxUid(), Attempt: f.GetAttempt(), AgentUID: f.GetAgentUid(),
+		}
+	}
+	if a, err := n.resource.Assignment(); err == nil {
+		return a
+	}
+	return nil
+}
+
+// latest is the newest word on the container of an assignment. The answer to its create, which the record holds, comes by
+// another stream than the agent's status and is newer than a status that still says CREATING.
+func (n *snapshot) latest(a *v1alpha1.Assignment) *agentv1.SandboxReport {
+	if a == nil {
+		return nil
+	}
+	key := fleet.KeyOf(fenceOf(a))
+	report := n.reports.get(key)
+	if n.record == nil || fleet.KeyOf(n.recorded().GetFence()) != key {
+		return report
+	}
+	if report == nil || report.GetState() == agentv1.SandboxState_SANDBOX_STATE_CREATING {
+		return n.record.Report
+	}
+	return report
+}
+
+func fenceOf(a *v1alpha1.Assignment) *agentv1.Fence {
+	return &agentv1.Fence{SandboxUid: a.SandboxUID, Attempt: a.Attempt, AgentUid: a.AgentUID}
+}
+
+// phase is where the sandbox is in its life.
+func (n *snapshot) phase() sandboxv1.Phase {
+	if !n.deleting.IsZero() || n.resource != nil && n.resource.DeletionTimestamp != nil {
+		return sandboxv1.Phase_PHASE_TERMINATING
+	}
+	p, _ := moved(n.written(), n.latest(n.assignment()))
+	return p
+}
+
+// written is the phase without the agents' word.
+func (n *snapshot) written() sandboxv1.Phase {
+	if n.resource != nil {
+		return convert.PhaseToProto(n.resource.Status.Phase)
+	}
+	return sandboxv1.Phase_PHASE_BOUND
+}
+
+// item makes the view of what is to be seen.
+func (n *snapshot) item() Item {
+	item := Item{Key: n.key, Resource: n.resource, RequestID: n.requestID()}
+	if n.resource != nil {
+		item.Sandbox = convert.ToProto(n.resource)
+	} else {
+		r := n.recorded()
+		item.Sandbox = &sandboxv1.Sandbox{
+			Namespace: r.GetNamespace(), Name: r.GetName(), Uid: r.GetFence().GetSandboxUid(), Labels: maps.Clone(r.GetLabels()),
+			Spec: proto.CloneOf(r.GetSpec()), CreateTime: r.GetCreateTime(), Status: &sandboxv1.SandboxStatus{Phase: n.written()},
+		}
+	}
+	st := item.Sandbox.GetStatus()
+	if a := n.assignment(); a != nil {
+		item.Fence = fenceOf(a)
+		setAssigned(st, a)
+		overlay(st, n.latest(a))
+	}
+	if !n.deleting.IsZero() && item.Sandbox.GetDeleteTime() == nil { // the custom resource may not tell of it yet
+		item.Sandbox.DeleteTime = timestamppb.New(n.deleting)
+	}
+	if item.Sandbox.GetDeleteTime() != nil {
+		st.Phase = sandboxv1.Phase_PHASE_TERMINATING
+	}
+	return item
+}
+
+func setAssigned(st *sandboxv1.SandboxStatus, a *v1alpha1.Assignment) {
+	if st.GetAssignedPod() == "" {
+		st.AssignedPod = a.AgentPod
+	}
+	if st.GetNodeName() == "" {
+		st.NodeName = a.NodeName
+	}
+	if st.GetAttempt() == 0 {
+		st.Attempt = a.Attempt
+	}
+}
+
+// moved is where an agent's report moves a phase that may not have followed it yet, and whether the rest of the report is
+// news, too. A phase only moves on: what is deleted, expired or failed stays that.
+func moved(p sandboxv1.Phase, r *agentv1.SandboxReport) (to sandboxv1.Phase, news bool) {
+	switch p {
+	case sandboxv1.Phase_PHASE_UNSPECIFIED, sandboxv1.Phase_PHASE_PENDING, sandboxv1.Phase_PHASE_BOUND, sandboxv1.Phase_PHASE_RUNNING:
+	default:
+		return p, false
+	}
+	switch r.GetState() {
+	case agentv1.SandboxState_SANDBOX_STATE_CREATING:
+		if p != sandboxv1.Phase_PHASE_RUNNING {
+			p = sandboxv1.Phase_PHASE_BOUND
+		}
+		return p, false
+	case agentv1.SandboxState_SANDBOX_STATE_RUNNING:
+		return sandboxv1.Phase_PHASE_RUNNING, true
+	case agentv1.SandboxState_SANDBOX_STATE_STOPPED:
+		// Seed 002: exit code 0 leaves the phase at Running (the condition Finished tells), any other fails it.
+		if r.GetExitCode() != 0 {
+			return sandboxv1.Phase_PHASE_FAILED, true
+		}
+		return sandboxv1.Phase_PHASE_RUNNING, true
+	default: // what could not be created may be tried again: whether it has failed is the controller's to say
+		return p, false
+	}
+}
+
+// overlay lays an agent's report over a status.
+func overlay(st *sandboxv1.SandboxStatus, r *agentv1.SandboxReport) {
+	to, news := moved(st.GetPhase(), r)
+	st.Phase = to
+	if !news {
+		return
+	}
+	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_STOPPED {
+		setEnd(st, r)
+	}
+	st.SandboxId = r.GetContainerId()
+	st.Endpoints = slices.Clone(r.GetEndpoints())
+	if r.GetStartTime() != nil {
+		st.StartTime = r.GetStartTime()
+	}
+	if r.GetStartPath() != sandboxv1.StartPath_START_PATH_UNSPECIFIED {
+		st.StartPath = r.GetStartPath()
+	}
+}
+
+func setEnd(st *sandboxv1.SandboxStatus, r *agentv1.SandboxReport) {
+	if r.ExitCode != nil {
+		st.ExitCode = proto.Int32(r.GetExitCode())
+	}
+	st.Reason, st.Message, st.FinishTime = r.GetReason(), r.GetMessage(), r.GetFinishTime()
+}
