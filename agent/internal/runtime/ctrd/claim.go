@@ -33,7 +33,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 		return fmt.Errorf("claiming slot %s, which this process did not start: %w", c.ID, runtime.ErrSlotLost)
 	}
 	// Before the claim is made, closing it ends the slot; after that, nothing.
-	defer held.conn.Close()
+	defer held.close()
 	_, img, spec, err := r.prescribe(ctx, c, reached)
 	if err != nil {
 		return err
@@ -58,20 +58,18 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 
 // handOver makes the claim durable and gives the slot all that it becomes.
 func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot, img *image, spec *specs.Spec, request *claim.Claim, reached func(runtime.Stage)) error {
-	var root *os.File
 	var built error
 	mounted, ready := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ready)
-		if root, built = r.slotRoot(ctx, held, c.ID, img); built != nil {
-			close(mounted)
+		built = r.slotRoot(ctx, held, c.ID, img)
+		close(mounted)
+		if built != nil {
 			return
 		}
-		defer root.Close()
-		close(mounted)
 		ctx, span := obs.Tracer().Start(ctx, "claim")
 		defer span.End()
-		built = held.conn.Send(ctx, request, int(root.Fd()))
+		built = held.conn.Send(ctx, request, int(held.root.Fd()))
 	}()
 	var g errgroup.Group
 	g.Go(func() error { return r.recordClaim(ctx, c, held.group, img, spec) })
@@ -86,7 +84,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 	})
 	// The stages are told from this goroutine and in their order.
 	<-mounted
-	if root != nil {
+	if held.root != nil {
 		reached(runtime.StageSnapshot)
 	}
 	recorded := g.Wait()
@@ -104,18 +102,25 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 	return nil
 }
 
-// slotRoot is the root file system for a slot, mounted and attached to nothing.
-func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *image) (*os.File, error) {
+// slotRoot has the slot hold the root file system that it is to have, mounted and attached to nothing.
+func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *image) error {
 	ctx, span := obs.Tracer().Start(ctx, "snapshot")
 	defer span.End()
-	mounts := held.mounts
-	if held.chain != img.chain {
-		var err error
-		if mounts, err = r.replaceSnapshot(ctx, id, img, held.chain != ""); err != nil {
-			return nil, err
-		}
+	if held.chain == img.chain {
+		return nil
 	}
-	return detached(mounts)
+	other := held.chain != ""
+	held.setRoot("", nil)
+	mounts, err := r.replaceSnapshot(ctx, id, img, other)
+	if err != nil {
+		return err
+	}
+	root, err := detached(mounts)
+	if err != nil {
+		return err
+	}
+	held.setRoot(img.chain, root)
+	return nil
 }
 
 // replaceSnapshot prepares the snapshot of a slot that is warm for nothing, as far as is known, or for another image.

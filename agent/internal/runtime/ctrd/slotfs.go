@@ -19,6 +19,29 @@ const (
 	newRootDir = "/new"     // where the claim builds the new root
 )
 
+// A sandbox's root has these whatever its image has: places for the slot's own mounts, and for the claim's files.
+func rootDirs() []string  { return []string{"proc", "dev", "sys"} }
+func rootFiles() []string { return []string{"hosts", "hostname", "resolv.conf"} }
+
+// furnish makes, in a root that a claim will mount upon, the places that the image lacks, as sandbox-init would. Each is an
+// inode of the snapshot's file system, and finding one that is free can take longer than the rest of the claim: ext4 passes
+// over all that were deleted within the last minute, one by one. What cannot be made here is sandbox-init's to find out.
+func furnish(root *os.File) {
+	dir, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", root.Fd()))
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	for _, name := range append(rootDirs(), "etc") {
+		_ = dir.Mkdir(name, 0o755)
+	}
+	for _, name := range rootFiles() {
+		if f, err := dir.OpenFile(path.Join("etc", name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755); err == nil {
+			_ = f.Close()
+		}
+	}
+}
+
 // slotFile is where a slot keeps a file that the claim puts at destination.
 func slotFile(destination string) string { return path.Join(filesDir, path.Base(destination)) }
 
@@ -59,12 +82,12 @@ func (r *Runtime) slotRootfs() (string, error) {
 }
 
 func fillRootfs(dir string, binary []byte) error {
-	for _, d := range []string{"proc", "dev", "sys", privateDir, filesDir, newRootDir} {
+	for _, d := range append(rootDirs(), privateDir, filesDir, newRootDir) {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil { //nolint:gosec // as any root directory
 			return err
 		}
 	}
-	for _, f := range []string{"hosts", "hostname", "resolv.conf"} {
+	for _, f := range rootFiles() {
 		if err := os.WriteFile(filepath.Join(dir, filesDir, f), nil, 0o644); err != nil { //nolint:gosec // mount points
 			return err
 		}

@@ -43,9 +43,24 @@ type slot struct {
 
 	mu    sync.Mutex // held over the I/O of warming, which who takes the slot waits for
 	taken bool
-	// chain is what the slot is warm for, with the mounts of its root; empty for nothing. Who has taken the slot needs no lock.
-	chain  string
-	mounts []mount.Mount
+	// chain is what the slot is warm for, with its root, mounted and attached to nothing; empty for nothing. Who has taken
+	// the slot needs no lock.
+	chain string
+	root  *os.File
+}
+
+// close gives up what the process has of a slot. One that was not claimed ends.
+func (s *slot) close() {
+	_ = s.conn.Close()
+	s.setRoot("", nil)
+}
+
+// setRoot has the slot hold a root in place of another.
+func (s *slot) setRoot(chain string, root *os.File) {
+	if s.root != nil {
+		_ = s.root.Close() // there is nothing to be written
+	}
+	s.chain, s.root = chain, root
 }
 
 // take hands a slot to whoever claims or ends it; nil if there is none.
@@ -71,7 +86,7 @@ func (s *slots) put(id string, held *slot) {
 // end ends a slot that is not claimed.
 func (s *slots) end(id string) {
 	if held := s.take(id); held != nil {
-		_ = held.conn.Close()
+		held.close()
 	}
 }
 
@@ -178,7 +193,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	return nil
 }
 
-// WarmSlot prepares the snapshot that a claim with the image will want. A slot is warmed once.
+// WarmSlot makes and mounts the root that a claim with the image will want. A slot is warmed once.
 func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmTimeout)
 	defer cancel()
@@ -205,7 +220,12 @@ func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	if err != nil {
 		return err
 	}
-	held.chain, held.mounts = img.chain, mounts
+	root, err := detached(mounts)
+	if err != nil {
+		return err
+	}
+	furnish(root)
+	held.setRoot(img.chain, root)
 	return nil
 }
 

@@ -29,7 +29,8 @@ func newSource(a *App, p *parts, scheme *runtime.Scheme, mapper meta.RESTMapper,
 	c, err := cache.New(a.rest, cache.Options{
 		HTTPClient: httpClient, Scheme: scheme, Mapper: mapper, DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
+			&corev1.Pod{}:       {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
+			&v1alpha1.Sandbox{}: {Transform: compact},
 		},
 	})
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -78,6 +79,7 @@ type Reconciler struct {
 	expect  *expectations
 	idle    *idleness
 	drains  *drains
+	pace    *pace
 	secrets *secrets
 	pods    *prometheus.CounterVec
 }
@@ -85,7 +87,7 @@ type Reconciler struct {
 // New returns a reconciler that is not started.
 func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{
-		Config: cfg, feed: &feed{}, expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock), drains: newDrains(cfg.Clock),
+		Config: cfg, feed: &feed{}, expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock), drains: newDrains(cfg.Clock), pace: newPace(cfg.Clock),
 		secrets: newSecrets(cfg),
 		pods: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastsandbox_controller_agent_pods_total", Help: "Agent Pods that were created and deleted, by the reason."},
@@ -113,7 +115,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m manager.Manager) er
 		Named("sandboxpool").
 		For(&v1alpha1.SandboxPool{}).
 		Owns(&corev1.Pod{}).
-		Watches(&v1alpha1.Sandbox{}, handler.EnqueueRequestsFromMapFunc(poolOf)).
+		Watches(&v1alpha1.Sandbox{}, r.ofSandboxes()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfSecret)).
 		WatchesRawSource(source.Func(r.feed.start)).
 		// One for each pool at a time is all that is ever needed; a few for many pools.
@@ -125,12 +127,19 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m manager.Manager) er
 	return nil
 }
 
-func poolOf(_ context.Context, o client.Object) []reconcile.Request {
-	s, ok := o.(*v1alpha1.Sandbox)
-	if !ok {
-		return nil
+// ofSandboxes looks at the pool of each sandbox that changes, gathering the changes as the feed does.
+func (r *Reconciler) ofSandboxes() handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	look := func(o client.Object, q queue) {
+		if s, ok := o.(*v1alpha1.Sandbox); ok {
+			q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Spec.PoolRef}}, feedDelay)
+		}
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Spec.PoolRef}}}
+	return handler.Funcs{
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { look(e.Object, q) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { look(e.ObjectNew, q) },
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) { look(e.Object, q) },
+	}
 }
 
 // poolsOfSecret are all pools when the certificate that they all use has changed.
@@ -160,6 +169,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.expect.forget(req.NamespacedName)
 		r.idle.forget(req.NamespacedName)
 		r.drains.keep(req.NamespacedName, nil)
+		r.pace.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("pool", req.String()))
@@ -176,12 +186,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	} else {
 		after, problem = r.converge(ctx, s)
 	}
-	if err := r.writeStatus(ctx, s, problem); err != nil {
+	later, err := r.writeStatus(ctx, s, problem)
+	if err != nil {
 		return conflictAsDelay(reconcile.Result{}, err)
 	}
 	var bad *templateError
 	if problem != nil && !errors.As(problem, &bad) {
 		return conflictAsDelay(reconcile.Result{}, problem)
+	}
+	if later > 0 && (after == 0 || later < after) {
+		after = later
 	}
 	return reconcile.Result{RequeueAfter: after}, nil // what is wrong with a template, only a change of the pool helps
 }

@@ -142,6 +142,41 @@ func (i *idleness) forget(pool types.NamespacedName) {
 	delete(i.since, pool)
 }
 
+// countsInterval is how often at most the mere counts of a pool are written: they change with each sandbox, of which there
+// may be hundreds a second, and a write costs the API server more than the sandbox itself.
+const countsInterval = time.Second
+
+// pace remembers when the status of pools was written.
+type pace struct {
+	clock clock.PassiveClock
+
+	mu sync.Mutex
+	at map[types.NamespacedName]time.Time
+}
+
+func newPace(c clock.PassiveClock) *pace {
+	return &pace{clock: c, at: map[types.NamespacedName]time.Time{}}
+}
+
+// left is how long mere counts have to wait.
+func (p *pace) left(pool types.NamespacedName) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.at[pool].Add(countsInterval).Sub(p.clock.Now())
+}
+
+func (p *pace) wrote(pool types.NamespacedName) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.at[pool] = p.clock.Now()
+}
+
+func (p *pace) forget(pool types.NamespacedName) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.at, pool)
+}
+
 // feed is a source of pools that the Registry has news of. What comes before the controller has started is dropped: it
 // begins with all pools.
 type feed struct {

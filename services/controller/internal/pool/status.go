@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -16,8 +17,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
 )
 
-// writeStatus writes the status if it changed.
-func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) error {
+// writeStatus writes the status if it changed. Of what changes with each sandbox it is told later when to look again, if it
+// was written just now.
+func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) (later time.Duration, err error) {
 	next := s.pool.DeepCopy()
 	st := &next.Status
 	t := s.tally()
@@ -31,11 +33,16 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) 
 	r.conclude(s, next, t, want, problem)
 	r.concludeSlots(next, t)
 	if equality.Semantic.DeepEqual(s.pool.Status, *st) {
-		return nil
+		return 0, nil
+	}
+	key := client.ObjectKeyFromObject(next)
+	if later := r.pace.left(key); later > 0 && sameButCounts(s.pool.Status, *st) {
+		return later, nil
 	}
 	if err := r.Client.Status().Patch(ctx, next, client.MergeFromWithOptions(s.pool, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("writing pool status: %w", err)
+		return 0, fmt.Errorf("writing pool status: %w", err)
 	}
+	r.pace.wrote(key)
 	before := meta.FindStatusCondition(s.pool.Status.Conditions, v1alpha1.ConditionProgressing)
 	var bad *templateError
 	if errors.As(problem, &bad) && (before == nil || before.Reason != bad.reason || before.Message != bad.Error()) {
@@ -44,7 +51,13 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) 
 	if next.DeletionTimestamp != nil && (before == nil || before.Reason != reasonDeleting) {
 		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, reasonDeleting, "Reconcile", "the pool is being deleted: %s", t.waiting())
 	}
-	return nil
+	return 0, nil
+}
+
+// sameButCounts tells whether two statuses differ in nothing but what changes with each sandbox.
+func sameButCounts(a, b v1alpha1.SandboxPoolStatus) bool {
+	a.ActiveSandboxes, a.FreeSlots, a.ReadySlots = b.ActiveSandboxes, b.FreeSlots, b.ReadySlots
+	return equality.Semantic.DeepEqual(a, b)
 }
 
 // conclude sets the conditions.
