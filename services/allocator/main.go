@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"runtime/debug"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
@@ -15,8 +14,8 @@ import (
 const gcPercent = 50
 
 func main() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+	if set := debug.SetGCPercent(gcPercent); set != 100 { // by GOGC
+		debug.SetGCPercent(set)
 	}
 	cfg := app.NewConfig()
 	daemon.Main(daemon.Program{
