@@ -66,14 +66,38 @@ func (s *Store) List(f Filter, size int, token string) ([]*sandboxv1.Sandbox, st
 	return views(page), "", nil
 }
 
+// stride is how many sandboxes are looked at under one hold of the lock: creates wait for it.
+const stride = 1000
+
 // page is at most size snapshots that match from after a key on, and whether there are more.
 func (s *Store) page(f Filter, size int, after Key) (page []snapshot, more bool) {
+	if after.Namespace < f.Namespace {
+		after = Key{Namespace: f.Namespace}
+	}
+	for ended := false; !ended; {
+		page, more, after, ended = s.extend(page, f, size, after)
+	}
+	return page, more
+}
+
+// extend looks at one stride more, and returns the last key that was looked at.
+func (s *Store) extend(page []snapshot, f Filter, size int, after Key) (longer []snapshot, more bool, last Key, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	looked := 0
+	last, ended = after, true
 	s.sorted.AscendGreaterOrEqual(after, func(key Key) bool {
-		if key == after {
+		switch {
+		case key == after:
 			return true
+		case f.Namespace != "" && key.Namespace != f.Namespace:
+			return false
+		case looked == stride:
+			ended = false
+			return false
 		}
+		looked++
+		last = key
 		n := s.snapshot(key)
 		if !f.matches(&n) {
 			return true
@@ -84,7 +108,7 @@ func (s *Store) page(f Filter, size int, after Key) (page []snapshot, more bool)
 		page = append(page, n)
 		return true
 	})
-	return page, more
+	return page, more, last, ended
 }
 
 func views(ns []snapshot) []*sandboxv1.Sandbox {

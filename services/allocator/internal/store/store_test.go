@@ -225,3 +225,38 @@ func TestListPages(t *testing.T) {
 	}
 	require.Equal(t, []string{"x/a", "x/a-b", "x/b", "x/c", "x-y/a", "x-y/a-b", "x-y/b", "x-y/c"}, got)
 }
+
+// A page may lie far behind others, and end where the sandboxes do.
+func TestListLooksFar(t *testing.T) {
+	s := newStore()
+	const n = 2500
+	for i := range n {
+		r := record(fmt.Sprintf("u%04d", i))
+		r.Record.Name = fmt.Sprintf("n%04d", i)
+		if i%1000 == 0 {
+			r.Record.Spec.Pool = "rare"
+		}
+		s.SetRecord(r)
+	}
+	other := record("elsewhere")
+	other.Record.Namespace = "zz"
+	s.SetRecord(other)
+	for size, pages := range map[int]int{1: 3, 2: 2, 3: 1, 100: 1} {
+		var got []string
+		token, count := "", 0
+		for ; count == 0 || token != ""; count++ {
+			page, next, err := s.List(store.Filter{Namespace: "ns", Pool: "rare"}, size, token)
+			require.NoError(t, err)
+			for _, sb := range page {
+				got = append(got, sb.GetName())
+			}
+			token = next
+		}
+		require.Equal(t, []string{"n0000", "n1000", "n2000"}, got)
+		require.Equal(t, pages, count, "pages of %d", size)
+	}
+	all, next, err := s.List(store.Filter{Namespace: "ns", Phases: []sandboxv1.Phase{sandboxv1.Phase_PHASE_RUNNING}}, n, "")
+	require.NoError(t, err)
+	require.Len(t, all, n)
+	require.Empty(t, next)
+}
