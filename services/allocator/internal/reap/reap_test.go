@@ -175,17 +175,19 @@ func TestADeletionIsRepeatedUntilItIsCertain(t *testing.T) {
 	}
 }
 
-func TestNoCertaintyNoEnd(t *testing.T) {
+func TestWhoDoesNotLeadDeletesNothing(t *testing.T) {
 	f := start(t, removed)
 	f.leads.Store(false)
 	d := f.reaper.Drive(order())
 	require.Never(t, func() bool { return len(f.agent.calls()) > 0 || closed(d.Done()) }, 300*time.Millisecond, tick, "who does not lead deletes nothing")
 	f.leads.Store(true)
 	await(t, "done", d.Done())
+}
 
-	f = start(t, removed)
+func TestNoConnectionIsNoEnd(t *testing.T) {
+	f := start(t, removed)
 	f.agent.set(func(a *agent) { a.away = true })
-	d = f.reaper.Drive(order())
+	d := f.reaper.Drive(order())
 	require.Never(t, func() bool { return closed(d.Done()) }, 200*time.Millisecond, tick, "an agent that cannot be reached is not gone")
 	f.agent.set(func(a *agent) { a.gone = true })
 	await(t, "the containers of a Pod that is gone are the janitor's", d.Done())
