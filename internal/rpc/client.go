@@ -54,9 +54,8 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
-		// An allocator has a connection to every agent, most of which say little. TLS reads ahead as it is; 32 KiB for what is
-		// written are taken from a pool for as long as there is something to write.
-		grpc.WithReadBufferSize(4 << 10), grpc.WithSharedWriteBuffer(true),
+		// An allocator has a connection to every agent, most of which say little. TLS reads ahead as it is.
+		grpc.WithReadBufferSize(4 << 10),
 	}
 	if strings.HasPrefix(target, KubernetesScheme+":") {
 		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
