@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -77,11 +78,12 @@ func (c *cli) exitCode(ctx context.Context, client sandboxv1.SandboxServiceClien
 func (c *cli) watchUntil(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, doing string, look func(*sandboxv1.Sandbox) bool) error {
 	_, err := call(ctx, c, doing, func(ctx context.Context) (struct{}, error) {
 		ctx, cancel := context.WithCancel(ctx)
-		defer cancel() // ends the stream
+		defer cancel()
 		stream, err := client.WatchSandboxes(ctx, &sandboxv1.WatchSandboxesRequest{Namespace: s.GetNamespace(), Name: s.GetName()})
 		if err != nil {
 			return struct{}{}, err
 		}
+		defer hangUp(cancel, stream)
 		seen := false
 		for {
 			event, err := stream.Recv()
@@ -110,6 +112,17 @@ func (c *cli) watchUntil(ctx context.Context, client sandboxv1.SandboxServiceCli
 		}
 	})
 	return err
+}
+
+// hangUp ends a stream of which nobody wants the rest, and waits for that: a call that has not ended when the process does
+// is missing in its trace.
+func hangUp[T any](cancel context.CancelFunc, stream grpc.ServerStreamingClient[T]) {
+	cancel()
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return
+		}
+	}
 }
 
 // remove deletes the sandbox of `run --rm`, by uid, also when ctx has ended.
