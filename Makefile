@@ -118,7 +118,7 @@ unit: deps ## Unit tests under the race detector
 	@cd deploy/local && CGO_ENABLED=0 go test -trimpath -vet off -timeout 10m ./...
 integration: build ## Tests against a real containerd and a real apiserver with etcd
 	@KUBEBUILDER_ASSETS=$(BIN)/k8s FSB_BIN=$(BIN) go test -tags integration -count 1 -p 1 -timeout 20m $(INTEGRATION)
-e2e: build ## Tests against the local cluster, brought up for them if it is not up, with two minutes of faults
+e2e: build tools ## Tests against the local cluster, brought up for them if it is not up, with two minutes of faults
 	@FSB_BIN=$(BIN) .ci/with-cluster go test -tags e2e -count 1 -p 1 -timeout 25m ./tests/e2e/...
 chaos: ## Load and faults on the local cluster, and an audit; one JSON object on stdout: make chaos DURATION=5m SEED=1
 	@$(MAKE) build >&2
