@@ -68,3 +68,6 @@ func (p Pulls) Do(ctx context.Context, name string, progress func(runtime.Progre
 
 // Close ends all.
 func (p Pulls) Close() { p.close() }
+
+// Furnish makes the places in a root that a claim mounts upon.
+var Furnish = furnish
