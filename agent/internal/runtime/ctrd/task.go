@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	v1stats "github.com/containerd/cgroups/v3/cgroup1/stats"
 	v2stats "github.com/containerd/cgroups/v3/cgroup2/stats"
@@ -93,17 +94,39 @@ func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, all
 }
 
 // Heeds reads the process's signal masks. It needs the host's processes in /proc (hostPID), and is true without.
+// containerd calls a task started when runc has let go of it, which can be just before it turns into the user's process:
+// until then the masks are runc's own, who listens to everything, and are waited out.
 func (r *Runtime) Heeds(ctx context.Context, id string, sig syscall.Signal) bool {
 	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {
 		return true
 	}
-	raw, err := os.ReadFile(filepath.Join("/proc", strconv.FormatUint(uint64(resp.GetProcess().GetPid()), 10), "status"))
-	if err != nil {
-		return true
+	path := filepath.Join("/proc", strconv.FormatUint(uint64(resp.GetProcess().GetPid()), 10), "status")
+	for range execPatience / execPoll {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return true
+		}
+		status := string(raw)
+		if !strings.HasPrefix(status, runcInit) {
+			return heeds(status, sig)
+		}
+		select {
+		case <-time.After(execPoll):
+		case <-ctx.Done():
+			return true
+		}
 	}
-	return heeds(string(raw), sig)
+	return true
 }
+
+const (
+	// runcInit begins the /proc/PID/status of a process that is still runc: the name that it gives itself.
+	runcInit = "Name:\trunc:["
+	// execPoll is between two looks at such a process; after execPatience it may well be a user's that is named so.
+	execPoll     = time.Millisecond
+	execPatience = time.Second
+)
 
 // heeds reads the masks of caught and blocked signals from a /proc/PID/status.
 func heeds(status string, sig syscall.Signal) bool {
