@@ -67,6 +67,32 @@ func New(cfg Config) *Elector {
 	}, cfg.RenewDeadline/2)}
 }
 
+// Confirm tells whether this process leads for certain, so that nobody else has until now: its last write of the Lease is
+// much too young for another to have taken it since, or the API server says so when asked. What State says is not certain
+// after a pause of this process.
+func (e *Elector) Confirm(ctx context.Context) (bool, error) {
+	return e.confirm(ctx, e.config.LeaseDuration/2)
+}
+
+func (e *Elector) confirm(ctx context.Context, age time.Duration) (bool, error) {
+	if e.Term() == 0 { // what a standby reads may be older than its election
+		return false, nil
+	}
+	if !e.wroteWithin(age) {
+		ctx, cancel := context.WithTimeout(ctx, e.timeout)
+		defer cancel()
+		// Not by the lock, whose Get prepares the election's next write.
+		lease, err := e.config.Leases.Leases(e.config.Namespace).Get(ctx, e.config.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, fmt.Errorf("reading the lease: %w", err)
+		}
+		e.mu.Lock()
+		e.observe(resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec))
+		e.mu.Unlock()
+	}
+	return e.Term() > 0, nil
+}
+
 // Run takes part until ctx ends, gives the Lease up if it is held, and returns nil; or returns ErrDeposed.
 func (e *Elector) Run(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)

@@ -231,6 +231,31 @@ func TestADeposedLeaderEnds(t *testing.T) {
 	require.True(t, b.leads())
 }
 
+func TestConfirm(t *testing.T) {
+	s := &server{}
+	a := start(t, s, "a")
+	eventually(t, "a leads", a.leads)
+	b := start(t, s, "b")
+	sure, err := b.Confirm(t.Context())
+	require.NoError(t, err)
+	require.False(t, sure, "a standby")
+	a.view.set(true)
+	eventually(t, "b leads", b.leads)
+	require.True(t, a.leads(), "a cannot know")
+	_, err = a.Confirm(t.Context())
+	require.Error(t, err, "its last write of the Lease is too old, and it cannot ask")
+	sure, err = leader.Confirm(t.Context(), a.Elector, time.Hour)
+	require.NoError(t, err)
+	require.True(t, sure, "nobody is asked while the last write is young enough")
+	a.view.set(false)
+	sure, err = a.Confirm(t.Context())
+	require.NoError(t, err)
+	require.False(t, sure)
+	sure, err = leader.Confirm(t.Context(), b.Elector, 0)
+	require.NoError(t, err)
+	require.True(t, sure, "it asked")
+}
+
 func TestSuperseded(t *testing.T) {
 	t.Run("the Lease is still ours", func(t *testing.T) {
 		a := start(t, &server{}, "a")

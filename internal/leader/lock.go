@@ -19,9 +19,10 @@ type Lock struct {
 	timeout time.Duration
 
 	mu     sync.Mutex
-	term   int64 // under which this process wrote it last; 0 if never
-	floor  int64 // the least term that the next write may carry
-	seen   int64 // the highest term that the Lease was seen with
+	term   int64     // under which this process wrote it last; 0 if never
+	wrote  time.Time // when this process began the write of it that landed last
+	floor  int64     // the least term that the next write may carry
+	seen   int64     // the highest term that the Lease was seen with
 	holder string
 	// deposed tells that another process was seen to hold it after this one did.
 	deposed bool
@@ -102,17 +103,28 @@ func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
+	began := time.Now()
 	if err := write(ctx, record); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if ours {
+		l.wrote = began
+	}
 	if term := int64(record.LeaderTransitions) + 1; ours && term != l.term {
 		l.term = term
 		l.wake()
 	}
 	l.observe(&record)
 	return nil
+}
+
+// wroteWithin tells whether this process's last write of the Lease is younger than age.
+func (l *Lock) wroteWithin(age time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.wrote) < age
 }
 
 // next is the term of a write that would carry term: no lower than what is known of other terms.

@@ -41,6 +41,8 @@ func (e *elector) State() (leader.State, <-chan struct{}) {
 
 func (e *elector) Superseded(int64) {}
 
+func (e *elector) Confirm(context.Context) (bool, error) { return true, nil }
+
 func (e *elector) set(term int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

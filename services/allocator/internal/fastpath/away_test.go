@@ -2,6 +2,7 @@ package fastpath_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -180,10 +181,36 @@ func TestOnlyALeaderActsUnasked(t *testing.T) {
 	})
 }
 
+// TestALeaderThatIsNotSureSaysNothingOfAbsence: one that was stopped for a while does not know what a later one has made.
+func TestALeaderThatIsNotSureSaysNothingOfAbsence(t *testing.T) {
+	leads := &paused{}
+	m := newMesh(t, func(c *fastpath.Config) { c.Lead = leads })
+	m.agent("a", 5, nil)
+	require.Equal(t, fault.NotLeader, fault.ReasonOf(m.remove("unknown")))
+	leads.err.Store(true)
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(m.remove("unknown")))
+	leads.sure.Store(true)
+	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("unknown")))
+}
+
+// paused leads as far as it knows; what it learns when it asks is the test's to say.
+type paused struct{ sure, err atomic.Bool }
+
+func (p *paused) Leads() bool { return true }
+
+func (p *paused) Confirm(context.Context) (bool, error) {
+	if p.err.Swap(false) {
+		return false, errors.New("connection refused")
+	}
+	return p.sure.Load(), nil
+}
+
 // switchable leads or does not.
 type switchable struct{ atomic.Bool }
 
 func (s *switchable) Leads() bool { return s.Load() }
+
+func (s *switchable) Confirm(context.Context) (bool, error) { return s.Load(), nil }
 
 func TestDeleteOfASandboxWithoutAContainerNeedsTheAPIServer(t *testing.T) {
 	m := newMesh(t)

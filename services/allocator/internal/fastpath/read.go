@@ -23,7 +23,8 @@ func (s *Server) GetSandbox(_ context.Context, req *sandboxv1.GetSandboxRequest)
 }
 
 // find returns a sandbox that is to be changed. One that this process knows nothing of may have been written, or started, by
-// a former leader a moment before its end: that there is none is for the API server and for the agents to say.
+// a former leader a moment before its end, or by a later one while this process was stopped: that there is none is for the
+// API server, for the agents, and for the Lease to say.
 func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	if item, ok := s.store.Get(key); ok {
 		return item, nil
@@ -40,6 +41,11 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 		}
 		if err := s.await(ctx, key, s.settled); err != nil {
 			return store.Item{}, err
+		}
+		if sure, err := s.config.Lead.Confirm(ctx); err != nil {
+			return store.Item{}, errAPI(err)
+		} else if !sure {
+			return store.Item{}, errDeposed(nil)
 		}
 		if item, ok := s.store.Get(key); ok {
 			return item, nil

@@ -103,6 +103,8 @@ type Events interface {
 // Lead tells whether this process leads.
 type Lead interface {
 	Leads() bool
+	// Confirm tells whether it does for certain, so that nobody else has until now.
+	Confirm(ctx context.Context) (bool, error)
 }
 
 // Config is what a Server needs.

@@ -50,6 +50,8 @@ func (e *elector) State() (leader.State, <-chan struct{}) {
 
 func (e *elector) Superseded(int64) {}
 
+func (e *elector) Confirm(context.Context) (bool, error) { return true, nil }
+
 func (e *elector) set(s leader.State) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

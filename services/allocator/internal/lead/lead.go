@@ -1,8 +1,10 @@
 // Package lead tells whether this allocator leads, and where the one that does is reached. It is a view of an elector, or
-// of none: an allocator that runs alone always leads. It does no I/O. All methods may be called concurrently.
+// of none: an allocator that runs alone always leads. Only Confirm does I/O. All methods may be called concurrently.
 package lead
 
 import (
+	"context"
+
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 )
 
@@ -10,6 +12,7 @@ import (
 type Elector interface {
 	State() (leader.State, <-chan struct{})
 	Superseded(term int64)
+	Confirm(ctx context.Context) (bool, error)
 }
 
 // State is who leads.
@@ -57,6 +60,14 @@ func (l *Lead) State() (State, <-chan struct{}) {
 func (l *Lead) Leads() bool {
 	s, _ := l.State()
 	return s.Leads
+}
+
+// Confirm tells whether this process leads for certain, so that nobody else has until now. It may ask the API server.
+func (l *Lead) Confirm(ctx context.Context) (bool, error) {
+	if l.elector == nil {
+		return true, nil
+	}
+	return l.elector.Confirm(ctx)
 }
 
 // Term implements rpc.Leader.

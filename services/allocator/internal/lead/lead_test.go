@@ -1,6 +1,7 @@
 package lead_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,6 +32,7 @@ type elector struct {
 
 func (e *elector) State() (leader.State, <-chan struct{}) { return e.state, nil }
 func (e *elector) Superseded(term int64)                  { e.superseded = term }
+func (e *elector) Confirm(context.Context) (bool, error)  { return e.state.Term > 0, nil }
 
 func TestState(t *testing.T) {
 	self, other := lead.NewIdentity("a", "10.0.0.1:9090"), lead.NewIdentity("b", "10.0.0.2:9090")
@@ -53,6 +55,9 @@ func TestState(t *testing.T) {
 			require.Equal(t, test.want, got)
 			require.Equal(t, test.want.Term, l.Term())
 			require.Equal(t, test.want.Leads, l.Leads())
+			sure, err := l.Confirm(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, test.want.Leads, sure)
 			l.Superseded(9)
 			require.EqualValues(t, 9, e.superseded)
 		})
@@ -60,6 +65,9 @@ func TestState(t *testing.T) {
 	alone := lead.Alone()
 	require.True(t, alone.Leads())
 	require.Zero(t, alone.Term(), "calls of an allocator that runs alone carry no term")
+	sure, err := alone.Confirm(t.Context())
+	require.NoError(t, err)
+	require.True(t, sure)
 	alone.Superseded(1)
 	require.True(t, alone.Leads())
 }
