@@ -3,10 +3,8 @@ package fastpath
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/google/uuid"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -124,11 +122,4 @@ func (s *Server) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.creating) > 0
-}
-
-// stages collects how long the stages of a create took.
-type stages []*sandboxv1.StageTiming
-
-func (t *stages) add(stage string, d time.Duration) {
-	*t = append(*t, &sandboxv1.StageTiming{Stage: stage, Duration: durationpb.New(max(d, 0))})
 }

@@ -443,6 +443,11 @@ func TestStrong(t *testing.T) {
 		require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, r.resp.GetStartPath())
 		require.Equal(t, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG, r.resp.GetConsistencyMode())
 		require.Equal(t, string(m.resource("one").UID), r.resp.GetSandbox().GetUid())
+		var names []string
+		for _, timing := range r.resp.GetTimings() {
+			names = append(names, timing.GetStage())
+		}
+		require.Equal(t, []string{"record", "schedule", "agent", "status"}, names)
 	})
 	t.Run("failed", func(t *testing.T) {
 		m := newMesh(t)

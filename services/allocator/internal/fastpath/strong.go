@@ -19,12 +19,13 @@ import (
 // createStrong writes the custom resource first and waits until the controller has had the sandbox created. After an error
 // the custom resource is deleted, in the background.
 func (s *Server) createStrong(ctx context.Context, p *plan, key store.Key, record *agentv1.SandboxRecord) (*sandboxv1.CreateSandboxResponse, error) {
-	began := s.config.Clock.Now()
+	took := newLaps(s.config.Clock)
 	resource, own, err := s.createFirst(ctx, key, resourceOf(record))
 	if err != nil {
 		return nil, err
 	}
-	return s.seeThrough(ctx, p, key, attempt{resource, own}, began)
+	took.lap("record")
+	return s.seeThrough(ctx, p, key, attempt{resource, own}, took)
 }
 
 // attempt is a strong create whose custom resource is written. own tells that this call wrote it; if not, a former leader
@@ -37,7 +38,7 @@ type attempt struct {
 // resume takes a strong create up that a former leader began, and whose caller asks again.
 func (s *Server) resume(ctx context.Context, p *plan, resource *v1alpha1.Sandbox) (*sandboxv1.CreateSandboxResponse, error) {
 	key := store.Key{Namespace: resource.Namespace, Name: resource.Name}
-	resp, err := s.seeThrough(ctx, p, key, attempt{resource: resource}, s.config.Clock.Now())
+	resp, err := s.seeThrough(ctx, p, key, attempt{resource: resource}, newLaps(s.config.Clock))
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +75,7 @@ func (s *Server) takeUp(ctx context.Context, key store.Key, resource *v1alpha1.S
 }
 
 // seeThrough waits for a strong create's start, and undoes the create if that does not come.
-func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attempt, began time.Time) (*sandboxv1.CreateSandboxResponse, error) {
+func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attempt, took *laps) (*sandboxv1.CreateSandboxResponse, error) {
 	if !a.own && !takenUp(a.resource) {
 		taken, err := s.takeUp(ctx, key, a.resource)
 		if err != nil {
@@ -82,14 +83,12 @@ func (s *Server) seeThrough(ctx context.Context, p *plan, key store.Key, a attem
 		}
 		a.resource = taken
 	}
-	sb, err := s.awaitRunning(ctx, key, a.resource)
+	sb, err := s.awaitRunning(ctx, key, a.resource, took)
 	if err != nil {
 		return nil, s.abandon(key, a, err)
 	}
-	var timings stages
-	timings.add("agent", s.config.Clock.Since(began))
 	return &sandboxv1.CreateSandboxResponse{
-		Sandbox: sb, Endpoints: sb.GetStatus().GetEndpoints(), ConsistencyMode: p.mode, Timings: timings,
+		Sandbox: sb, Endpoints: sb.GetStatus().GetEndpoints(), ConsistencyMode: p.mode, Timings: took.stages,
 		StartPath: sb.GetStatus().GetStartPath(),
 	}, nil
 }
@@ -175,12 +174,17 @@ func sameMoment(a, b *v1alpha1.Sandbox) bool {
 
 // awaitRunning waits until the custom resource tells that the process of a sandbox has started: whoever leads next then
 // knows that the caller may have been told.
-func (s *Server) awaitRunning(ctx context.Context, key store.Key, resource *v1alpha1.Sandbox) (*sandboxv1.Sandbox, error) {
+func (s *Server) awaitRunning(ctx context.Context, key store.Key, resource *v1alpha1.Sandbox, took *laps) (*sandboxv1.Sandbox, error) {
 	uid := resource.EffectiveUID()
+	started := func(sb *sandboxv1.Sandbox) (bool, error) {
+		done, err := s.started(key, uid, sb)
+		took.see(sb, uid, done)
+		return done, err
+	}
 	initial, watch := s.store.Watch(store.Filter{Namespace: key.Namespace, Name: key.Name})
 	defer watch.Close()
 	for _, sb := range initial {
-		if done, err := s.started(key, uid, sb); done || err != nil {
+		if done, err := started(sb); done || err != nil {
 			return sb, err
 		}
 	}
@@ -193,7 +197,7 @@ func (s *Server) awaitRunning(ctx context.Context, key store.Key, resource *v1al
 			return nil, errContext(ctx, "waiting for the controller to have the sandbox created", nil)
 		case <-ticker.C():
 			if item, ok := s.store.Get(key); ok {
-				if done, err := s.started(key, uid, item.Sandbox); done || err != nil {
+				if done, err := started(item.Sandbox); done || err != nil {
 					return item.Sandbox, err
 				}
 			}
@@ -205,7 +209,7 @@ func (s *Server) awaitRunning(ctx context.Context, key store.Key, resource *v1al
 			if event.GetType() == sandboxv1.WatchSandboxesResponse_TYPE_DELETED && sb.GetUid() == uid {
 				return nil, errTerminating(key)
 			}
-			if done, err := s.started(key, uid, sb); done || err != nil {
+			if done, err := started(sb); done || err != nil {
 				return sb, err
 			}
 		}

@@ -909,8 +909,10 @@ func (x *Condition) GetLastTransitionTime() *timestamppb.Timestamp {
 // StageTiming is the time that one stage of a create took.
 type StageTiming struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the stage: `reserve`, `agent`, and from the agent `admitted`, `image`, `snapshot`, `container`, then `claim`
-	// (a slot took the sandbox in) or `task` (the cold path), `started`.
+	// Name of the stage. Of a fast create: `reserve`, `agent`, and from the agent `admitted`, `image`, `snapshot`,
+	// `container`, then `claim` (a slot took the sandbox in) or `task` (the cold path), `started`. Of a strong one: `record`
+	// (the custom resource is written), `schedule` (an agent is chosen), `agent` (it has started the process), `status` (the
+	// custom resource says so).
 	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Time spent in the stage alone.
 	Duration      *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
