@@ -102,13 +102,14 @@ func (r *Reconciler) survey(ctx context.Context, p *v1alpha1.SandboxPool) (*surv
 	}
 	s.expected = r.expect.observe(s.name, seen)
 	r.drains.keep(s.name, seen)
-	r.usage(s, sandboxes.Items)
+	r.usage(s, sandboxes.Items, r.Index.Pool(s.name))
 	return s, nil
 }
 
 // usage counts the places that are taken on each agent and fills the load.
-func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox) {
+func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox, registry []agents.Agent) {
 	u := newUsage(s)
+	waiting := sets.New[string]()
 	for i := range resources {
 		sbx := &resources[i]
 		a, err := sbx.Assignment()
@@ -122,7 +123,7 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox) {
 			at = a.AgentUID
 			u.add(at, sbx.EffectiveUID())
 		case waits:
-			s.load.Pending++
+			waiting.Insert(sbx.EffectiveUID())
 		}
 		if (waits || a != nil) && !u.drains.Has(at) && sbx.Spec.Network != v1alpha1.NetworkModeNone {
 			for _, port := range sbx.Spec.ExposedPorts {
@@ -130,11 +131,12 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox) {
 			}
 		}
 	}
-	reserved := map[string]int{}
-	for _, a := range r.Index.Pool(s.name) {
+	reserved, reported := map[string]int{}, sets.New[string]()
+	for _, a := range registry {
 		uid := a.GetInfo().GetPodUid()
 		for _, report := range a.Sandboxes {
 			u.add(uid, report.GetRecord().GetFence().GetSandboxUid())
+			reported.Insert(report.GetRecord().GetFence().GetSandboxUid())
 		}
 		reserved[uid] = int(a.GetAllocated())
 	}
@@ -149,11 +151,16 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox) {
 		m.held, m.used, m.ended = u.on[string(m.pod.UID)].Len(), used[string(m.pod.UID)], ended(m.agent)
 		r.vacate(m)
 	}
+	held := 0
 	for uid, n := range used {
 		if !u.drains.Has(uid) {
 			s.load.Active += n
+			held += u.on[uid].Len()
 		}
 	}
+	// What waits by its resource, which may be late, can have a place already: by its agent's report, or, nobody can tell for
+	// which, by a reservation that no known sandbox accounts for. Counted twice it would have an agent made for nothing.
+	s.load.Pending = max(0, waiting.Difference(reported).Len()-(s.load.Active-held))
 	if s.load.Pending > 0 {
 		for _, n := range u.ports {
 			s.load.PortDemand = max(s.load.PortDemand, n)
