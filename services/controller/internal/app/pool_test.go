@@ -159,7 +159,7 @@ func TestPoolGrowsAndShrinksWithItsLoad(t *testing.T) {
 	w.reachesPhase("s1", v1alpha1.PhaseRunning)
 	w.reachesPhase("s2", v1alpha1.PhaseRunning)
 	pods := w.settles(2)
-	require.Equal(t, int32(2), w.getPool().Status.ActiveSandboxes)
+	w.eventually(func() bool { return w.getPool().Status.ActiveSandboxes == 2 }, func() string { return "its sandboxes are not counted" })
 	var second *agent
 	for _, p := range pods {
 		if string(p.UID) != first.info.GetPodUid() {
