@@ -290,18 +290,26 @@ func TestContainerThatVanishesUnreported(t *testing.T) {
 	require.Equal(t, "ContainerGone", s.Status.Reason)
 }
 
-// noStatus refuses every write of a status while it is on.
-type noStatus struct {
+// refuser refuses some patches while it is on.
+type refuser struct {
 	http.RoundTripper
+	status  bool // those of statuses, or else all others of sandboxes
 	on      *atomic.Bool
 	refused *atomic.Int32
 }
 
+// refuses has the controller's patches refused while the answer's on is true.
+func (w *world) refuses(status bool) refuser {
+	r := refuser{status: status, on: new(atomic.Bool), refused: new(atomic.Int32)}
+	w.wrap = func(next http.RoundTripper) http.RoundTripper { return refuser{next, r.status, r.on, r.refused} }
+	return r
+}
+
 // RoundTrip refuses, or does not.
-func (n noStatus) RoundTrip(r *http.Request) (*http.Response, error) {
-	if n.on.Load() && r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status") {
+func (n refuser) RoundTrip(r *http.Request) (*http.Response, error) {
+	if n.on.Load() && r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/sandboxes/") && strings.HasSuffix(r.URL.Path, "/status") == n.status {
 		n.refused.Add(1)
-		return nil, errors.New("no status today")
+		return nil, errors.New("not today")
 	}
 	return n.RoundTripper.RoundTrip(r)
 }
@@ -311,10 +319,8 @@ func (n noStatus) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestAttemptIsNeverUsedTwice(t *testing.T) {
 	w := newWorld(t)
 	b := w.agentFor("b")
-	var on atomic.Bool
-	var refused atomic.Int32
-	on.Store(true)
-	w.wrap = func(next http.RoundTripper) http.RoundTripper { return noStatus{next, &on, &refused} }
+	status := w.refuses(true)
+	status.on.Store(true)
 	w.allocator.setRefuse(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"))
 	s := w.sandbox("s")
 	w.change("s", func(x *v1alpha1.Sandbox) { // as a controller left it that died after the assignment, with its agent
@@ -323,13 +329,56 @@ func TestAttemptIsNeverUsedTwice(t *testing.T) {
 			SandboxUID: string(s.UID), Attempt: 1})
 	})
 	w.start()
-	w.eventually(func() bool { return refused.Load() >= 3 }, func() string { return "the controller does nothing" })
+	w.eventually(func() bool { return status.refused.Load() >= 3 }, func() string { return "the controller does nothing" })
 	require.NotEmpty(t, w.get("s").Annotations[v1alpha1.AnnotationAssignment], "given up before its attempt was written down")
-	on.Store(false)
+	status.on.Store(false)
 	w.allocator.setRefuse(nil)
 	got := w.reachesPhase("s", v1alpha1.PhaseRunning)
 	require.Equal(t, int64(2), got.Status.Attempt)
 	require.Len(t, b.createCalls(), 1)
+}
+
+// TestANewAttemptWaitsForTheStatus: an assignment that is newer than the status would be taken for the one that a reset asks
+// to end, and be reset in turn.
+func TestANewAttemptWaitsForTheStatus(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	status := w.refuses(true)
+	w.start()
+	w.runs("s")
+	status.on.Store(true)
+	w.reset("s")
+	w.eventually(func() bool { return status.refused.Load() >= 3 && len(a.all()) == 0 }, func() string { return "the reset is not begun" })
+	require.Empty(t, w.get("s").Annotations[v1alpha1.AnnotationAssignment], "the next attempt began before the last one's end was written down")
+	status.on.Store(false)
+	s := w.reaches("s", "another attempt", func(s *v1alpha1.Sandbox) bool { return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.Attempt > 1 })
+	require.Equal(t, int64(2), s.Status.Attempt)
+	require.Len(t, a.createCalls(), 2)
+}
+
+// TestAResourceThatGoesInSpiteOfItsFinalizer: a deletion that began before the finalizer was written is not held by it.
+func TestAResourceThatGoesInSpiteOfItsFinalizer(t *testing.T) {
+	for name, again := range map[string]bool{"the name stays free": false, "the name is taken again": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a := w.agentFor("a")
+			metadata := w.refuses(false)
+			w.start()
+			w.runs("s")
+			metadata.on.Store(true) // the controller would put the finalizer back
+			w.change("s", func(s *v1alpha1.Sandbox) { s.Finalizers = nil })
+			w.delete("s")
+			w.vanishes("s")
+			metadata.on.Store(false)
+			if again {
+				last := w.runs("s")
+				w.eventually(func() bool { return len(a.all()) == 1 }, func() string { return "the first one's container is left" })
+				require.Equal(t, string(last.UID), a.all()[0].GetRecord().GetFence().GetSandboxUid())
+				return
+			}
+			w.eventually(func() bool { return len(a.all()) == 0 }, func() string { return "its container is left" })
+		})
+	}
 }
 
 // TestFastSandboxWhoseAgentWasGoneAtOnce: acknowledged, and its agent lost before anybody looked at the resource.

@@ -103,22 +103,29 @@ func (p *pass) afterRemoval(ctx context.Context) (bool, error) {
 
 // startDelete has a container deleted beside this pass. It goes on at the agent whatever becomes of the call.
 func (p *pass) startDelete(ctx context.Context, fence *agentv1.Fence, key opKey) {
-	address := p.addressOf(fence)
-	grace := 10 * time.Second
-	if g := p.sandbox.Spec.TerminationGracePeriodSeconds; g != nil {
-		grace = time.Duration(*g) * time.Second
-	}
-	calls, agents, now := p.metrics.calls, p.Agents, p.Clock.Now
+	address, grace := p.addressOf(fence), p.grace()
 	p.ops.start(p.linked(ctx), p.name, key, func(ctx context.Context, heard func(string)) (*agentv1.SandboxReport, error) {
-		ctx, cancel := context.WithTimeout(ctx, grace+time.Minute)
-		defer cancel()
-		ctx, span := obs.Tracer().Start(ctx, "sandbox.delete")
-		defer span.End()
-		started := now()
-		err := deleteOn(ctx, agents, address, fence, heard)
-		calls.WithLabelValues(string(opDelete), result(err)).Observe(now().Sub(started).Seconds())
-		return nil, err
+		return nil, p.deleteWithin(ctx, grace, address, fence, heard)
 	})
+}
+
+func (p *pass) grace() time.Duration {
+	if g := p.sandbox.Spec.TerminationGracePeriodSeconds; g != nil {
+		return time.Duration(*g) * time.Second
+	}
+	return 10 * time.Second
+}
+
+// deleteWithin has a container deleted that may take its grace period to end.
+func (r *Reconciler) deleteWithin(ctx context.Context, grace time.Duration, address string, fence *agentv1.Fence, heard func(string)) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+time.Minute)
+	defer cancel()
+	ctx, span := obs.Tracer().Start(ctx, "sandbox.delete")
+	defer span.End()
+	started := r.Clock.Now()
+	err := deleteOn(ctx, r.Agents, address, fence, heard)
+	r.metrics.calls.WithLabelValues(string(opDelete), result(err)).Observe(r.Clock.Since(started).Seconds())
+	return err
 }
 
 func deleteOn(ctx context.Context, agents Agents, address string, fence *agentv1.Fence, heard func(string)) error {
@@ -150,13 +157,18 @@ func deleteOn(ctx context.Context, agents Agents, address string, fence *agentv1
 
 // addressOf prefers the Registry's word: an agent's Pod may have another address after its sandbox was made anew.
 func (p *pass) addressOf(fence *agentv1.Fence) string {
-	if a, ok := p.Index.Agent(fence.GetAgentUid()); ok && a.GetAddress() != "" {
+	assigned := ""
+	if p.assignment != nil && p.assignment.AgentUID == fence.GetAgentUid() {
+		assigned = p.assignment.AgentAddress
+	}
+	return p.addressNow(fence.GetAgentUid(), assigned)
+}
+
+func (r *Reconciler) addressNow(agentUID, assigned string) string {
+	if a, ok := r.Index.Agent(agentUID); ok && a.GetAddress() != "" {
 		return a.GetAddress()
 	}
-	if p.assignment != nil && p.assignment.AgentUID == fence.GetAgentUid() {
-		return p.assignment.AgentAddress
-	}
-	return ""
+	return assigned
 }
 
 // release gives the place up and clears the assignment. The number of the attempt, and a failure, must be durable before
@@ -171,7 +183,7 @@ func (p *pass) release(ctx context.Context) (bool, error) {
 		p.after(time.Millisecond)
 		return false, nil
 	}
-	if err := p.giveUp(ctx); err != nil {
+	if err := p.giveUp(ctx, p.fence()); err != nil {
 		// The container is gone: the Registry hears that from the agent, or loses the agent. A deletion waits for nobody.
 		if !deleting {
 			return false, fmt.Errorf("releasing place: %w", err)
@@ -194,10 +206,10 @@ func (p *pass) release(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-func (p *pass) giveUp(ctx context.Context) error {
+func (r *Reconciler) giveUp(ctx context.Context, fence *agentv1.Fence) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	_, err := p.Allocator.Release(ctx, &allocatorv1.ReleaseRequest{Fence: p.fence()})
+	_, err := r.Allocator.Release(ctx, &allocatorv1.ReleaseRequest{Fence: fence})
 	if err := rpc.FromStatus(err); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -169,8 +169,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		if client.IgnoreNotFound(err) != nil {
 			return reconcile.Result{}, fmt.Errorf("reading sandbox: %w", err)
 		}
-		r.ops.forget(req.NamespacedName)
-		return reconcile.Result{}, nil
+		err := r.leftBehind(ctx, req.NamespacedName, "")
+		if err == nil {
+			r.ops.forget(req.NamespacedName)
+		}
+		return reconcile.Result{}, err
+	}
+	if err := r.leftBehind(ctx, req.NamespacedName, s.EffectiveUID()); err != nil {
+		return reconcile.Result{}, err
 	}
 	if r.ops.behind(req.NamespacedName, s.ResourceVersion) {
 		return reconcile.Result{RequeueAfter: cacheDelay}, nil

@@ -58,12 +58,16 @@ func (p *pass) wasLost() bool {
 // podGone tells that the assigned agent's Pod is no more: the API server itself has none of its name and uid. Whatever is
 // left of it on its node is the janitor's. The cache spares the API server the question while it shows the Pod.
 func (p *pass) podGone(ctx context.Context) (bool, error) {
-	key := types.NamespacedName{Namespace: p.name.Namespace, Name: p.assignment.AgentPod}
-	for _, from := range []client.Reader{p.Client, p.Live} {
+	return p.agentGone(ctx, p.name.Namespace, *p.assignment)
+}
+
+func (r *Reconciler) agentGone(ctx context.Context, namespace string, a v1alpha1.Assignment) (bool, error) {
+	key := types.NamespacedName{Namespace: namespace, Name: a.AgentPod}
+	for _, from := range []client.Reader{r.Client, r.Live} {
 		var pod corev1.Pod
 		err := from.Get(ctx, key, &pod)
 		switch {
-		case err == nil && string(pod.UID) == p.assignment.AgentUID:
+		case err == nil && string(pod.UID) == a.AgentUID:
 			return false, nil
 		case err != nil && !apierrors.IsNotFound(err):
 			return false, fmt.Errorf("reading agent pod: %w", err)

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
 // opKind is what an operation asks of an agent.
@@ -62,8 +63,16 @@ type memory struct {
 	excluded map[string]time.Time
 	// doubted is since when the agent has neither been heard of nor answered; zero while it does.
 	doubted time.Time
+	// held is what may still have a container: the assignment that was seen last, and how long its process may take to end.
+	held *held
 	// superseded are resource versions that this process has overwritten. A cache that still shows one is behind.
 	superseded map[string]bool
+}
+
+type held struct {
+	v1alpha1.Assignment
+
+	grace time.Duration
 }
 
 // trouble is a failure that is not the end.
@@ -76,6 +85,9 @@ type operations struct {
 	now    func() time.Time
 	notify func(types.NamespacedName)
 	wg     sync.WaitGroup
+	// life ends with Start.
+	life context.Context //nolint:containedctx // of what belongs to no call
+	end  context.CancelFunc
 
 	mu      sync.Mutex
 	stopped bool
@@ -83,7 +95,9 @@ type operations struct {
 }
 
 func newOperations(now func() time.Time, notify func(types.NamespacedName)) *operations {
-	return &operations{now: now, notify: notify, by: map[types.NamespacedName]*memory{}}
+	o := &operations{now: now, notify: notify, by: map[types.NamespacedName]*memory{}}
+	o.life, o.end = context.WithCancel(context.Background())
+	return o
 }
 
 // Start waits until ctx ends, then cancels every operation and waits for all of them.
@@ -91,6 +105,7 @@ func (o *operations) Start(ctx context.Context) error {
 	<-ctx.Done()
 	o.mu.Lock()
 	o.stopped = true
+	o.end()
 	for _, m := range o.by {
 		for _, op := range m.ops {
 			op.cancel()
@@ -206,6 +221,41 @@ func (o *operations) forget(n types.NamespacedName) {
 		}
 		delete(o.by, n)
 	}
+}
+
+// hold notes the assignment that is in force.
+func (o *operations) hold(n types.NamespacedName, a v1alpha1.Assignment, grace time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if m := o.of(n); m.held == nil || m.held.Assignment != a || m.held.grace != grace {
+		m.held = &held{a, grace}
+	}
+}
+
+// holds returns what was noted last of a sandbox; nil if that is nothing, or it was forgotten.
+func (o *operations) holds(n types.NamespacedName) *held {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if m := o.by[n]; m != nil {
+		return m.held
+	}
+	return nil
+}
+
+// beside runs fn until it returns or the process ends. It belongs to no sandbox that is there.
+func (o *operations) beside(ctx context.Context, fn func(context.Context)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stopped {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := context.AfterFunc(o.life, cancel)
+	o.wg.Go(func() {
+		defer cancel()
+		defer ended()
+		fn(ctx)
+	})
 }
 
 // failed counts one more failure of a sandbox's creates and returns their number; succeeded starts over.

@@ -126,6 +126,9 @@ func (p *pass) begin() {
 	if p.assignment != nil {
 		st.Attempt = max(st.Attempt, p.assignment.Attempt)
 		st.AssignedPod, st.NodeName = p.assignment.AgentPod, p.assignment.NodeName
+		if p.sandbox.Annotations[v1alpha1.AnnotationSandboxUID] == "" {
+			p.ops.hold(p.name, *p.assignment, p.grace())
+		}
 	}
 }
 

@@ -35,6 +35,10 @@ const (
 // dies in between has reserved a place that the allocator gives up by itself; the next one is given the same place.
 func (p *pass) allocate(ctx context.Context) (bool, error) {
 	s := p.sandbox
+	if !p.restarts() {
+		p.after(time.Millisecond)
+		return false, nil
+	}
 	ctx, span := obs.Tracer().Start(p.linked(ctx), "sandbox.reserve")
 	defer span.End()
 	call, cancel := context.WithTimeout(ctx, allocateTimeout)
@@ -74,6 +78,19 @@ func (p *pass) allocate(ctx context.Context) (bool, error) {
 	p.explain("", "")
 	p.begin()
 	return true, nil
+}
+
+// restarts tells that the status as it is written lets a new attempt begin. An assignment that is newer than a status which
+// claims that the sandbox runs, or that a reset is still to be done, would be taken for that one's.
+func (p *pass) restarts() bool {
+	switch st := p.base.Status; st.Phase {
+	case "":
+		return true
+	case v1alpha1.PhaseRunning, v1alpha1.PhaseFailed, v1alpha1.PhaseExpired:
+		return false
+	default:
+		return st.AcceptedResetRevision.Equal(p.sandbox.Status.AcceptedResetRevision)
+	}
 }
 
 // notPlaced tells what an allocator's refusal means; true if there is something to go on with at once.
