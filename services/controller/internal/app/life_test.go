@@ -348,8 +348,10 @@ func TestANewAttemptWaitsForTheStatus(t *testing.T) {
 	w.runs("s")
 	status.on.Store(true)
 	w.reset("s")
-	w.eventually(func() bool { return status.refused.Load() >= 3 && len(a.all()) == 0 }, func() string { return "the reset is not begun" })
-	require.Empty(t, w.get("s").Annotations[v1alpha1.AnnotationAssignment], "the next attempt began before the last one's end was written down")
+	unassigned := func() bool { return w.get("s").Annotations[v1alpha1.AnnotationAssignment] == "" }
+	w.eventually(unassigned, func() string { return "the reset is not begun" })
+	w.stays(500*time.Millisecond, "the next attempt began before the last one's end was written down", unassigned)
+	require.Positive(t, status.refused.Load())
 	status.on.Store(false)
 	s := w.reaches("s", "another attempt", func(s *v1alpha1.Sandbox) bool { return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.Attempt > 1 })
 	require.Equal(t, int64(2), s.Status.Attempt)
