@@ -109,7 +109,7 @@ func (r *Reconciler) survey(ctx context.Context, p *v1alpha1.SandboxPool) (*surv
 // usage counts the places that are taken on each agent and fills the load.
 func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox, registry []agents.Agent) {
 	u := newUsage(s)
-	waiting := sets.New[string]()
+	waiting := map[string]int64{} // sandbox uid -> last attempt
 	for i := range resources {
 		sbx := &resources[i]
 		a, err := sbx.Assignment()
@@ -123,7 +123,7 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox, registry []a
 			at = a.AgentUID
 			u.add(at, sbx.EffectiveUID())
 		case waits:
-			waiting.Insert(sbx.EffectiveUID())
+			waiting[sbx.EffectiveUID()] = sbx.Status.Attempt
 		}
 		if (waits || a != nil) && !u.drains.Has(at) && sbx.Spec.Network != v1alpha1.NetworkModeNone {
 			for _, port := range sbx.Spec.ExposedPorts {
@@ -131,12 +131,16 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox, registry []a
 			}
 		}
 	}
-	reserved, reported := map[string]int{}, sets.New[string]()
+	reserved := map[string]int{}
 	for _, a := range registry {
 		uid := a.GetInfo().GetPodUid()
 		for _, report := range a.Sandboxes {
-			u.add(uid, report.GetRecord().GetFence().GetSandboxUid())
-			reported.Insert(report.GetRecord().GetFence().GetSandboxUid())
+			fence := report.GetRecord().GetFence()
+			u.add(uid, fence.GetSandboxUid())
+			// A later attempt than its resource tells of: that is late. An earlier one waits for another place all the same.
+			if last, waits := waiting[fence.GetSandboxUid()]; waits && fence.GetAttempt() > last && !u.drains.Has(uid) {
+				delete(waiting, fence.GetSandboxUid())
+			}
 		}
 		reserved[uid] = int(a.GetAllocated())
 	}
@@ -158,9 +162,9 @@ func (r *Reconciler) usage(s *survey, resources []v1alpha1.Sandbox, registry []a
 			held += u.on[uid].Len()
 		}
 	}
-	// What waits by its resource, which may be late, can have a place already: by its agent's report, or, nobody can tell for
-	// which, by a reservation that no known sandbox accounts for. Counted twice it would have an agent made for nothing.
-	s.load.Pending = max(0, waiting.Difference(reported).Len()-(s.load.Active-held))
+	// What waits by its resource can have a reservation already: one that no known sandbox accounts for. Counted twice it
+	// would have an agent made for nothing.
+	s.load.Pending = max(0, len(waiting)-(s.load.Active-held))
 	if s.load.Pending > 0 {
 		for _, n := range u.ports {
 			s.load.PortDemand = max(s.load.PortDemand, n)
