@@ -47,8 +47,10 @@ type Identity struct {
 }
 
 // ContainerID is the id of the sandbox's container in containerd.
-func (i Identity) ContainerID() string {
-	return i.SandboxUID + "-" + strconv.FormatInt(i.Attempt, 10)
+func (i Identity) ContainerID() string { return containerID(i.SandboxUID, i.Attempt) }
+
+func containerID(uid string, attempt int64) string {
+	return uid + "-" + strconv.FormatInt(attempt, 10)
 }
 
 // slotPrefix begins the ids of containers that were started as slots, for all of their lives. No uid of a sandbox has a dot.

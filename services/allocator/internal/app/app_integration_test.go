@@ -41,9 +41,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/app"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
 )
 
 func TestMain(m *testing.M) {

@@ -16,7 +16,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 )
 

@@ -17,7 +17,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 )
 
 // An error that does not say that the outcome is unknown leaves nothing behind, whatever becomes of this process. A caller

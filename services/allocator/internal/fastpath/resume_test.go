@@ -15,7 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 )
 

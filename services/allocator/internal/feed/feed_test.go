@@ -16,7 +16,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 )
 

@@ -1,0 +1,46 @@
+package obs
+
+// Attributes of spans. Ids belong here and in logs, never in metric labels.
+const (
+	AttrSandboxNamespace = "fastsandbox.sandbox.namespace"
+	AttrSandboxName      = "fastsandbox.sandbox.name"
+	AttrSandboxUID       = "fastsandbox.sandbox.uid"
+	AttrAttempt          = "fastsandbox.sandbox.attempt"
+	AttrAgentPod         = "fastsandbox.agent.pod"
+	AttrAgentUID         = "fastsandbox.agent.uid"
+	AttrPool             = "fastsandbox.pool"
+	AttrNode             = "fastsandbox.node"
+	AttrRequestID        = "fastsandbox.request_id"
+	AttrContainer        = "fastsandbox.container"
+	AttrReason           = "fastsandbox.reason"
+	AttrRemnant          = "fastsandbox.remnant"
+	AttrStartPath        = "fastsandbox.start_path"
+	AttrHTTPRoute        = "http.route" // the OpenTelemetry convention
+)
+
+// Keys of log records. A record names a thing by the same key in every component.
+const (
+	KeyError      = "err"
+	KeySandbox    = "sandbox" // namespace/name
+	KeySandboxUID = "sandboxUID"
+	KeyAttempt    = "attempt"
+	KeyFence      = "fence"
+	KeyAgent      = "agent" // the agent Pod's name
+	KeyAgentUID   = "agentUID"
+	KeyPool       = "pool"
+	KeyNode       = "node"
+	KeyPod        = "pod" // namespace/name
+	KeyContainer  = "container"
+	KeyImage      = "image"
+	KeyReason     = "reason"
+	KeyRequestID  = "requestID"
+	KeyMethod     = "method"
+	KeyCode       = "code"
+	KeyAddress    = "address"
+	KeyObject     = "object" // kind and namespace/name
+	KeyKind       = "kind"
+	KeyPath       = "path"
+	KeyPID        = "pid"
+	KeyExitCode   = "exitCode"
+	KeyDuration   = "duration"
+)
