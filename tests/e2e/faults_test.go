@@ -158,7 +158,7 @@ func TestNoCapacity(t *testing.T) {
 	require.NoError(t, kube.Create(t.Context(), pool))
 	t.Cleanup(func() { require.NoError(t, kube.Delete(context.WithoutCancel(t.Context()), pool)) })
 	require.True(t, eventually(time.Minute, func() bool {
-		return kube.Get(t.Context(), client.ObjectKeyFromObject(pool), pool) == nil && pool.Status.FreeSlots == 2
+		return kube.Get(t.Context(), client.ObjectKeyFromObject(pool), pool) == nil && pool.Status.FreeCapacity == 2
 	}), "pool status %+v", pool.Status)
 
 	for i := range 3 {

@@ -25,6 +25,7 @@ func ToProto(s *v1alpha1.Sandbox) *sandboxv1.Sandbox {
 		Namespace: s.Namespace, Name: s.Name, Uid: s.EffectiveUID(), Labels: maps.Clone(s.Labels),
 		Spec: SpecToProto(&s.Spec), Status: statusToProto(s), CreateTime: createTime(s),
 	}
+	out.Spec.Pool = cmp.Or(s.Spec.PoolRef, s.Status.Pool)
 	if s.DeletionTimestamp != nil {
 		out.DeleteTime = timestamppb.New(s.DeletionTimestamp.Time)
 	}
@@ -68,6 +69,9 @@ func SpecToProto(s *v1alpha1.SandboxSpec) *sandboxv1.SandboxSpec {
 	if r := s.RecoveryTimeoutSeconds; r != nil {
 		out.RecoveryTimeout = durationpb.New(time.Duration(*r) * time.Second)
 	}
+	if t := s.TTLAfterFinished; t != nil {
+		out.TtlAfterFinished = durationpb.New(t.Duration)
+	}
 	return out
 }
 
@@ -94,6 +98,9 @@ func SpecFromProto(s *sandboxv1.SandboxSpec) v1alpha1.SandboxSpec {
 	}
 	if d := s.GetRecoveryTimeout(); d != nil {
 		out.RecoveryTimeoutSeconds = ptr.To(int32(ceilSeconds(d.AsDuration())))
+	}
+	if d := s.GetTtlAfterFinished(); d != nil {
+		out.TTLAfterFinished = &metav1.Duration{Duration: d.AsDuration()}
 	}
 	return out
 }

@@ -52,9 +52,22 @@ const (
 	AnnotationAbandoned = Group + "/abandoned"
 	// AnnotationResumed marks a Sandbox whose create call a later leader has taken up: the one that began it undoes it no more.
 	AnnotationResumed = Group + "/resumed"
+	// AnnotationDeleteGracePeriod is the grace period, in seconds, of the delete call, which overrides that of the spec.
+	// It is written before the deletion.
+	AnnotationDeleteGracePeriod = Group + "/delete-grace-period-seconds"
+	// AnnotationDeleteRequestID is the request_id of the delete call.
+	AnnotationDeleteRequestID = Group + "/delete-request-id"
+	// AnnotationDeleteTraceparent is the W3C traceparent of the delete call, so that the deletion's spans join its trace.
+	AnnotationDeleteTraceparent = Group + "/delete-traceparent"
 	// AnnotationRequestDigest is a digest of what the create call asked for, so that a retry is told from another request
 	// with the same request_id even after the Sandbox was changed.
 	AnnotationRequestDigest = Group + "/request-digest"
+)
+
+// AnnotationDefaultPool, on a Namespace, names the pool of Sandboxes that name none. DefaultPool is the name without it.
+const (
+	AnnotationDefaultPool = Group + "/default-pool"
+	DefaultPool           = "default"
 )
 
 // AnnotationDraining tells, on an agent Pod, that the agent takes no new sandboxes and goes when it has none left, and why:

@@ -74,11 +74,13 @@ type SandboxSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	Image string `json:"image"`
-	// poolRef is the name of the SandboxPool, in the same namespace, whose agents may run the Sandbox.
-	// +kubebuilder:validation:MinLength=1
+	// poolRef is the name of the SandboxPool, in the same namespace, whose agents may run the Sandbox. Unset: the default
+	// pool of the namespace, which the namespace's annotation fast-sandbox.io/default-pool names; without the annotation,
+	// "default". status.pool is the pool that was used.
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
-	PoolRef string `json:"poolRef"`
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$`
+	// +optional
+	PoolRef string `json:"poolRef,omitempty"`
 	// command is the entry point; empty means the image's own.
 	// +kubebuilder:validation:MaxItems=1024
 	// +kubebuilder:validation:items:MaxLength=131072
@@ -141,6 +143,11 @@ type SandboxSpec struct {
 	// +kubebuilder:validation:Maximum=3600
 	// +optional
 	TerminationGracePeriodSeconds *int64 `json:"terminationGracePeriodSeconds,omitempty"`
+	// ttlAfterFinished is how long the Sandbox is kept, with its log, after its process has ended; then it is deleted. Its
+	// capacity and ports are free as soon as the process has ended. Unset: the pool's.
+	// +kubebuilder:validation:XValidation:rule="self >= duration('0s') && self <= duration('8760h')",message="ttlAfterFinished must be between 0s and 8760h"
+	// +optional
+	TTLAfterFinished *metav1.Duration `json:"ttlAfterFinished,omitempty"`
 }
 
 // EnvVar is one variable of the environment.
@@ -172,6 +179,9 @@ type SandboxStatus struct {
 	// observedGeneration is the generation of the spec that this status answers to.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// pool is the pool whose agents run the Sandbox: spec.poolRef, or the namespace's default pool.
+	// +optional
+	Pool string `json:"pool,omitempty"`
 	// assignedPod is the agent Pod.
 	// +optional
 	AssignedPod string `json:"assignedPod,omitempty"`

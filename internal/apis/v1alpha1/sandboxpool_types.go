@@ -28,6 +28,18 @@ type SandboxPoolSpec struct {
 	// are no places: every agent has maxSandboxesPerPod places, whether slots wait in them or not.
 	// +optional
 	Slots *PoolSlots `json:"slots,omitempty"`
+	// ttlAfterFinished is how long a Sandbox that sets none is kept, with its log, after its process has ended; then it is
+	// deleted. Unset: 1h.
+	// +kubebuilder:validation:XValidation:rule="self >= duration('0s') && self <= duration('8760h')",message="ttlAfterFinished must be between 0s and 8760h"
+	// +optional
+	TTLAfterFinished *metav1.Duration `json:"ttlAfterFinished,omitempty"`
+	// images are the references of images that every agent pulls ahead and keeps on its node.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=512
+	// +listType=set
+	// +optional
+	Images []string `json:"images,omitempty"`
 	// agentTemplate is the Pod that each agent runs in. The controller adds what the agent needs: containerd's socket,
 	// host paths, environment, security context, certificate, probes.
 	AgentTemplate AgentTemplate `json:"agentTemplate"`
@@ -75,7 +87,7 @@ type PoolSlots struct {
 	Max *int32 `json:"max,omitempty"`
 }
 
-// Off tells that the pool wants no slots.
+// Off reports whether the pool wants no slots.
 func (s *PoolSlots) Off() bool { return s != nil && s.Max != nil && *s.Max == 0 }
 
 // AgentTemplate is a Pod template of which the controller keeps labels, annotations and spec. The container named
@@ -119,20 +131,24 @@ type SandboxPoolStatus struct {
 	// count against poolMax.
 	// +optional
 	DrainingAgents int32 `json:"drainingAgents"`
-	// totalSlots is the number of places on ready agents. It does not count slots: a place is room for one sandbox; a slot is
-	// a container that waits, already started, in a free place. See readySlots.
+	// capacity is the number of sandboxes that the ready agents can run.
 	// +optional
-	TotalSlots int32 `json:"totalSlots"`
+	Capacity int32 `json:"capacity"`
 	// activeSandboxes is the number of sandboxes assigned to the pool's agents.
 	// +optional
 	ActiveSandboxes int32 `json:"activeSandboxes"`
-	// freeSlots is the number of places on ready agents that no sandbox has, whether a started slot waits in them or not.
+	// freeCapacity is the number of further sandboxes that the ready agents can run.
 	// +optional
-	FreeSlots int32 `json:"freeSlots"`
-	// readySlots is the number of slots on ready agents that are started and not claimed: so many sandboxes can be had at
-	// once without the cold path.
+	FreeCapacity int32 `json:"freeCapacity"`
+	// readySlots is the number of started, unclaimed slots on ready agents: that many sandboxes can start without the cold
+	// path.
 	// +optional
 	ReadySlots int32 `json:"readySlots"`
+	// images is the state of each image of spec.images.
+	// +listType=map
+	// +listMapKey=image
+	// +optional
+	Images []PoolImageStatus `json:"images,omitempty"`
 	// selector is the label selector of the agent Pods, for the scale subresource.
 	// +optional
 	Selector string `json:"selector,omitempty"`
@@ -141,6 +157,41 @@ type SandboxPoolStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PoolImageStatus is the state of one image of a pool.
+type PoolImageStatus struct {
+	// image is the reference as spec.images has it.
+	Image string `json:"image"`
+	// readyNodes is the number of nodes of the pool's agents that have the image.
+	ReadyNodes int32 `json:"readyNodes"`
+	// nodes lists the nodes of the pool's agents.
+	// +listType=map
+	// +listMapKey=node
+	// +optional
+	Nodes []NodeImageStatus `json:"nodes,omitempty"`
+}
+
+// ImageState is where a node is with an image.
+// +kubebuilder:validation:Enum=Pulling;Ready;Failed
+type ImageState string
+
+// The image states.
+const (
+	ImageStatePulling ImageState = "Pulling"
+	ImageStateReady   ImageState = "Ready"
+	ImageStateFailed  ImageState = "Failed"
+)
+
+// NodeImageStatus is the state of one image on one node.
+type NodeImageStatus struct {
+	// node is the name of the node.
+	Node string `json:"node"`
+	// state of the image on the node.
+	State ImageState `json:"state"`
+	// message is why the last pull failed, for people.
+	// +optional
+	Message string `json:"message,omitempty"`
 }
 
 // SandboxPool keeps a number of agents ready for sandboxes.
@@ -158,7 +209,7 @@ type SandboxPoolStatus struct {
 // +kubebuilder:printcolumn:name="Min",type=integer,JSONPath=`.spec.capacity.poolMin`
 // +kubebuilder:printcolumn:name="Max",type=integer,JSONPath=`.spec.capacity.poolMax`
 // +kubebuilder:printcolumn:name="Sandboxes",type=integer,JSONPath=`.status.activeSandboxes`
-// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeSlots`
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeCapacity`
 // +kubebuilder:printcolumn:name="Slots",type=integer,JSONPath=`.status.readySlots`,priority=1
 // +kubebuilder:printcolumn:name="Runtime",type=string,JSONPath=`.spec.runtimeHandler`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

@@ -99,7 +99,7 @@ func TestPoolKeepsItsAgents(t *testing.T) {
 	w.eventually(func() bool {
 		p := w.getPool()
 		return poolCondition(p, v1alpha1.ConditionReady).Status == metav1.ConditionTrue &&
-			poolCondition(p, v1alpha1.ConditionProgressing).Status == metav1.ConditionFalse && p.Status.TotalSlots == 2 && p.Status.FreeSlots == 2
+			poolCondition(p, v1alpha1.ConditionProgressing).Status == metav1.ConditionFalse && p.Status.Capacity == 2 && p.Status.FreeCapacity == 2
 	}, func() string { return "the pool is not ready" })
 	require.Equal(t, w.getPool().Generation, w.getPool().Status.ObservedGeneration)
 

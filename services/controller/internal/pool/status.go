@@ -26,9 +26,9 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) 
 	want := desired.Count(s.want, s.load)
 	st.ObservedGeneration = next.Generation
 	st.DesiredAgents, st.CurrentAgents, st.ReadyAgents, st.DrainingAgents = count(want), count(s.current()), count(t.ready), count(t.draining)
-	st.TotalSlots = count(t.ready * s.want.PerAgent)
+	st.Capacity = count(t.ready * s.want.PerAgent)
 	st.ActiveSandboxes = count(s.load.Active + t.left)
-	st.FreeSlots = max(st.TotalSlots-count(t.onReady), 0)
+	st.FreeCapacity = max(st.Capacity-count(t.onReady), 0)
 	st.Selector = labels.SelectorFromSet(selector(next)).String()
 	r.conclude(s, next, t, want, problem)
 	r.concludeSlots(next, t)
@@ -56,7 +56,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) 
 
 // sameButCounts tells whether two statuses differ in nothing but what changes with each sandbox.
 func sameButCounts(a, b v1alpha1.SandboxPoolStatus) bool {
-	a.ActiveSandboxes, a.FreeSlots, a.ReadySlots = b.ActiveSandboxes, b.FreeSlots, b.ReadySlots
+	a.ActiveSandboxes, a.FreeCapacity, a.ReadySlots = b.ActiveSandboxes, b.FreeCapacity, b.ReadySlots
 	return equality.Semantic.DeepEqual(a, b)
 }
 

@@ -94,6 +94,63 @@ func (SandboxState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+// PinnedImageState is where an agent is with a pinned image.
+type PinnedImageState int32
+
+const (
+	// Not known.
+	PinnedImageState_PINNED_IMAGE_STATE_UNSPECIFIED PinnedImageState = 0
+	// The image is being pulled, or waits for that.
+	PinnedImageState_PINNED_IMAGE_STATE_PULLING PinnedImageState = 1
+	// The image is on the node and is kept from the kubelet's image garbage collection.
+	PinnedImageState_PINNED_IMAGE_STATE_READY PinnedImageState = 2
+	// The last pull failed. The agent pulls again, with backoff.
+	PinnedImageState_PINNED_IMAGE_STATE_FAILED PinnedImageState = 3
+)
+
+// Enum value maps for PinnedImageState.
+var (
+	PinnedImageState_name = map[int32]string{
+		0: "PINNED_IMAGE_STATE_UNSPECIFIED",
+		1: "PINNED_IMAGE_STATE_PULLING",
+		2: "PINNED_IMAGE_STATE_READY",
+		3: "PINNED_IMAGE_STATE_FAILED",
+	}
+	PinnedImageState_value = map[string]int32{
+		"PINNED_IMAGE_STATE_UNSPECIFIED": 0,
+		"PINNED_IMAGE_STATE_PULLING":     1,
+		"PINNED_IMAGE_STATE_READY":       2,
+		"PINNED_IMAGE_STATE_FAILED":      3,
+	}
+)
+
+func (x PinnedImageState) Enum() *PinnedImageState {
+	p := new(PinnedImageState)
+	*p = x
+	return p
+}
+
+func (x PinnedImageState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PinnedImageState) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastsandbox_agent_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (PinnedImageState) Type() protoreflect.EnumType {
+	return &file_fastsandbox_agent_v1_agent_proto_enumTypes[1]
+}
+
+func (x PinnedImageState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PinnedImageState.Descriptor instead.
+func (PinnedImageState) EnumDescriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 // CreateStage is how far a create has come. A create that claims a slot has the stage CLAIM and no TASK; on the cold path
 // it is the other way round.
 type CreateStage int32
@@ -152,11 +209,11 @@ func (x CreateStage) String() string {
 }
 
 func (CreateStage) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastsandbox_agent_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_fastsandbox_agent_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (CreateStage) Type() protoreflect.EnumType {
-	return &file_fastsandbox_agent_v1_agent_proto_enumTypes[1]
+	return &file_fastsandbox_agent_v1_agent_proto_enumTypes[2]
 }
 
 func (x CreateStage) Number() protoreflect.EnumNumber {
@@ -165,7 +222,7 @@ func (x CreateStage) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CreateStage.Descriptor instead.
 func (CreateStage) EnumDescriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 // DeleteStage is how far a delete has come.
@@ -209,11 +266,11 @@ func (x DeleteStage) String() string {
 }
 
 func (DeleteStage) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastsandbox_agent_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_fastsandbox_agent_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (DeleteStage) Type() protoreflect.EnumType {
-	return &file_fastsandbox_agent_v1_agent_proto_enumTypes[2]
+	return &file_fastsandbox_agent_v1_agent_proto_enumTypes[3]
 }
 
 func (x DeleteStage) Number() protoreflect.EnumNumber {
@@ -222,7 +279,7 @@ func (x DeleteStage) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DeleteStage.Descriptor instead.
 func (DeleteStage) EnumDescriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // Fence says which container of which sandbox on which agent a call means. An agent refuses a call whose fence is not
@@ -431,7 +488,13 @@ type Tombstone struct {
 	// The create call's request_id.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// When the deletion was accepted.
-	DeleteTime    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=delete_time,json=deleteTime,proto3" json:"delete_time,omitempty"`
+	DeleteTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=delete_time,json=deleteTime,proto3" json:"delete_time,omitempty"`
+	// Overrides the sandbox's termination grace period. Unset: the sandbox's own.
+	GracePeriod *durationpb.Duration `protobuf:"bytes,6,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
+	// The delete call's request_id.
+	DeleteRequestId string `protobuf:"bytes,7,opt,name=delete_request_id,json=deleteRequestId,proto3" json:"delete_request_id,omitempty"`
+	// W3C traceparent of the delete call.
+	Traceparent   string `protobuf:"bytes,8,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -499,6 +562,27 @@ func (x *Tombstone) GetDeleteTime() *timestamppb.Timestamp {
 		return x.DeleteTime
 	}
 	return nil
+}
+
+func (x *Tombstone) GetGracePeriod() *durationpb.Duration {
+	if x != nil {
+		return x.GracePeriod
+	}
+	return nil
+}
+
+func (x *Tombstone) GetDeleteRequestId() string {
+	if x != nil {
+		return x.DeleteRequestId
+	}
+	return ""
+}
+
+func (x *Tombstone) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 // SandboxReport is what an agent knows of one sandbox.
@@ -845,7 +929,9 @@ type AgentSnapshot struct {
 	// All its tombstones.
 	Tombstones []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
 	// Its slots. Unset: it knows none.
-	Slots         *SlotStatus `protobuf:"bytes,7,opt,name=slots,proto3" json:"slots,omitempty"`
+	Slots *SlotStatus `protobuf:"bytes,7,opt,name=slots,proto3" json:"slots,omitempty"`
+	// Images that it keeps on its node, as SetPinnedImages named them.
+	PinnedImages  []*PinnedImage `protobuf:"bytes,8,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -929,6 +1015,13 @@ func (x *AgentSnapshot) GetSlots() *SlotStatus {
 	return nil
 }
 
+func (x *AgentSnapshot) GetPinnedImages() []*PinnedImage {
+	if x != nil {
+		return x.PinnedImages
+	}
+	return nil
+}
+
 // AgentDelta is what changed in an agent's state.
 type AgentDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -947,7 +1040,9 @@ type AgentDelta struct {
 	// Tombstones that were forgotten.
 	TombstonesRemoved []*Fence `protobuf:"bytes,7,rep,name=tombstones_removed,json=tombstonesRemoved,proto3" json:"tombstones_removed,omitempty"`
 	// Its slots, whole, if anything of them changed.
-	Slots         *SlotStatus `protobuf:"bytes,8,opt,name=slots,proto3" json:"slots,omitempty"`
+	Slots *SlotStatus `protobuf:"bytes,8,opt,name=slots,proto3" json:"slots,omitempty"`
+	// Its pinned images, whole, if anything of them changed.
+	PinnedImages  *PinnedImages `protobuf:"bytes,9,opt,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1038,6 +1133,123 @@ func (x *AgentDelta) GetSlots() *SlotStatus {
 	return nil
 }
 
+func (x *AgentDelta) GetPinnedImages() *PinnedImages {
+	if x != nil {
+		return x.PinnedImages
+	}
+	return nil
+}
+
+// PinnedImages is the whole list of an agent's pinned images.
+type PinnedImages struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The images, in the order of SetPinnedImages.
+	Images        []*PinnedImage `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinnedImages) Reset() {
+	*x = PinnedImages{}
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinnedImages) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinnedImages) ProtoMessage() {}
+
+func (x *PinnedImages) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinnedImages.ProtoReflect.Descriptor instead.
+func (*PinnedImages) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PinnedImages) GetImages() []*PinnedImage {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+// PinnedImage is an image that an agent pulls ahead and keeps on its node.
+type PinnedImage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Image reference, as SetPinnedImages named it.
+	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// Whether the image is on the node.
+	State PinnedImageState `protobuf:"varint,2,opt,name=state,proto3,enum=fastsandbox.agent.v1.PinnedImageState" json:"state,omitempty"`
+	// Why the last pull failed, for people; empty otherwise.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinnedImage) Reset() {
+	*x = PinnedImage{}
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinnedImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinnedImage) ProtoMessage() {}
+
+func (x *PinnedImage) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinnedImage.ProtoReflect.Descriptor instead.
+func (*PinnedImage) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PinnedImage) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PinnedImage) GetState() PinnedImageState {
+	if x != nil {
+		return x.State
+	}
+	return PinnedImageState_PINNED_IMAGE_STATE_UNSPECIFIED
+}
+
+func (x *PinnedImage) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // PullProgress is how far an image pull has come.
 type PullProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1055,7 +1267,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1279,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1292,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PullProgress) GetDownloadedBytes() int64 {
@@ -1137,7 +1349,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	" \x01(\x0e2'.fastsandbox.sandbox.v1.ConsistencyModeR\x0fconsistencyMode\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe1\x03\n" +
 	"\tTombstone\x129\n" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\x12F\n" +
 	"\tnamespace\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
@@ -1145,7 +1357,11 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\trequestId\x12;\n" +
 	"\vdelete_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"deleteTime\"\x81\x04\n" +
+	"deleteTime\x12K\n" +
+	"\fgrace_period\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
+	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\vgracePeriod\x124\n" +
+	"\x11delete_request_id\x18\a \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0fdeleteRequestId\x12*\n" +
+	"\vtraceparent\x18\b \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\vtraceparent\"\x81\x04\n" +
 	"\rSandboxReport\x12;\n" +
 	"\x06record\x18\x01 \x01(\v2#.fastsandbox.agent.v1.SandboxRecordR\x06record\x128\n" +
 	"\x05state\x18\x02 \x01(\x0e2\".fastsandbox.agent.v1.SandboxStateR\x05state\x12!\n" +
@@ -1181,7 +1397,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x04free\x18\x01 \x01(\x05R\x04free\x12\x16\n" +
 	"\x06wanted\x18\x02 \x01(\x05R\x06wanted\x12\x1d\n" +
 	"\n" +
-	"off_reason\x18\x03 \x01(\tR\toffReason\"\xe8\x02\n" +
+	"off_reason\x18\x03 \x01(\tR\toffReason\"\xb0\x03\n" +
 	"\rAgentSnapshot\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12A\n" +
 	"\tsandboxes\x18\x02 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12\x16\n" +
@@ -1191,7 +1407,8 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"tombstones\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\n" +
 	"tombstones\x126\n" +
-	"\x05slots\x18\a \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\"\xcc\x03\n" +
+	"\x05slots\x18\a \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\x12F\n" +
+	"\rpinned_images\x18\b \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\x95\x04\n" +
 	"\n" +
 	"AgentDelta\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12!\n" +
@@ -1201,9 +1418,16 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x14not_accepting_reason\x18\x05 \x01(\tR\x12notAcceptingReason\x12J\n" +
 	"\x10tombstones_added\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\x0ftombstonesAdded\x12J\n" +
 	"\x12tombstones_removed\x18\a \x03(\v2\x1b.fastsandbox.agent.v1.FenceR\x11tombstonesRemoved\x126\n" +
-	"\x05slots\x18\b \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slotsB\f\n" +
+	"\x05slots\x18\b \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\x12G\n" +
+	"\rpinned_images\x18\t \x01(\v2\".fastsandbox.agent.v1.PinnedImagesR\fpinnedImagesB\f\n" +
 	"\n" +
-	"_accepting\"\xa5\x01\n" +
+	"_accepting\"I\n" +
+	"\fPinnedImages\x129\n" +
+	"\x06images\x18\x01 \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\x06images\"{\n" +
+	"\vPinnedImage\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12<\n" +
+	"\x05state\x18\x02 \x01(\x0e2&.fastsandbox.agent.v1.PinnedImageStateR\x05state\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xa5\x01\n" +
 	"\fPullProgress\x12)\n" +
 	"\x10downloaded_bytes\x18\x01 \x01(\x03R\x0fdownloadedBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
@@ -1217,7 +1441,12 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x15SANDBOX_STATE_STOPPED\x10\x03\x12\x18\n" +
 	"\x14SANDBOX_STATE_FAILED\x10\x04\x12\x1d\n" +
 	"\x19SANDBOX_STATE_TERMINATING\x10\x05\x12\x1c\n" +
-	"\x18SANDBOX_STATE_TERMINATED\x10\x06*\xde\x01\n" +
+	"\x18SANDBOX_STATE_TERMINATED\x10\x06*\x93\x01\n" +
+	"\x10PinnedImageState\x12\"\n" +
+	"\x1ePINNED_IMAGE_STATE_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aPINNED_IMAGE_STATE_PULLING\x10\x01\x12\x1c\n" +
+	"\x18PINNED_IMAGE_STATE_READY\x10\x02\x12\x1d\n" +
+	"\x19PINNED_IMAGE_STATE_FAILED\x10\x03*\xde\x01\n" +
 	"\vCreateStage\x12\x1c\n" +
 	"\x18CREATE_STAGE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CREATE_STAGE_ADMITTED\x10\x01\x12\x16\n" +
@@ -1247,57 +1476,65 @@ func file_fastsandbox_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescData
 }
 
-var file_fastsandbox_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_fastsandbox_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: fastsandbox.agent.v1.SandboxState
-	(CreateStage)(0),              // 1: fastsandbox.agent.v1.CreateStage
-	(DeleteStage)(0),              // 2: fastsandbox.agent.v1.DeleteStage
-	(*Fence)(nil),                 // 3: fastsandbox.agent.v1.Fence
-	(*SandboxRecord)(nil),         // 4: fastsandbox.agent.v1.SandboxRecord
-	(*Tombstone)(nil),             // 5: fastsandbox.agent.v1.Tombstone
-	(*SandboxReport)(nil),         // 6: fastsandbox.agent.v1.SandboxReport
-	(*AgentInfo)(nil),             // 7: fastsandbox.agent.v1.AgentInfo
-	(*SlotStatus)(nil),            // 8: fastsandbox.agent.v1.SlotStatus
-	(*AgentSnapshot)(nil),         // 9: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),            // 10: fastsandbox.agent.v1.AgentDelta
-	(*PullProgress)(nil),          // 11: fastsandbox.agent.v1.PullProgress
-	nil,                           // 12: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	(*v1.SandboxSpec)(nil),        // 13: fastsandbox.sandbox.v1.SandboxSpec
-	(*v1.ResourceLimits)(nil),     // 14: fastsandbox.sandbox.v1.ResourceLimits
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(v1.ConsistencyMode)(0),       // 16: fastsandbox.sandbox.v1.ConsistencyMode
-	(v1.StartPath)(0),             // 17: fastsandbox.sandbox.v1.StartPath
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(PinnedImageState)(0),         // 1: fastsandbox.agent.v1.PinnedImageState
+	(CreateStage)(0),              // 2: fastsandbox.agent.v1.CreateStage
+	(DeleteStage)(0),              // 3: fastsandbox.agent.v1.DeleteStage
+	(*Fence)(nil),                 // 4: fastsandbox.agent.v1.Fence
+	(*SandboxRecord)(nil),         // 5: fastsandbox.agent.v1.SandboxRecord
+	(*Tombstone)(nil),             // 6: fastsandbox.agent.v1.Tombstone
+	(*SandboxReport)(nil),         // 7: fastsandbox.agent.v1.SandboxReport
+	(*AgentInfo)(nil),             // 8: fastsandbox.agent.v1.AgentInfo
+	(*SlotStatus)(nil),            // 9: fastsandbox.agent.v1.SlotStatus
+	(*AgentSnapshot)(nil),         // 10: fastsandbox.agent.v1.AgentSnapshot
+	(*AgentDelta)(nil),            // 11: fastsandbox.agent.v1.AgentDelta
+	(*PinnedImages)(nil),          // 12: fastsandbox.agent.v1.PinnedImages
+	(*PinnedImage)(nil),           // 13: fastsandbox.agent.v1.PinnedImage
+	(*PullProgress)(nil),          // 14: fastsandbox.agent.v1.PullProgress
+	nil,                           // 15: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	(*v1.SandboxSpec)(nil),        // 16: fastsandbox.sandbox.v1.SandboxSpec
+	(*v1.ResourceLimits)(nil),     // 17: fastsandbox.sandbox.v1.ResourceLimits
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(v1.ConsistencyMode)(0),       // 19: fastsandbox.sandbox.v1.ConsistencyMode
+	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(v1.StartPath)(0),             // 21: fastsandbox.sandbox.v1.StartPath
 }
 var file_fastsandbox_agent_v1_agent_proto_depIdxs = []int32{
-	3,  // 0: fastsandbox.agent.v1.SandboxRecord.fence:type_name -> fastsandbox.agent.v1.Fence
-	12, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	13, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	14, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	15, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
-	16, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
-	3,  // 6: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
-	15, // 7: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
-	4,  // 8: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
-	0,  // 9: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
-	15, // 10: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
-	15, // 11: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
-	17, // 12: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
-	7,  // 13: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
-	6,  // 14: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	5,  // 15: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
-	8,  // 16: fastsandbox.agent.v1.AgentSnapshot.slots:type_name -> fastsandbox.agent.v1.SlotStatus
-	6,  // 17: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	5,  // 18: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
-	3,  // 19: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
-	8,  // 20: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
-	18, // 21: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	4,  // 0: fastsandbox.agent.v1.SandboxRecord.fence:type_name -> fastsandbox.agent.v1.Fence
+	15, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	16, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	17, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	18, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
+	19, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
+	4,  // 6: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
+	18, // 7: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
+	20, // 8: fastsandbox.agent.v1.Tombstone.grace_period:type_name -> google.protobuf.Duration
+	5,  // 9: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
+	0,  // 10: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
+	18, // 11: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
+	18, // 12: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
+	21, // 13: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	8,  // 14: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	7,  // 15: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	6,  // 16: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
+	9,  // 17: fastsandbox.agent.v1.AgentSnapshot.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	13, // 18: fastsandbox.agent.v1.AgentSnapshot.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
+	7,  // 19: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	6,  // 20: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
+	4,  // 21: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
+	9,  // 22: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	12, // 23: fastsandbox.agent.v1.AgentDelta.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImages
+	13, // 24: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
+	1,  // 25: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	20, // 26: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_proto_init() }
@@ -1312,8 +1549,8 @@ func file_fastsandbox_agent_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   10,
+			NumEnums:      4,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -148,7 +148,8 @@ type DeleteSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which.
 	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
-	// Time between SIGTERM and SIGKILL. Unset: the sandbox's own.
+	// Time between SIGTERM and SIGKILL. Unset: the sandbox's own. In a repeated call, one that is set replaces that of the
+	// calls before, longer or shorter, counted from the first SIGTERM.
 	GracePeriod *durationpb.Duration `protobuf:"bytes,2,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
 	// Set if the sandbox itself is deleted, not only this container of it, and the API server does not know that yet. The
 	// agent keeps the tombstone durably, from before the container is touched until ForgetTombstone, and carries the
@@ -976,6 +977,98 @@ func (x *PullImageResponse) GetImage() string {
 	return ""
 }
 
+// SetPinnedImagesRequest lists the images that an agent keeps.
+type SetPinnedImagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Uid of the agent's Pod; another agent refuses with FENCE_MISMATCH.
+	AgentUid string `protobuf:"bytes,1,opt,name=agent_uid,json=agentUid,proto3" json:"agent_uid,omitempty"`
+	// Image references. Empty: none.
+	Images        []string `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPinnedImagesRequest) Reset() {
+	*x = SetPinnedImagesRequest{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPinnedImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPinnedImagesRequest) ProtoMessage() {}
+
+func (x *SetPinnedImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPinnedImagesRequest.ProtoReflect.Descriptor instead.
+func (*SetPinnedImagesRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SetPinnedImagesRequest) GetAgentUid() string {
+	if x != nil {
+		return x.AgentUid
+	}
+	return ""
+}
+
+func (x *SetPinnedImagesRequest) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+// SetPinnedImagesResponse is empty.
+type SetPinnedImagesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPinnedImagesResponse) Reset() {
+	*x = SetPinnedImagesResponse{}
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPinnedImagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPinnedImagesResponse) ProtoMessage() {}
+
+func (x *SetPinnedImagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPinnedImagesResponse.ProtoReflect.Descriptor instead.
+func (*SetPinnedImagesResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{19}
+}
+
 var File_fastsandbox_agent_v1_agent_service_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_agent_v1_agent_service_proto_rawDesc = "" +
@@ -1033,7 +1126,11 @@ const file_fastsandbox_agent_v1_agent_service_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\"i\n" +
 	"\x11PullImageResponse\x12>\n" +
 	"\bprogress\x18\x01 \x01(\v2\".fastsandbox.agent.v1.PullProgressR\bprogress\x12\x14\n" +
-	"\x05image\x18\x02 \x01(\tR\x05image2\xa8\a\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\"k\n" +
+	"\x16SetPinnedImagesRequest\x12&\n" +
+	"\tagent_uid\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\bagentUid\x12)\n" +
+	"\x06images\x18\x02 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10@\"\ar\x05\x10\x01\x18\x80\x04R\x06images\"\x19\n" +
+	"\x17SetPinnedImagesResponse2\x98\b\n" +
 	"\fAgentService\x12j\n" +
 	"\rCreateSandbox\x12*.fastsandbox.agent.v1.CreateSandboxRequest\x1a+.fastsandbox.agent.v1.CreateSandboxResponse0\x01\x12j\n" +
 	"\rDeleteSandbox\x12*.fastsandbox.agent.v1.DeleteSandboxRequest\x1a+.fastsandbox.agent.v1.DeleteSandboxResponse0\x01\x12h\n" +
@@ -1044,7 +1141,8 @@ const file_fastsandbox_agent_v1_agent_service_proto_rawDesc = "" +
 	"\vWatchStatus\x12(.fastsandbox.agent.v1.WatchStatusRequest\x1a).fastsandbox.agent.v1.WatchStatusResponse0\x01\x12a\n" +
 	"\n" +
 	"StreamLogs\x12'.fastsandbox.agent.v1.StreamLogsRequest\x1a(.fastsandbox.agent.v1.StreamLogsResponse0\x01\x12^\n" +
-	"\tPullImage\x12&.fastsandbox.agent.v1.PullImageRequest\x1a'.fastsandbox.agent.v1.PullImageResponse0\x01B\xe9\x01\n" +
+	"\tPullImage\x12&.fastsandbox.agent.v1.PullImageRequest\x1a'.fastsandbox.agent.v1.PullImageResponse0\x01\x12n\n" +
+	"\x0fSetPinnedImages\x12,.fastsandbox.agent.v1.SetPinnedImagesRequest\x1a-.fastsandbox.agent.v1.SetPinnedImagesResponseB\xe9\x01\n" +
 	"\x18com.fastsandbox.agent.v1B\x11AgentServiceProtoP\x01ZHgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1;agentv1\xa2\x02\x03FAX\xaa\x02\x14Fastsandbox.Agent.V1\xca\x02\x14Fastsandbox\\Agent\\V1\xe2\x02 Fastsandbox\\Agent\\V1\\GPBMetadata\xea\x02\x16Fastsandbox::Agent::V1b\x06proto3"
 
 var (
@@ -1059,7 +1157,7 @@ func file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP() []byte {
 	return file_fastsandbox_agent_v1_agent_service_proto_rawDescData
 }
 
-var file_fastsandbox_agent_v1_agent_service_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_fastsandbox_agent_v1_agent_service_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_fastsandbox_agent_v1_agent_service_proto_goTypes = []any{
 	(*CreateSandboxRequest)(nil),    // 0: fastsandbox.agent.v1.CreateSandboxRequest
 	(*CreateSandboxResponse)(nil),   // 1: fastsandbox.agent.v1.CreateSandboxResponse
@@ -1079,35 +1177,37 @@ var file_fastsandbox_agent_v1_agent_service_proto_goTypes = []any{
 	(*StreamLogsResponse)(nil),      // 15: fastsandbox.agent.v1.StreamLogsResponse
 	(*PullImageRequest)(nil),        // 16: fastsandbox.agent.v1.PullImageRequest
 	(*PullImageResponse)(nil),       // 17: fastsandbox.agent.v1.PullImageResponse
-	(*SandboxRecord)(nil),           // 18: fastsandbox.agent.v1.SandboxRecord
-	(CreateStage)(0),                // 19: fastsandbox.agent.v1.CreateStage
-	(*durationpb.Duration)(nil),     // 20: google.protobuf.Duration
-	(*SandboxReport)(nil),           // 21: fastsandbox.agent.v1.SandboxReport
-	(*Fence)(nil),                   // 22: fastsandbox.agent.v1.Fence
-	(*Tombstone)(nil),               // 23: fastsandbox.agent.v1.Tombstone
-	(DeleteStage)(0),                // 24: fastsandbox.agent.v1.DeleteStage
-	(*timestamppb.Timestamp)(nil),   // 25: google.protobuf.Timestamp
-	(*AgentSnapshot)(nil),           // 26: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),              // 27: fastsandbox.agent.v1.AgentDelta
-	(*PullProgress)(nil),            // 28: fastsandbox.agent.v1.PullProgress
+	(*SetPinnedImagesRequest)(nil),  // 18: fastsandbox.agent.v1.SetPinnedImagesRequest
+	(*SetPinnedImagesResponse)(nil), // 19: fastsandbox.agent.v1.SetPinnedImagesResponse
+	(*SandboxRecord)(nil),           // 20: fastsandbox.agent.v1.SandboxRecord
+	(CreateStage)(0),                // 21: fastsandbox.agent.v1.CreateStage
+	(*durationpb.Duration)(nil),     // 22: google.protobuf.Duration
+	(*SandboxReport)(nil),           // 23: fastsandbox.agent.v1.SandboxReport
+	(*Fence)(nil),                   // 24: fastsandbox.agent.v1.Fence
+	(*Tombstone)(nil),               // 25: fastsandbox.agent.v1.Tombstone
+	(DeleteStage)(0),                // 26: fastsandbox.agent.v1.DeleteStage
+	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
+	(*AgentSnapshot)(nil),           // 28: fastsandbox.agent.v1.AgentSnapshot
+	(*AgentDelta)(nil),              // 29: fastsandbox.agent.v1.AgentDelta
+	(*PullProgress)(nil),            // 30: fastsandbox.agent.v1.PullProgress
 }
 var file_fastsandbox_agent_v1_agent_service_proto_depIdxs = []int32{
-	18, // 0: fastsandbox.agent.v1.CreateSandboxRequest.record:type_name -> fastsandbox.agent.v1.SandboxRecord
-	19, // 1: fastsandbox.agent.v1.CreateSandboxResponse.stage:type_name -> fastsandbox.agent.v1.CreateStage
-	20, // 2: fastsandbox.agent.v1.CreateSandboxResponse.duration:type_name -> google.protobuf.Duration
-	21, // 3: fastsandbox.agent.v1.CreateSandboxResponse.report:type_name -> fastsandbox.agent.v1.SandboxReport
-	22, // 4: fastsandbox.agent.v1.DeleteSandboxRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	20, // 5: fastsandbox.agent.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
-	23, // 6: fastsandbox.agent.v1.DeleteSandboxRequest.tombstone:type_name -> fastsandbox.agent.v1.Tombstone
-	24, // 7: fastsandbox.agent.v1.DeleteSandboxResponse.stage:type_name -> fastsandbox.agent.v1.DeleteStage
-	22, // 8: fastsandbox.agent.v1.MarkPersistedRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	22, // 9: fastsandbox.agent.v1.ForgetTombstoneRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	25, // 10: fastsandbox.agent.v1.WatchStatusResponse.time:type_name -> google.protobuf.Timestamp
-	26, // 11: fastsandbox.agent.v1.WatchStatusResponse.snapshot:type_name -> fastsandbox.agent.v1.AgentSnapshot
-	27, // 12: fastsandbox.agent.v1.WatchStatusResponse.delta:type_name -> fastsandbox.agent.v1.AgentDelta
-	22, // 13: fastsandbox.agent.v1.StreamLogsRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	25, // 14: fastsandbox.agent.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
-	28, // 15: fastsandbox.agent.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	20, // 0: fastsandbox.agent.v1.CreateSandboxRequest.record:type_name -> fastsandbox.agent.v1.SandboxRecord
+	21, // 1: fastsandbox.agent.v1.CreateSandboxResponse.stage:type_name -> fastsandbox.agent.v1.CreateStage
+	22, // 2: fastsandbox.agent.v1.CreateSandboxResponse.duration:type_name -> google.protobuf.Duration
+	23, // 3: fastsandbox.agent.v1.CreateSandboxResponse.report:type_name -> fastsandbox.agent.v1.SandboxReport
+	24, // 4: fastsandbox.agent.v1.DeleteSandboxRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	22, // 5: fastsandbox.agent.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
+	25, // 6: fastsandbox.agent.v1.DeleteSandboxRequest.tombstone:type_name -> fastsandbox.agent.v1.Tombstone
+	26, // 7: fastsandbox.agent.v1.DeleteSandboxResponse.stage:type_name -> fastsandbox.agent.v1.DeleteStage
+	24, // 8: fastsandbox.agent.v1.MarkPersistedRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	24, // 9: fastsandbox.agent.v1.ForgetTombstoneRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	27, // 10: fastsandbox.agent.v1.WatchStatusResponse.time:type_name -> google.protobuf.Timestamp
+	28, // 11: fastsandbox.agent.v1.WatchStatusResponse.snapshot:type_name -> fastsandbox.agent.v1.AgentSnapshot
+	29, // 12: fastsandbox.agent.v1.WatchStatusResponse.delta:type_name -> fastsandbox.agent.v1.AgentDelta
+	24, // 13: fastsandbox.agent.v1.StreamLogsRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	27, // 14: fastsandbox.agent.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
+	30, // 15: fastsandbox.agent.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
 	0,  // 16: fastsandbox.agent.v1.AgentService.CreateSandbox:input_type -> fastsandbox.agent.v1.CreateSandboxRequest
 	2,  // 17: fastsandbox.agent.v1.AgentService.DeleteSandbox:input_type -> fastsandbox.agent.v1.DeleteSandboxRequest
 	4,  // 18: fastsandbox.agent.v1.AgentService.MarkPersisted:input_type -> fastsandbox.agent.v1.MarkPersistedRequest
@@ -1117,17 +1217,19 @@ var file_fastsandbox_agent_v1_agent_service_proto_depIdxs = []int32{
 	12, // 22: fastsandbox.agent.v1.AgentService.WatchStatus:input_type -> fastsandbox.agent.v1.WatchStatusRequest
 	14, // 23: fastsandbox.agent.v1.AgentService.StreamLogs:input_type -> fastsandbox.agent.v1.StreamLogsRequest
 	16, // 24: fastsandbox.agent.v1.AgentService.PullImage:input_type -> fastsandbox.agent.v1.PullImageRequest
-	1,  // 25: fastsandbox.agent.v1.AgentService.CreateSandbox:output_type -> fastsandbox.agent.v1.CreateSandboxResponse
-	3,  // 26: fastsandbox.agent.v1.AgentService.DeleteSandbox:output_type -> fastsandbox.agent.v1.DeleteSandboxResponse
-	5,  // 27: fastsandbox.agent.v1.AgentService.MarkPersisted:output_type -> fastsandbox.agent.v1.MarkPersistedResponse
-	7,  // 28: fastsandbox.agent.v1.AgentService.ForgetTombstone:output_type -> fastsandbox.agent.v1.ForgetTombstoneResponse
-	9,  // 29: fastsandbox.agent.v1.AgentService.AnnounceLeader:output_type -> fastsandbox.agent.v1.AnnounceLeaderResponse
-	11, // 30: fastsandbox.agent.v1.AgentService.Drain:output_type -> fastsandbox.agent.v1.DrainResponse
-	13, // 31: fastsandbox.agent.v1.AgentService.WatchStatus:output_type -> fastsandbox.agent.v1.WatchStatusResponse
-	15, // 32: fastsandbox.agent.v1.AgentService.StreamLogs:output_type -> fastsandbox.agent.v1.StreamLogsResponse
-	17, // 33: fastsandbox.agent.v1.AgentService.PullImage:output_type -> fastsandbox.agent.v1.PullImageResponse
-	25, // [25:34] is the sub-list for method output_type
-	16, // [16:25] is the sub-list for method input_type
+	18, // 25: fastsandbox.agent.v1.AgentService.SetPinnedImages:input_type -> fastsandbox.agent.v1.SetPinnedImagesRequest
+	1,  // 26: fastsandbox.agent.v1.AgentService.CreateSandbox:output_type -> fastsandbox.agent.v1.CreateSandboxResponse
+	3,  // 27: fastsandbox.agent.v1.AgentService.DeleteSandbox:output_type -> fastsandbox.agent.v1.DeleteSandboxResponse
+	5,  // 28: fastsandbox.agent.v1.AgentService.MarkPersisted:output_type -> fastsandbox.agent.v1.MarkPersistedResponse
+	7,  // 29: fastsandbox.agent.v1.AgentService.ForgetTombstone:output_type -> fastsandbox.agent.v1.ForgetTombstoneResponse
+	9,  // 30: fastsandbox.agent.v1.AgentService.AnnounceLeader:output_type -> fastsandbox.agent.v1.AnnounceLeaderResponse
+	11, // 31: fastsandbox.agent.v1.AgentService.Drain:output_type -> fastsandbox.agent.v1.DrainResponse
+	13, // 32: fastsandbox.agent.v1.AgentService.WatchStatus:output_type -> fastsandbox.agent.v1.WatchStatusResponse
+	15, // 33: fastsandbox.agent.v1.AgentService.StreamLogs:output_type -> fastsandbox.agent.v1.StreamLogsResponse
+	17, // 34: fastsandbox.agent.v1.AgentService.PullImage:output_type -> fastsandbox.agent.v1.PullImageResponse
+	19, // 35: fastsandbox.agent.v1.AgentService.SetPinnedImages:output_type -> fastsandbox.agent.v1.SetPinnedImagesResponse
+	26, // [26:36] is the sub-list for method output_type
+	16, // [16:26] is the sub-list for method input_type
 	16, // [16:16] is the sub-list for extension type_name
 	16, // [16:16] is the sub-list for extension extendee
 	0,  // [0:16] is the sub-list for field type_name
@@ -1151,7 +1253,7 @@ func file_fastsandbox_agent_v1_agent_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_service_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

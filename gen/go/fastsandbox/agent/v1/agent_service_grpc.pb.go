@@ -28,6 +28,7 @@ const (
 	AgentService_WatchStatus_FullMethodName     = "/fastsandbox.agent.v1.AgentService/WatchStatus"
 	AgentService_StreamLogs_FullMethodName      = "/fastsandbox.agent.v1.AgentService/StreamLogs"
 	AgentService_PullImage_FullMethodName       = "/fastsandbox.agent.v1.AgentService/PullImage"
+	AgentService_SetPinnedImages_FullMethodName = "/fastsandbox.agent.v1.AgentService/SetPinnedImages"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -71,6 +72,10 @@ type AgentServiceClient interface {
 	StreamLogs(ctx context.Context, in *StreamLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamLogsResponse], error)
 	// PullImage brings an image to the node and sends progress. Pulls of one image share one download. Safe to retry.
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullImageResponse], error)
+	// SetPinnedImages replaces the list of images that the agent pulls ahead and keeps on its node, durably. It returns at
+	// once; WatchStatus reports the state of each image. An image that is no longer listed is kept only while a sandbox uses
+	// it. Safe to retry.
+	SetPinnedImages(ctx context.Context, in *SetPinnedImagesRequest, opts ...grpc.CallOption) (*SetPinnedImagesResponse, error)
 }
 
 type agentServiceClient struct {
@@ -216,6 +221,16 @@ func (c *agentServiceClient) PullImage(ctx context.Context, in *PullImageRequest
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_PullImageClient = grpc.ServerStreamingClient[PullImageResponse]
 
+func (c *agentServiceClient) SetPinnedImages(ctx context.Context, in *SetPinnedImagesRequest, opts ...grpc.CallOption) (*SetPinnedImagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetPinnedImagesResponse)
+	err := c.cc.Invoke(ctx, AgentService_SetPinnedImages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
@@ -257,6 +272,10 @@ type AgentServiceServer interface {
 	StreamLogs(*StreamLogsRequest, grpc.ServerStreamingServer[StreamLogsResponse]) error
 	// PullImage brings an image to the node and sends progress. Pulls of one image share one download. Safe to retry.
 	PullImage(*PullImageRequest, grpc.ServerStreamingServer[PullImageResponse]) error
+	// SetPinnedImages replaces the list of images that the agent pulls ahead and keeps on its node, durably. It returns at
+	// once; WatchStatus reports the state of each image. An image that is no longer listed is kept only while a sandbox uses
+	// it. Safe to retry.
+	SetPinnedImages(context.Context, *SetPinnedImagesRequest) (*SetPinnedImagesResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -293,6 +312,9 @@ func (UnimplementedAgentServiceServer) StreamLogs(*StreamLogsRequest, grpc.Serve
 }
 func (UnimplementedAgentServiceServer) PullImage(*PullImageRequest, grpc.ServerStreamingServer[PullImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method PullImage not implemented")
+}
+func (UnimplementedAgentServiceServer) SetPinnedImages(context.Context, *SetPinnedImagesRequest) (*SetPinnedImagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetPinnedImages not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -442,6 +464,24 @@ func _AgentService_PullImage_Handler(srv interface{}, stream grpc.ServerStream) 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_PullImageServer = grpc.ServerStreamingServer[PullImageResponse]
 
+func _AgentService_SetPinnedImages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetPinnedImagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).SetPinnedImages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_SetPinnedImages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).SetPinnedImages(ctx, req.(*SetPinnedImagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -464,6 +504,10 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _AgentService_Drain_Handler,
+		},
+		{
+			MethodName: "SetPinnedImages",
+			Handler:    _AgentService_SetPinnedImages_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -10,8 +10,10 @@ import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	v1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	v11 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	_ "google.golang.org/genproto/googleapis/api/annotations"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -184,8 +186,10 @@ type Agent struct {
 	WantedSlots int32 `protobuf:"varint,9,opt,name=wanted_slots,json=wantedSlots,proto3" json:"wanted_slots,omitempty"`
 	// Why it keeps none although its pool wants some; empty otherwise.
 	SlotsOffReason string `protobuf:"bytes,10,opt,name=slots_off_reason,json=slotsOffReason,proto3" json:"slots_off_reason,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Images that the agent keeps on its node.
+	PinnedImages  []*v1.PinnedImage `protobuf:"bytes,11,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
@@ -288,6 +292,13 @@ func (x *Agent) GetSlotsOffReason() string {
 	return ""
 }
 
+func (x *Agent) GetPinnedImages() []*v1.PinnedImage {
+	if x != nil {
+		return x.PinnedImages
+	}
+	return nil
+}
+
 // Pool is a SandboxPool with what is known of its agents.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -326,7 +337,11 @@ type Pool struct {
 	// Least number of free slots on an agent, as far as it has free places. Unset: none.
 	SlotsMin *int32 `protobuf:"varint,17,opt,name=slots_min,json=slotsMin,proto3,oneof" json:"slots_min,omitempty"`
 	// Greatest number of free slots on an agent. Unset: as many as it has free places. Zero: no slots.
-	SlotsMax      *int32 `protobuf:"varint,18,opt,name=slots_max,json=slotsMax,proto3,oneof" json:"slots_max,omitempty"`
+	SlotsMax *int32 `protobuf:"varint,18,opt,name=slots_max,json=slotsMax,proto3,oneof" json:"slots_max,omitempty"`
+	// How long sandboxes that set none are kept after their process has ended. Unset: until they are deleted.
+	TtlAfterFinished *durationpb.Duration `protobuf:"bytes,19,opt,name=ttl_after_finished,json=ttlAfterFinished,proto3" json:"ttl_after_finished,omitempty"`
+	// Images that each agent pulls ahead and keeps.
+	Images        []string `protobuf:"bytes,20,rep,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +500,20 @@ func (x *Pool) GetSlotsMax() int32 {
 		return *x.SlotsMax
 	}
 	return 0
+}
+
+func (x *Pool) GetTtlAfterFinished() *durationpb.Duration {
+	if x != nil {
+		return x.TtlAfterFinished
+	}
+	return nil
+}
+
+func (x *Pool) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
 }
 
 // AllocateRequest asks for a place.
@@ -1147,17 +1176,401 @@ func (x *GetPoolResponse) GetPool() *Pool {
 	return nil
 }
 
+// ListImagesRequest names a pool.
+type ListImagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the pool. Empty: the namespace's default pool.
+	Pool          string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListImagesRequest) Reset() {
+	*x = ListImagesRequest{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListImagesRequest) ProtoMessage() {}
+
+func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
+func (*ListImagesRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListImagesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListImagesRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+// ListImagesResponse carries the images in the order of their references.
+type ListImagesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The images.
+	Images        []*PoolImage `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListImagesResponse) Reset() {
+	*x = ListImagesResponse{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListImagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListImagesResponse) ProtoMessage() {}
+
+func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
+func (*ListImagesResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListImagesResponse) GetImages() []*PoolImage {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+// PoolImage is an image of a pool: one that is pinned, or that at least one of its nodes has.
+type PoolImage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Image reference, normalized.
+	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// Whether the pool lists it, so that each agent pulls it ahead and keeps it.
+	Pinned bool `protobuf:"varint,2,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// Each agent of the pool, in the order of nodes and Pod names.
+	Nodes         []*NodeImage `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolImage) Reset() {
+	*x = PoolImage{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolImage) ProtoMessage() {}
+
+func (x *PoolImage) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolImage.ProtoReflect.Descriptor instead.
+func (*PoolImage) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PoolImage) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PoolImage) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+func (x *PoolImage) GetNodes() []*NodeImage {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeImage is the state of an image on one node.
+type NodeImage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node.
+	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Name of the agent's Pod.
+	AgentPod string `protobuf:"bytes,2,opt,name=agent_pod,json=agentPod,proto3" json:"agent_pod,omitempty"`
+	// Whether the node has the image.
+	Present bool `protobuf:"varint,3,opt,name=present,proto3" json:"present,omitempty"`
+	// State of the image if it is pinned; unspecified otherwise.
+	State v1.PinnedImageState `protobuf:"varint,4,opt,name=state,proto3,enum=fastsandbox.agent.v1.PinnedImageState" json:"state,omitempty"`
+	// Why the last pull failed, for people; empty otherwise.
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeImage) Reset() {
+	*x = NodeImage{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeImage) ProtoMessage() {}
+
+func (x *NodeImage) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeImage.ProtoReflect.Descriptor instead.
+func (*NodeImage) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *NodeImage) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *NodeImage) GetAgentPod() string {
+	if x != nil {
+		return x.AgentPod
+	}
+	return ""
+}
+
+func (x *NodeImage) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+func (x *NodeImage) GetState() v1.PinnedImageState {
+	if x != nil {
+		return x.State
+	}
+	return v1.PinnedImageState(0)
+}
+
+func (x *NodeImage) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// PullImageRequest names an image and a pool.
+type PullImageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the pool. Empty: the namespace's default pool.
+	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Image reference.
+	Image         string `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullImageRequest) Reset() {
+	*x = PullImageRequest{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullImageRequest) ProtoMessage() {}
+
+func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
+func (*PullImageRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PullImageRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PullImageRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *PullImageRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+// PullImageResponse is the progress of one agent.
+type PullImageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node.
+	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Name of the agent's Pod.
+	AgentPod string `protobuf:"bytes,2,opt,name=agent_pod,json=agentPod,proto3" json:"agent_pod,omitempty"`
+	// Progress. Its phase is `done` in the last message of an agent that succeeded, and `failed` in that of one that did not.
+	Progress *v1.PullProgress `protobuf:"bytes,3,opt,name=progress,proto3" json:"progress,omitempty"`
+	// Why the pull failed, for people; empty otherwise.
+	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullImageResponse) Reset() {
+	*x = PullImageResponse{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullImageResponse) ProtoMessage() {}
+
+func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
+func (*PullImageResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PullImageResponse) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *PullImageResponse) GetAgentPod() string {
+	if x != nil {
+		return x.AgentPod
+	}
+	return ""
+}
+
+func (x *PullImageResponse) GetProgress() *v1.PullProgress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *PullImageResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_fastsandbox_allocator_v1_allocator_service_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\n" +
-	"0fastsandbox/allocator/v1/allocator_service.proto\x12\x18fastsandbox.allocator.v1\x1a\x1bbuf/validate/validate.proto\x1a fastsandbox/agent/v1/agent.proto\x1a$fastsandbox/sandbox/v1/sandbox.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9e\x01\n" +
+	"0fastsandbox/allocator/v1/allocator_service.proto\x12\x18fastsandbox.allocator.v1\x1a\x1bbuf/validate/validate.proto\x1a fastsandbox/agent/v1/agent.proto\x1a$fastsandbox/sandbox/v1/sandbox.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9e\x01\n" +
 	"\n" +
 	"Assignment\x121\n" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceR\x05fence\x12\x1b\n" +
 	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12\x1b\n" +
 	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12#\n" +
-	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\xfb\x02\n" +
+	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\xc3\x03\n" +
 	"\x05Agent\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
@@ -1171,7 +1584,8 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"free_slots\x18\b \x01(\x05R\tfreeSlots\x12!\n" +
 	"\fwanted_slots\x18\t \x01(\x05R\vwantedSlots\x12(\n" +
 	"\x10slots_off_reason\x18\n" +
-	" \x01(\tR\x0eslotsOffReason\"\xb1\x05\n" +
+	" \x01(\tR\x0eslotsOffReason\x12F\n" +
+	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\x92\x06\n" +
 	"\x04Pool\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
@@ -1195,7 +1609,9 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"free_slots\x18\x0f \x01(\x05R\tfreeSlots\x12!\n" +
 	"\fwanted_slots\x18\x10 \x01(\x05R\vwantedSlots\x12 \n" +
 	"\tslots_min\x18\x11 \x01(\x05H\x00R\bslotsMin\x88\x01\x01\x12 \n" +
-	"\tslots_max\x18\x12 \x01(\x05H\x01R\bslotsMax\x88\x01\x01B\f\n" +
+	"\tslots_max\x18\x12 \x01(\x05H\x01R\bslotsMax\x88\x01\x01\x12G\n" +
+	"\x12ttl_after_finished\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\x10ttlAfterFinished\x12\x16\n" +
+	"\x06images\x18\x14 \x03(\tR\x06imagesB\f\n" +
 	"\n" +
 	"_slots_minB\f\n" +
 	"\n" +
@@ -1246,15 +1662,44 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\tnamespace\x12\x1d\n" +
 	"\x04name\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\"E\n" +
 	"\x0fGetPoolResponse\x122\n" +
-	"\x04pool\x18\x01 \x01(\v2\x1e.fastsandbox.allocator.v1.PoolR\x04pool2\xf2\x04\n" +
+	"\x04pool\x18\x01 \x01(\v2\x1e.fastsandbox.allocator.v1.PoolR\x04pool\"Y\n" +
+	"\x11ListImagesRequest\x12'\n" +
+	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\tnamespace\x12\x1b\n" +
+	"\x04pool\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04pool\"Q\n" +
+	"\x12ListImagesResponse\x12;\n" +
+	"\x06images\x18\x01 \x03(\v2#.fastsandbox.allocator.v1.PoolImageR\x06images\"t\n" +
+	"\tPoolImage\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x16\n" +
+	"\x06pinned\x18\x02 \x01(\bR\x06pinned\x129\n" +
+	"\x05nodes\x18\x03 \x03(\v2#.fastsandbox.allocator.v1.NodeImageR\x05nodes\"\xb7\x01\n" +
+	"\tNodeImage\x12\x1b\n" +
+	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
+	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12\x18\n" +
+	"\apresent\x18\x03 \x01(\bR\apresent\x12<\n" +
+	"\x05state\x18\x04 \x01(\x0e2&.fastsandbox.agent.v1.PinnedImageStateR\x05state\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"z\n" +
+	"\x10PullImageRequest\x12'\n" +
+	"\tnamespace\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\tnamespace\x12\x1b\n" +
+	"\x04pool\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04pool\x12 \n" +
+	"\x05image\x18\x03 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\"\xa3\x01\n" +
+	"\x11PullImageResponse\x12\x1b\n" +
+	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
+	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12>\n" +
+	"\bprogress\x18\x03 \x01(\v2\".fastsandbox.agent.v1.PullProgressR\bprogress\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error2\xe1\b\n" +
 	"\x10AllocatorService\x12a\n" +
 	"\bAllocate\x12).fastsandbox.allocator.v1.AllocateRequest\x1a*.fastsandbox.allocator.v1.AllocateResponse\x12^\n" +
-	"\aRelease\x12(.fastsandbox.allocator.v1.ReleaseRequest\x1a).fastsandbox.allocator.v1.ReleaseResponse\x12g\n" +
+	"\aRelease\x12(.fastsandbox.allocator.v1.ReleaseRequest\x1a).fastsandbox.allocator.v1.ReleaseResponse\x12\xa0\x01\n" +
 	"\n" +
-	"ListAgents\x12+.fastsandbox.allocator.v1.ListAgentsRequest\x1a,.fastsandbox.allocator.v1.ListAgentsResponse\x12l\n" +
-	"\vWatchAgents\x12,.fastsandbox.allocator.v1.WatchAgentsRequest\x1a-.fastsandbox.allocator.v1.WatchAgentsResponse0\x01\x12d\n" +
-	"\tListPools\x12*.fastsandbox.allocator.v1.ListPoolsRequest\x1a+.fastsandbox.allocator.v1.ListPoolsResponse\x12^\n" +
-	"\aGetPool\x12(.fastsandbox.allocator.v1.GetPoolRequest\x1a).fastsandbox.allocator.v1.GetPoolResponseB\x89\x02\n" +
+	"ListAgents\x12+.fastsandbox.allocator.v1.ListAgentsRequest\x1a,.fastsandbox.allocator.v1.ListAgentsResponse\"7\x82\xd3\xe4\x93\x021Z\f\x12\n" +
+	"/v1/agents\x12!/v1/namespaces/{namespace}/agents\x12l\n" +
+	"\vWatchAgents\x12,.fastsandbox.allocator.v1.WatchAgentsRequest\x1a-.fastsandbox.allocator.v1.WatchAgentsResponse0\x01\x12\x9b\x01\n" +
+	"\tListPools\x12*.fastsandbox.allocator.v1.ListPoolsRequest\x1a+.fastsandbox.allocator.v1.ListPoolsResponse\"5\x82\xd3\xe4\x93\x02/Z\v\x12\t/v1/pools\x12 /v1/namespaces/{namespace}/pools\x12\x8f\x01\n" +
+	"\aGetPool\x12(.fastsandbox.allocator.v1.GetPoolRequest\x1a).fastsandbox.allocator.v1.GetPoolResponse\"/\x82\xd3\xe4\x93\x02)\x12'/v1/namespaces/{namespace}/pools/{name}\x12\x9f\x01\n" +
+	"\n" +
+	"ListImages\x12+.fastsandbox.allocator.v1.ListImagesRequest\x1a,.fastsandbox.allocator.v1.ListImagesResponse\"6\x82\xd3\xe4\x93\x020\x12./v1/namespaces/{namespace}/pools/{pool}/images\x12\xa6\x01\n" +
+	"\tPullImage\x12*.fastsandbox.allocator.v1.PullImageRequest\x1a+.fastsandbox.allocator.v1.PullImageResponse\">\x82\xd3\xe4\x93\x028:\x01*\"3/v1/namespaces/{namespace}/pools/{pool}/images:pull0\x01B\x89\x02\n" +
 	"\x1ccom.fastsandbox.allocator.v1B\x15AllocatorServiceProtoP\x01ZPgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1;allocatorv1\xa2\x02\x03FAX\xaa\x02\x18Fastsandbox.Allocator.V1\xca\x02\x18Fastsandbox\\Allocator\\V1\xe2\x02$Fastsandbox\\Allocator\\V1\\GPBMetadata\xea\x02\x1aFastsandbox::Allocator::V1b\x06proto3"
 
 var (
@@ -1270,7 +1715,7 @@ func file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP() []byte 
 }
 
 var file_fastsandbox_allocator_v1_allocator_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_fastsandbox_allocator_v1_allocator_service_proto_goTypes = []any{
 	(WatchAgentsResponse_Type)(0), // 0: fastsandbox.allocator.v1.WatchAgentsResponse.Type
 	(*Assignment)(nil),            // 1: fastsandbox.allocator.v1.Assignment
@@ -1288,44 +1733,64 @@ var file_fastsandbox_allocator_v1_allocator_service_proto_goTypes = []any{
 	(*ListPoolsResponse)(nil),     // 13: fastsandbox.allocator.v1.ListPoolsResponse
 	(*GetPoolRequest)(nil),        // 14: fastsandbox.allocator.v1.GetPoolRequest
 	(*GetPoolResponse)(nil),       // 15: fastsandbox.allocator.v1.GetPoolResponse
-	(*v1.Fence)(nil),              // 16: fastsandbox.agent.v1.Fence
-	(*v1.AgentInfo)(nil),          // 17: fastsandbox.agent.v1.AgentInfo
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*v11.ResourceLimits)(nil),    // 19: fastsandbox.sandbox.v1.ResourceLimits
-	(*v1.SandboxReport)(nil),      // 20: fastsandbox.agent.v1.SandboxReport
+	(*ListImagesRequest)(nil),     // 16: fastsandbox.allocator.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),    // 17: fastsandbox.allocator.v1.ListImagesResponse
+	(*PoolImage)(nil),             // 18: fastsandbox.allocator.v1.PoolImage
+	(*NodeImage)(nil),             // 19: fastsandbox.allocator.v1.NodeImage
+	(*PullImageRequest)(nil),      // 20: fastsandbox.allocator.v1.PullImageRequest
+	(*PullImageResponse)(nil),     // 21: fastsandbox.allocator.v1.PullImageResponse
+	(*v1.Fence)(nil),              // 22: fastsandbox.agent.v1.Fence
+	(*v1.AgentInfo)(nil),          // 23: fastsandbox.agent.v1.AgentInfo
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*v1.PinnedImage)(nil),        // 25: fastsandbox.agent.v1.PinnedImage
+	(*v11.ResourceLimits)(nil),    // 26: fastsandbox.sandbox.v1.ResourceLimits
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*v1.SandboxReport)(nil),      // 28: fastsandbox.agent.v1.SandboxReport
+	(v1.PinnedImageState)(0),      // 29: fastsandbox.agent.v1.PinnedImageState
+	(*v1.PullProgress)(nil),       // 30: fastsandbox.agent.v1.PullProgress
 }
 var file_fastsandbox_allocator_v1_allocator_service_proto_depIdxs = []int32{
-	16, // 0: fastsandbox.allocator.v1.Assignment.fence:type_name -> fastsandbox.agent.v1.Fence
-	17, // 1: fastsandbox.allocator.v1.Agent.info:type_name -> fastsandbox.agent.v1.AgentInfo
-	18, // 2: fastsandbox.allocator.v1.Agent.last_heartbeat_time:type_name -> google.protobuf.Timestamp
-	19, // 3: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	18, // 4: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
-	1,  // 5: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
-	19, // 6: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	16, // 7: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	2,  // 8: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
-	0,  // 9: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
-	2,  // 10: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
-	20, // 11: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	3,  // 12: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
-	3,  // 13: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
-	4,  // 14: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
-	6,  // 15: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
-	8,  // 16: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
-	10, // 17: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
-	12, // 18: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
-	14, // 19: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
-	5,  // 20: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
-	7,  // 21: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
-	9,  // 22: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
-	11, // 23: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
-	13, // 24: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
-	15, // 25: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	22, // 0: fastsandbox.allocator.v1.Assignment.fence:type_name -> fastsandbox.agent.v1.Fence
+	23, // 1: fastsandbox.allocator.v1.Agent.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	24, // 2: fastsandbox.allocator.v1.Agent.last_heartbeat_time:type_name -> google.protobuf.Timestamp
+	25, // 3: fastsandbox.allocator.v1.Agent.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
+	26, // 4: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	24, // 5: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
+	27, // 6: fastsandbox.allocator.v1.Pool.ttl_after_finished:type_name -> google.protobuf.Duration
+	1,  // 7: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
+	26, // 8: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	22, // 9: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	2,  // 10: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
+	0,  // 11: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
+	2,  // 12: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
+	28, // 13: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	3,  // 14: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
+	3,  // 15: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
+	18, // 16: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
+	19, // 17: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
+	29, // 18: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	30, // 19: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	4,  // 20: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
+	6,  // 21: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
+	8,  // 22: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
+	10, // 23: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
+	12, // 24: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
+	14, // 25: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
+	16, // 26: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
+	20, // 27: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
+	5,  // 28: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
+	7,  // 29: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
+	9,  // 30: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
+	11, // 31: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
+	13, // 32: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
+	15, // 33: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
+	17, // 34: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
+	21, // 35: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
+	28, // [28:36] is the sub-list for method output_type
+	20, // [20:28] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_allocator_v1_allocator_service_proto_init() }
@@ -1340,7 +1805,7 @@ func file_fastsandbox_allocator_v1_allocator_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc), len(file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

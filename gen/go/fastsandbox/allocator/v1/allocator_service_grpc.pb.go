@@ -25,6 +25,8 @@ const (
 	AllocatorService_WatchAgents_FullMethodName = "/fastsandbox.allocator.v1.AllocatorService/WatchAgents"
 	AllocatorService_ListPools_FullMethodName   = "/fastsandbox.allocator.v1.AllocatorService/ListPools"
 	AllocatorService_GetPool_FullMethodName     = "/fastsandbox.allocator.v1.AllocatorService/GetPool"
+	AllocatorService_ListImages_FullMethodName  = "/fastsandbox.allocator.v1.AllocatorService/ListImages"
+	AllocatorService_PullImage_FullMethodName   = "/fastsandbox.allocator.v1.AllocatorService/PullImage"
 )
 
 // AllocatorServiceClient is the client API for AllocatorService service.
@@ -48,6 +50,11 @@ type AllocatorServiceClient interface {
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
 	// GetPool returns one pool from memory. Does not block.
 	GetPool(ctx context.Context, in *GetPoolRequest, opts ...grpc.CallOption) (*GetPoolResponse, error)
+	// ListImages returns the images of a pool, and the state of each on each of its nodes, from memory. Does not block.
+	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
+	// PullImage pulls an image on every ready agent of a pool and sends the progress of each; it ends when the last agent is
+	// done or has failed. An agent that fails does not fail the call: its message carries the error. Safe to retry.
+	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullImageResponse], error)
 }
 
 type allocatorServiceClient struct {
@@ -127,6 +134,35 @@ func (c *allocatorServiceClient) GetPool(ctx context.Context, in *GetPoolRequest
 	return out, nil
 }
 
+func (c *allocatorServiceClient) ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListImagesResponse)
+	err := c.cc.Invoke(ctx, AllocatorService_ListImages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *allocatorServiceClient) PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullImageResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AllocatorService_ServiceDesc.Streams[1], AllocatorService_PullImage_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PullImageRequest, PullImageResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AllocatorService_PullImageClient = grpc.ServerStreamingClient[PullImageResponse]
+
 // AllocatorServiceServer is the server API for AllocatorService service.
 // All implementations must embed UnimplementedAllocatorServiceServer
 // for forward compatibility.
@@ -148,6 +184,11 @@ type AllocatorServiceServer interface {
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
 	// GetPool returns one pool from memory. Does not block.
 	GetPool(context.Context, *GetPoolRequest) (*GetPoolResponse, error)
+	// ListImages returns the images of a pool, and the state of each on each of its nodes, from memory. Does not block.
+	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
+	// PullImage pulls an image on every ready agent of a pool and sends the progress of each; it ends when the last agent is
+	// done or has failed. An agent that fails does not fail the call: its message carries the error. Safe to retry.
+	PullImage(*PullImageRequest, grpc.ServerStreamingServer[PullImageResponse]) error
 	mustEmbedUnimplementedAllocatorServiceServer()
 }
 
@@ -175,6 +216,12 @@ func (UnimplementedAllocatorServiceServer) ListPools(context.Context, *ListPools
 }
 func (UnimplementedAllocatorServiceServer) GetPool(context.Context, *GetPoolRequest) (*GetPoolResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetPool not implemented")
+}
+func (UnimplementedAllocatorServiceServer) ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListImages not implemented")
+}
+func (UnimplementedAllocatorServiceServer) PullImage(*PullImageRequest, grpc.ServerStreamingServer[PullImageResponse]) error {
+	return status.Error(codes.Unimplemented, "method PullImage not implemented")
 }
 func (UnimplementedAllocatorServiceServer) mustEmbedUnimplementedAllocatorServiceServer() {}
 func (UnimplementedAllocatorServiceServer) testEmbeddedByValue()                          {}
@@ -298,6 +345,35 @@ func _AllocatorService_GetPool_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AllocatorService_ListImages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListImagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AllocatorServiceServer).ListImages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AllocatorService_ListImages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AllocatorServiceServer).ListImages(ctx, req.(*ListImagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AllocatorService_PullImage_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PullImageRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AllocatorServiceServer).PullImage(m, &grpc.GenericServerStream[PullImageRequest, PullImageResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AllocatorService_PullImageServer = grpc.ServerStreamingServer[PullImageResponse]
+
 // AllocatorService_ServiceDesc is the grpc.ServiceDesc for AllocatorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -325,11 +401,20 @@ var AllocatorService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "GetPool",
 			Handler:    _AllocatorService_GetPool_Handler,
 		},
+		{
+			MethodName: "ListImages",
+			Handler:    _AllocatorService_ListImages_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "WatchAgents",
 			Handler:       _AllocatorService_WatchAgents_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "PullImage",
+			Handler:       _AllocatorService_PullImage_Handler,
 			ServerStreams: true,
 		},
 	},

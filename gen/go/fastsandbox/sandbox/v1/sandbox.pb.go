@@ -420,7 +420,8 @@ type SandboxSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Container image reference, for instance `docker.io/library/busybox:1.36`. Short names are completed as Docker does.
 	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	// Name of the SandboxPool, in the sandbox's namespace, whose agents may run it.
+	// Name of the SandboxPool, in the sandbox's namespace, whose agents may run it. Empty: the namespace's default pool,
+	// which the namespace's annotation `fast-sandbox.io/default-pool` names; without the annotation, `default`.
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Entry point. Empty: the image's own.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
@@ -449,8 +450,11 @@ type SandboxSpec struct {
 	TerminationGracePeriod *durationpb.Duration `protobuf:"bytes,14,opt,name=termination_grace_period,json=terminationGracePeriod,proto3" json:"termination_grace_period,omitempty"`
 	// Time without a lost agent's return after which the failure policy AUTO_RECREATE acts. Unset: 30 s.
 	RecoveryTimeout *durationpb.Duration `protobuf:"bytes,15,opt,name=recovery_timeout,json=recoveryTimeout,proto3" json:"recovery_timeout,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// How long the record and the log of the sandbox are kept after its process has ended; then the sandbox is deleted. Its
+	// capacity and ports are free as soon as the process has ended. Unset: the pool's.
+	TtlAfterFinished *durationpb.Duration `protobuf:"bytes,16,opt,name=ttl_after_finished,json=ttlAfterFinished,proto3" json:"ttl_after_finished,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *SandboxSpec) Reset() {
@@ -584,6 +588,13 @@ func (x *SandboxSpec) GetTerminationGracePeriod() *durationpb.Duration {
 func (x *SandboxSpec) GetRecoveryTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.RecoveryTimeout
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetTtlAfterFinished() *durationpb.Duration {
+	if x != nil {
+		return x.TtlAfterFinished
 	}
 	return nil
 }
@@ -982,11 +993,11 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"deleteTime\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaa\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\t\n" +
 	"\vSandboxSpec\x12 \n" +
 	"\x05image\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\x12<\n" +
-	"\x04pool\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04pool\x12#\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\x12?\n" +
+	"\x04pool\x18\x02 \x01(\tB+\xbaH(\xd8\x01\x01r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04pool\x12#\n" +
 	"\acommand\x18\x03 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\acommand\x12\x1d\n" +
 	"\x04args\x18\x04 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x04args\x12_\n" +
 	"\x03env\x18\x05 \x03(\v2,.fastsandbox.sandbox.v1.SandboxSpec.EnvEntryB\x1f\xbaH\x1c\x9a\x01\x19\x10\x80\b\"\x14r\x12\x10\x01\x18\x80\x022\v^[^=\\x00]+$R\x03env\x123\n" +
@@ -1003,7 +1014,8 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\anetwork\x18\r \x01(\x0e2#.fastsandbox.sandbox.v1.NetworkModeB\b\xbaH\x05\x82\x01\x02\x10\x01R\anetwork\x12b\n" +
 	"\x18termination_grace_period\x18\x0e \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
 	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\x16terminationGracePeriod\x12T\n" +
-	"\x10recovery_timeout\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b\"\x04\b\x80\xa3\x052\x00R\x0frecoveryTimeout\x1a6\n" +
+	"\x10recovery_timeout\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b\"\x04\b\x80\xa3\x052\x00R\x0frecoveryTimeout\x12X\n" +
+	"\x12ttl_after_finished\x18\x10 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\xe7\x84\x0f2\x00R\x10ttlAfterFinished\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
@@ -1118,19 +1130,20 @@ var file_fastsandbox_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	3,  // 11: fastsandbox.sandbox.v1.SandboxSpec.network:type_name -> fastsandbox.sandbox.v1.NetworkMode
 	14, // 12: fastsandbox.sandbox.v1.SandboxSpec.termination_grace_period:type_name -> google.protobuf.Duration
 	14, // 13: fastsandbox.sandbox.v1.SandboxSpec.recovery_timeout:type_name -> google.protobuf.Duration
-	0,  // 14: fastsandbox.sandbox.v1.SandboxStatus.phase:type_name -> fastsandbox.sandbox.v1.Phase
-	13, // 15: fastsandbox.sandbox.v1.SandboxStatus.accepted_reset_revision:type_name -> google.protobuf.Timestamp
-	13, // 16: fastsandbox.sandbox.v1.SandboxStatus.start_time:type_name -> google.protobuf.Timestamp
-	13, // 17: fastsandbox.sandbox.v1.SandboxStatus.finish_time:type_name -> google.protobuf.Timestamp
-	9,  // 18: fastsandbox.sandbox.v1.SandboxStatus.conditions:type_name -> fastsandbox.sandbox.v1.Condition
-	4,  // 19: fastsandbox.sandbox.v1.SandboxStatus.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
-	13, // 20: fastsandbox.sandbox.v1.Condition.last_transition_time:type_name -> google.protobuf.Timestamp
-	14, // 21: fastsandbox.sandbox.v1.StageTiming.duration:type_name -> google.protobuf.Duration
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	14, // 14: fastsandbox.sandbox.v1.SandboxSpec.ttl_after_finished:type_name -> google.protobuf.Duration
+	0,  // 15: fastsandbox.sandbox.v1.SandboxStatus.phase:type_name -> fastsandbox.sandbox.v1.Phase
+	13, // 16: fastsandbox.sandbox.v1.SandboxStatus.accepted_reset_revision:type_name -> google.protobuf.Timestamp
+	13, // 17: fastsandbox.sandbox.v1.SandboxStatus.start_time:type_name -> google.protobuf.Timestamp
+	13, // 18: fastsandbox.sandbox.v1.SandboxStatus.finish_time:type_name -> google.protobuf.Timestamp
+	9,  // 19: fastsandbox.sandbox.v1.SandboxStatus.conditions:type_name -> fastsandbox.sandbox.v1.Condition
+	4,  // 20: fastsandbox.sandbox.v1.SandboxStatus.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	13, // 21: fastsandbox.sandbox.v1.Condition.last_transition_time:type_name -> google.protobuf.Timestamp
+	14, // 22: fastsandbox.sandbox.v1.StageTiming.duration:type_name -> google.protobuf.Duration
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_sandbox_v1_sandbox_proto_init() }

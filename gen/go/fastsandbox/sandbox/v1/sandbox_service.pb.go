@@ -270,9 +270,11 @@ type DeleteSandboxRequest struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// If set, the sandbox is deleted only if it has this uid; otherwise FAILED_PRECONDITION.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	// Overrides the sandbox's termination grace period.
+	// Overrides the sandbox's termination grace period, longer or shorter. The override is durable. Of several deletes of one
+	// sandbox, the last one that sets it counts.
 	GracePeriod *durationpb.Duration `protobuf:"bytes,4,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
-	// Names this request in logs and traces.
+	// Names this request, in logs and traces too: at most 128 characters. A repetition is answered as the first call was,
+	// even after the sandbox is gone, and never deletes a later sandbox of the same name.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -397,9 +399,10 @@ type UpdateSandboxRequest struct {
 	// names.
 	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	// Fields to change: `spec.expire_time`, `spec.failure_policy`, `spec.recovery_timeout`, `spec.reset_revision`,
-	// `labels`. A named field that is unset in the sandbox is cleared.
+	// `spec.termination_grace_period`, `spec.ttl_after_finished`, `labels`. A named field that is unset in the sandbox is cleared.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
-	// Names this request in logs and traces.
+	// Names this request, in logs and traces too: at most 128 characters. A repetition is answered with the sandbox as it
+	// is, and changes nothing.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
