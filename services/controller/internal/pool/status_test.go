@@ -28,7 +28,7 @@ func TestCountsAreWrittenOnceAnInterval(t *testing.T) {
 func TestOnlyCountsMayWait(t *testing.T) {
 	old := v1alpha1.SandboxPoolStatus{ReadyAgents: 1, Capacity: 5, FreeCapacity: 5, ReadySlots: 5}
 	busier := old
-	busier.ActiveSandboxes, busier.FreeSlots, busier.ReadySlots = 1, 4, 4
+	busier.ActiveSandboxes, busier.FreeCapacity, busier.ReadySlots = 1, 4, 4
 	require.True(t, sameButCounts(old, busier))
 	busier.ReadyAgents = 0
 	require.False(t, sameButCounts(old, busier))
