@@ -67,7 +67,7 @@ deps: ## Install what building and testing need and the machine lacks
 
 ##### Generating and checking
 
-.PHONY: tools generate verify lint format breaking vuln
+.PHONY: tools generate verify lint style format breaking vuln
 tools: deps
 	@cd internal/tools && go build -o $(TOOLS)/ tool
 generate: tools ## Generate gen/, deploy/crd and the deep copies
@@ -84,6 +84,8 @@ lint: tools
 	@$(TOOLS)/buf lint
 	@$(TOOLS)/golangci-lint run --timeout 15m ./...
 	@cd deploy/local && $(TOOLS)/golangci-lint run --config ../../.golangci.yml --timeout 15m $$($(LOCAL_PACKAGES))
+style: tools ## Check the language of Markdown, proto files and Go comments; .vale.ini says how
+	@git ls-files '*.md' '*.proto' '*.go' | grep -v '^gen/' | xargs $(TOOLS)/vale --output=line
 breaking: tools ## Compare the APIs with those on main
 	@rm -rf .third_party/main && mkdir -p .third_party/main
 	@git archive main proto buf.yaml | tar -x -C .third_party/main
@@ -99,6 +101,7 @@ verify: tools ## Generate, format, lint and vet; fail if a generated or formatte
 	@unformatted="$$(git ls-files '*.go' | grep -v '^gen/' | xargs -r gofmt -l)"; \
 		[ -z "$$unformatted" ] || { echo "not formatted (make format): $$unformatted" >&2; exit 1; }
 	@$(TOOLS)/buf format -d --exit-code proto
+	@$(MAKE) style
 	@$(MAKE) lint
 	@cd deploy/local && CGO_ENABLED=0 go vet -trimpath $$($(LOCAL_PACKAGES))
 	@for dir in . deploy/local internal/tools; do (cd $$dir && go mod verify >/dev/null && go mod tidy -diff >/dev/null) || { echo "go.mod in $$dir is not tidy" >&2; exit 1; }; done

@@ -1,16 +1,12 @@
-// Package archtest keeps the import rules of DESIGN section 3 by reading every package's imports.
 package archtest_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -118,59 +114,4 @@ func allowedInPure(imported string) bool {
 	}
 	first, _, _ := strings.Cut(imported, "/")
 	return !strings.Contains(first, ".") // the standard library
-}
-
-// TestSources keeps the rules that single files show: their length, the environment, init functions.
-func TestSources(t *testing.T) {
-	root, err := filepath.Abs("../..")
-	require.NoError(t, err)
-	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			if rel == "gen" || rel == "bin" || (strings.HasPrefix(d.Name(), ".") && rel != ".") {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		if !strings.HasSuffix(rel, ".go") || strings.HasPrefix(d.Name(), "zz_generated") {
-			return nil
-		}
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		checkSource(t, rel, raw)
-		return nil
-	}))
-}
-
-func checkSource(t *testing.T, rel string, raw []byte) {
-	t.Helper()
-	test := strings.HasSuffix(rel, "_test.go")
-	lines := 0
-	for scanner := bufio.NewScanner(bytes.NewReader(raw)); scanner.Scan(); {
-		line := scanner.Text()
-		lines++
-		switch {
-		case strings.Contains(line, "os."+"Getenv(") || strings.Contains(line, "os."+"LookupEnv("):
-			if !test && !within(rel, "internal/config") && !within(rel, "deploy/local") && !within(rel, "internal/testkit") && !within(rel, "tests") {
-				t.Errorf("%s:%d reads the environment: only internal/config does", rel, lines)
-			}
-		case strings.HasPrefix(line, "func init()"):
-			t.Errorf("%s:%d has an init function", rel, lines)
-		case strings.Contains(line, "time."+"Sleep("):
-			if !within(rel, "tests/bench") {
-				t.Errorf("%s:%d sleeps: wait for a condition or use a clock", rel, lines)
-			}
-		}
-	}
-	if lines > 400 && !test {
-		t.Errorf("%s has %d lines, more than 400: one room, one job", rel, lines)
-	}
 }
