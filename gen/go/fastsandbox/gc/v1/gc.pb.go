@@ -8,6 +8,7 @@ package gcv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	_ "google.golang.org/genproto/googleapis/api/annotations"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -23,17 +24,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// PropagationPolicy says what a deletion means for dependents.
+// PropagationPolicy says what the deletion of an owner does to its dependents.
 type PropagationPolicy int32
 
 const (
-	// In a request: Background, as the API server has it for most kinds.
+	// In a request: Background, the API server's default for most kinds.
 	PropagationPolicy_PROPAGATION_POLICY_UNSPECIFIED PropagationPolicy = 0
-	// Dependents go after their owner.
+	// Dependents are deleted after their owner.
 	PropagationPolicy_PROPAGATION_POLICY_BACKGROUND PropagationPolicy = 1
-	// The owner goes after those dependents that block its deletion.
+	// The owner is deleted after the dependents that block its deletion.
 	PropagationPolicy_PROPAGATION_POLICY_FOREGROUND PropagationPolicy = 2
-	// Dependents lose their owner, and stay.
+	// Dependents are kept, without the reference to their owner.
 	PropagationPolicy_PROPAGATION_POLICY_ORPHAN PropagationPolicy = 3
 )
 
@@ -80,27 +81,27 @@ func (PropagationPolicy) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{0}
 }
 
-// State is how an object stands with the collector.
+// State is the state of an object as the collector sees it.
 type State int32
 
 const (
 	// Not observed.
 	State_STATE_UNSPECIFIED State = 0
-	// It has no owner: nothing but a request deletes it.
+	// It has no owner. The collector never deletes it.
 	State_STATE_FREE State = 1
-	// An owner keeps it.
+	// At least one owner exists and keeps it.
 	State_STATE_OWNED State = 2
-	// Of an owner it is not known whether it is there. It is left alone.
+	// Whether one of its owners exists is not known. The collector does not touch it.
 	State_STATE_UNCLEAR State = 3
-	// Its owners are gone or wait for it, and it is about to be deleted.
+	// Its owners are deleted or wait for its deletion, and the collector is about to delete it.
 	State_STATE_DOOMED State = 4
-	// It is being deleted, after the dependents that block it.
+	// It is being deleted and waits for the dependents that block its deletion.
 	State_STATE_AWAITS_DEPENDENTS State = 5
-	// It is being deleted, after its dependents were taken from it.
+	// It is being deleted and waits until its dependents no longer refer to it.
 	State_STATE_AWAITS_ORPHANING State = 6
-	// It is being deleted, after others have taken their finalizers away.
+	// It is being deleted and waits for the finalizers of other components.
 	State_STATE_AWAITS_FINALIZERS State = 7
-	// It is being deleted, and no finalizer is in the way.
+	// It is being deleted, and has no finalizers.
 	State_STATE_TERMINATING State = 8
 )
 
@@ -157,25 +158,25 @@ func (State) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{1}
 }
 
-// Standing is what an owner reference amounts to.
+// Standing is the status of an owner reference.
 type Standing int32
 
 const (
 	// Not known.
 	Standing_STANDING_UNSPECIFIED Standing = 0
-	// The owner is there.
+	// The owner exists.
 	Standing_STANDING_SOLID Standing = 1
-	// The owner is gone.
+	// The owner does not exist.
 	Standing_STANDING_DANGLING Standing = 2
 	// The owner is being deleted in the foreground.
 	Standing_STANDING_WAITING Standing = 3
-	// The owner is being deleted and leaves its dependents behind.
+	// The owner is being deleted with the policy Orphan.
 	Standing_STANDING_ORPHANING Standing = 4
-	// It is being found out.
+	// The API server has not been asked yet.
 	Standing_STANDING_UNVERIFIED Standing = 5
-	// The API server does not know the owner's kind, in this version.
+	// The API server does not serve the owner's kind in this version.
 	Standing_STANDING_UNRESOLVABLE Standing = 6
-	// It is malformed, or of an object without a namespace to one in a namespace: it can point at nothing.
+	// It is malformed, or leads from a cluster-scoped object to a namespaced one: no object can be its owner.
 	Standing_STANDING_NO_REFERENCE Standing = 7
 )
 
@@ -230,19 +231,19 @@ func (Standing) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{2}
 }
 
-// Verb is what the collector does next with an object.
+// Verb is the next action of the collector for an object.
 type Verb int32
 
 const (
 	// Nothing.
 	Verb_VERB_UNSPECIFIED Verb = 0
-	// Ask the API server whether the object is still there.
+	// Ask the API server whether the object still exists.
 	Verb_VERB_VERIFY Verb = 1
 	// Delete it.
 	Verb_VERB_DELETE Verb = 2
 	// Change its owner references.
 	Verb_VERB_PATCH Verb = 3
-	// Take the collector's own finalizer away.
+	// Remove the collector's own finalizer.
 	Verb_VERB_FINALIZE Verb = 4
 )
 
@@ -291,35 +292,35 @@ func (Verb) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{3}
 }
 
-// Cause is why something is or was done.
+// Cause is the reason for an action.
 type Cause int32
 
 const (
-	// Nothing is.
+	// No action.
 	Cause_CAUSE_UNSPECIFIED Cause = 0
-	// All of its owners are gone, or wait for it to go.
+	// All of its owners are deleted, or wait for its deletion.
 	Cause_CAUSE_OWNERS_GONE Cause = 1
-	// An owner waits for it, and it has dependents of its own.
+	// An owner waits for its deletion, and it has dependents of its own.
 	Cause_CAUSE_OWNERS_WAIT Cause = 2
-	// Some of its owners are gone or going, but not all.
+	// Some of its owners are deleted or being deleted, but not all.
 	Cause_CAUSE_DANGLING_OWNERS Cause = 3
-	// An owner is deleted and leaves it behind.
+	// An owner is deleted with the policy Orphan.
 	Cause_CAUSE_ORPHANED Cause = 4
-	// It waits for dependents that, by some way, wait for it.
+	// It waits for dependents that, directly or not, wait for it.
 	Cause_CAUSE_WAIT_CYCLE Cause = 5
-	// Nothing blocks its foreground deletion any more.
+	// No dependent blocks its foreground deletion.
 	Cause_CAUSE_DEPENDENTS_GONE Cause = 6
-	// No dependent refers to it any more.
+	// No dependent refers to it.
 	Cause_CAUSE_DEPENDENTS_ORPHANED Cause = 7
-	// A list did not have it any more.
+	// A list no longer contains it.
 	Cause_CAUSE_DOUBTFUL Cause = 8
-	// A Pod that has finished, of which there were too many.
+	// A finished Pod above the threshold of Pods to keep.
 	Cause_CAUSE_POD_TERMINATED Cause = 9
-	// A Pod that was terminating on a node out of service.
+	// A terminating Pod on a node that is out of service.
 	Cause_CAUSE_POD_OUT_OF_SERVICE Cause = 10
-	// A Pod whose node is no more.
+	// A Pod whose node does not exist.
 	Cause_CAUSE_POD_ORPHANED Cause = 11
-	// A Pod that was terminating and never had a node.
+	// A terminating Pod that was never scheduled.
 	Cause_CAUSE_POD_UNSCHEDULED Cause = 12
 )
 
@@ -384,7 +385,7 @@ func (Cause) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{4}
 }
 
-// Outcome is what a deletion means for an object.
+// Outcome is what a deletion does to an object.
 type Outcome int32
 
 const (
@@ -392,9 +393,9 @@ const (
 	Outcome_OUTCOME_UNSPECIFIED Outcome = 0
 	// It is deleted.
 	Outcome_OUTCOME_GOES Outcome = 1
-	// It loses an owner, and stays.
+	// It loses an owner and is kept.
 	Outcome_OUTCOME_STAYS Outcome = 2
-	// It would go, but of another owner it is not known whether it is there.
+	// It would be deleted, but whether another owner exists is not known.
 	Outcome_OUTCOME_HELD Outcome = 3
 )
 
@@ -441,7 +442,7 @@ func (Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{5}
 }
 
-// Kind is a kind of object, in whatever version.
+// Kind is a kind of object, regardless of the version.
 type Kind struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// API group; empty for the core group.
@@ -496,14 +497,14 @@ func (x *Kind) GetKind() string {
 	return ""
 }
 
-// Place is where an object is.
+// Place identifies an object by kind, namespace and name.
 type Place struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its kind.
+	// Kind of the object.
 	Kind *Kind `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// Its namespace; empty for kinds without.
+	// Namespace of the object; empty for cluster-scoped kinds.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Its name.
+	// Name of the object.
 	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -563,7 +564,7 @@ func (x *Place) GetName() string {
 // Selector selects one object.
 type Selector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By what.
+	// How the object is identified.
 	//
 	// Types that are valid to be assigned to By:
 	//
@@ -634,12 +635,12 @@ type isSelector_By interface {
 }
 
 type Selector_Uid struct {
-	// Its UID.
+	// By UID.
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3,oneof"`
 }
 
 type Selector_Place struct {
-	// Its place.
+	// By kind, namespace and name.
 	Place *Place `protobuf:"bytes,2,opt,name=place,proto3,oneof"`
 }
 
@@ -647,16 +648,16 @@ func (*Selector_Uid) isSelector_By() {}
 
 func (*Selector_Place) isSelector_By() {}
 
-// Object is an object, as the collector sees it.
+// Object is the metadata of an object as the collector observed it.
 type Object struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where it is.
+	// Kind, namespace and name.
 	Place *Place `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
-	// Its UID.
+	// UID of the object.
 	Uid string `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
-	// Whether it has a deletion timestamp.
+	// Whether the object has a deletion timestamp.
 	Deleting bool `protobuf:"varint,3,opt,name=deleting,proto3" json:"deleting,omitempty"`
-	// Its finalizers.
+	// Finalizers of the object.
 	Finalizers    []string `protobuf:"bytes,4,rep,name=finalizers,proto3" json:"finalizers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -723,17 +724,17 @@ func (x *Object) GetFinalizers() []string {
 // Owner is an owner reference.
 type Owner struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where it points.
+	// Kind, namespace and name of the owner.
 	Place *Place `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
-	// The UID that is expected there.
+	// UID that the owner must have.
 	Uid string `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
-	// The API version that it names.
+	// API version in the reference.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// Whether the owner's foreground deletion waits for this dependent.
 	Block bool `protobuf:"varint,4,opt,name=block,proto3" json:"block,omitempty"`
 	// Whether the owner is the controller.
 	Controller bool `protobuf:"varint,5,opt,name=controller,proto3" json:"controller,omitempty"`
-	// What the reference amounts to.
+	// Status of the reference.
 	Standing      Standing `protobuf:"varint,6,opt,name=standing,proto3,enum=fastsandbox.gc.v1.Standing" json:"standing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -811,16 +812,16 @@ func (x *Owner) GetStanding() Standing {
 	return Standing_STANDING_UNSPECIFIED
 }
 
-// Step is what the collector does next.
+// Step is the next action of the collector.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What.
+	// What the collector does.
 	Verb Verb `protobuf:"varint,1,opt,name=verb,proto3,enum=fastsandbox.gc.v1.Verb" json:"verb,omitempty"`
-	// Why.
+	// Why it does it.
 	Cause Cause `protobuf:"varint,2,opt,name=cause,proto3,enum=fastsandbox.gc.v1.Cause" json:"cause,omitempty"`
-	// How, of a deletion.
+	// Propagation policy of a deletion.
 	Policy PropagationPolicy `protobuf:"varint,3,opt,name=policy,proto3,enum=fastsandbox.gc.v1.PropagationPolicy" json:"policy,omitempty"`
-	// Which finalizer is taken away.
+	// Finalizer that is removed.
 	Finalizer     string `protobuf:"bytes,4,opt,name=finalizer,proto3" json:"finalizer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -884,12 +885,12 @@ func (x *Step) GetFinalizer() string {
 	return ""
 }
 
-// ExplainObjectRequest asks about an object.
+// ExplainObjectRequest selects the object to explain.
 type ExplainObjectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// Object to explain.
 	Object *Selector `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// How many blockers to list at most; 0: 20.
+	// Maximum number of blockers to list; 0 means 20.
 	MaxBlockers   int32 `protobuf:"varint,2,opt,name=max_blockers,json=maxBlockers,proto3" json:"max_blockers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -939,27 +940,27 @@ func (x *ExplainObjectRequest) GetMaxBlockers() int32 {
 	return 0
 }
 
-// ExplainObjectResponse is why an object is kept, waits, or is about to go.
+// ExplainObjectResponse says why an object is kept, waits, or is about to be deleted.
 type ExplainObjectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The object.
 	Object *Object `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// How it stands.
+	// State of the object.
 	State State `protobuf:"varint,2,opt,name=state,proto3,enum=fastsandbox.gc.v1.State" json:"state,omitempty"`
-	// Its owner references.
+	// Owner references of the object.
 	Owners []*Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
-	// From its owner up to one that has none, by owners that keep it. It ends early at an owner that was not observed, and in
-	// a cycle.
+	// Chain of existing owners, from the object's owner up to one that has no owner. The chain ends early at an owner that was
+	// not observed, and in a cycle.
 	Path []*Object `protobuf:"bytes,4,rep,name=path,proto3" json:"path,omitempty"`
-	// Dependents that hold its deletion up.
+	// Dependents that block the deletion of the object.
 	Blockers []*Object `protobuf:"bytes,5,rep,name=blockers,proto3" json:"blockers,omitempty"`
-	// How many of those there are.
+	// Total number of such dependents.
 	BlockerCount int32 `protobuf:"varint,6,opt,name=blocker_count,json=blockerCount,proto3" json:"blocker_count,omitempty"`
-	// Finalizers that others have to take away before it goes.
+	// Finalizers that other components must remove first.
 	Finalizers []string `protobuf:"bytes,7,rep,name=finalizers,proto3" json:"finalizers,omitempty"`
-	// What the collector does next with it.
+	// Next action of the collector for the object.
 	Next *Step `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`
-	// What would let it go, for a person: one sentence each. Empty if nothing holds it up.
+	// What would unblock the deletion: one sentence each, for people. Empty if nothing blocks it.
 	Unblock       []string `protobuf:"bytes,9,rep,name=unblock,proto3" json:"unblock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1058,12 +1059,12 @@ func (x *ExplainObjectResponse) GetUnblock() []string {
 	return nil
 }
 
-// PreviewDeleteRequest thinks a deletion through.
+// PreviewDeleteRequest selects the deletion to preview.
 type PreviewDeleteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What would be deleted.
+	// Object that would be deleted.
 	Object *Selector `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// With which policy.
+	// Propagation policy of the deletion.
 	Policy        PropagationPolicy `protobuf:"varint,2,opt,name=policy,proto3,enum=fastsandbox.gc.v1.PropagationPolicy" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1113,16 +1114,16 @@ func (x *PreviewDeleteRequest) GetPolicy() PropagationPolicy {
 	return PropagationPolicy_PROPAGATION_POLICY_UNSPECIFIED
 }
 
-// Consequence is what a deletion means for one object.
+// Consequence is what a deletion does to one object.
 type Consequence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The object.
 	Object *Object `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// What becomes of it.
+	// What happens to the object.
 	Outcome Outcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=fastsandbox.gc.v1.Outcome" json:"outcome,omitempty"`
-	// How many references lie between it and what is deleted.
+	// Number of references between this object and the one that is deleted.
 	Depth int32 `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"`
-	// UID of the owner that makes the difference.
+	// UID of the owner through which the deletion reaches this object.
 	Via           string `protobuf:"bytes,4,opt,name=via,proto3" json:"via,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1186,14 +1187,14 @@ func (x *Consequence) GetVia() string {
 	return ""
 }
 
-// PreviewCount is how many objects of a kind have an outcome.
+// PreviewCount is the number of objects of one kind with one outcome.
 type PreviewCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The kind.
 	Kind *Kind `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The outcome.
 	Outcome Outcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=fastsandbox.gc.v1.Outcome" json:"outcome,omitempty"`
-	// How many.
+	// Number of objects.
 	Count         int32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1253,7 +1254,7 @@ func (x *PreviewCount) GetCount() int32 {
 // PreviewSummary ends a preview.
 type PreviewSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Counts, ordered by outcome, kind.
+	// Counts, ordered by outcome and kind.
 	Counts        []*PreviewCount `protobuf:"bytes,1,rep,name=counts,proto3" json:"counts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1299,7 +1300,7 @@ func (x *PreviewSummary) GetCounts() []*PreviewCount {
 // PreviewDeleteResponse is one part of a preview.
 type PreviewDeleteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which part.
+	// The part.
 	//
 	// Types that are valid to be assigned to Part:
 	//
@@ -1370,7 +1371,7 @@ type isPreviewDeleteResponse_Part interface {
 }
 
 type PreviewDeleteResponse_Consequence struct {
-	// An object: what is deleted first, then the others by depth.
+	// One affected object: the deleted one first, then the others by depth.
 	Consequence *Consequence `protobuf:"bytes,1,opt,name=consequence,proto3,oneof"`
 }
 
@@ -1383,10 +1384,10 @@ func (*PreviewDeleteResponse_Consequence) isPreviewDeleteResponse_Part() {}
 
 func (*PreviewDeleteResponse_Summary) isPreviewDeleteResponse_Part() {}
 
-// WatchDeletionsRequest watches what this process deletes from now on.
+// WatchDeletionsRequest selects the deletions to watch.
 type WatchDeletionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only of this namespace; empty: all.
+	// Only deletions in this namespace; empty means all.
 	Namespace     string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1432,15 +1433,15 @@ func (x *WatchDeletionsRequest) GetNamespace() string {
 // WatchDeletionsResponse is one deletion.
 type WatchDeletionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was deleted.
+	// Object that was deleted.
 	Object *Object `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// Why.
+	// Why it was deleted.
 	Cause Cause `protobuf:"varint,2,opt,name=cause,proto3,enum=fastsandbox.gc.v1.Cause" json:"cause,omitempty"`
-	// How.
+	// Propagation policy of the deletion.
 	Policy PropagationPolicy `protobuf:"varint,3,opt,name=policy,proto3,enum=fastsandbox.gc.v1.PropagationPolicy" json:"policy,omitempty"`
-	// When.
+	// Time of the deletion.
 	Time *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
-	// How many deletions before this one are missing, because the watcher was too slow.
+	// Number of deletions that were dropped before this one because the caller read too slowly.
 	Missed        int32 `protobuf:"varint,5,opt,name=missed,proto3" json:"missed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1511,16 +1512,16 @@ func (x *WatchDeletionsResponse) GetMissed() int32 {
 	return 0
 }
 
-// GetGraphRequest asks for the neighbourhood of an object.
+// GetGraphRequest selects the neighborhood of an object.
 type GetGraphRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose.
+	// Object at the center.
 	Object *Selector `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// How many references away; 0: 2.
+	// Maximum number of references from the object; 0 means 2.
 	Depth int32 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
-	// How many objects at most; 0: 200.
+	// Maximum number of objects; 0 means 200.
 	MaxObjects int32 `protobuf:"varint,3,opt,name=max_objects,json=maxObjects,proto3" json:"max_objects,omitempty"`
-	// Whether to draw it, too.
+	// Whether to return the graph in the Graphviz language too.
 	Dot           bool `protobuf:"varint,4,opt,name=dot,proto3" json:"dot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1584,16 +1585,16 @@ func (x *GetGraphRequest) GetDot() bool {
 	return false
 }
 
-// Vertex is an object of a neighbourhood.
+// Vertex is an object in the graph.
 type Vertex struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The object.
 	Object *Object `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// It is referred to, and was not observed: there is no more than a place and a UID.
+	// Whether the object is referred to but was not observed. Only its kind, namespace, name and UID are known.
 	Virtual bool `protobuf:"varint,2,opt,name=virtual,proto3" json:"virtual,omitempty"`
-	// How it stands.
+	// State of the object.
 	State State `protobuf:"varint,3,opt,name=state,proto3,enum=fastsandbox.gc.v1.State" json:"state,omitempty"`
-	// How many references lie between it and the object that was asked for.
+	// Number of references between this object and the selected one; 0 in StreamGraph.
 	Distance      int32 `protobuf:"varint,4,opt,name=distance,proto3" json:"distance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1657,14 +1658,14 @@ func (x *Vertex) GetDistance() int32 {
 	return 0
 }
 
-// Reference is an owner reference of a neighbourhood.
+// Reference is an owner reference in the graph.
 type Reference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// UID of the dependent.
 	Dependent string `protobuf:"bytes,1,opt,name=dependent,proto3" json:"dependent,omitempty"`
 	// UID of the owner.
 	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	// What it amounts to.
+	// Status of the reference.
 	Standing Standing `protobuf:"varint,3,opt,name=standing,proto3,enum=fastsandbox.gc.v1.Standing" json:"standing,omitempty"`
 	// Whether the owner's foreground deletion waits for the dependent.
 	Block         bool `protobuf:"varint,4,opt,name=block,proto3" json:"block,omitempty"`
@@ -1730,16 +1731,16 @@ func (x *Reference) GetBlock() bool {
 	return false
 }
 
-// GetGraphResponse is a part of the graph of owners.
+// GetGraphResponse is the neighborhood of an object.
 type GetGraphResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Objects, nearest first.
 	Vertices []*Vertex `protobuf:"bytes,1,rep,name=vertices,proto3" json:"vertices,omitempty"`
-	// Owner references between them.
+	// Owner references between these objects.
 	References []*Reference `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
-	// There is more within the depth that was asked for.
+	// Whether objects within the requested depth are missing because of max_objects.
 	Truncated bool `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"`
-	// The same in the language of Graphviz, if asked for.
+	// The same graph in the Graphviz language, if requested.
 	Dot           string `protobuf:"bytes,4,opt,name=dot,proto3" json:"dot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1803,7 +1804,108 @@ func (x *GetGraphResponse) GetDot() string {
 	return ""
 }
 
-// GetStatusRequest asks how the collector is.
+// StreamGraphRequest selects objects of the whole graph.
+type StreamGraphRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only objects in this namespace, with the owners that they refer to; empty means all objects.
+	Namespace     string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamGraphRequest) Reset() {
+	*x = StreamGraphRequest{}
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamGraphRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamGraphRequest) ProtoMessage() {}
+
+func (x *StreamGraphRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamGraphRequest.ProtoReflect.Descriptor instead.
+func (*StreamGraphRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *StreamGraphRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+// StreamGraphResponse is a bounded part of the graph.
+type StreamGraphResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 500 objects. An object appears in one message only.
+	Vertices []*Vertex `protobuf:"bytes,1,rep,name=vertices,proto3" json:"vertices,omitempty"`
+	// All owner references of these objects. An owner may appear in an earlier or a later message.
+	References    []*Reference `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamGraphResponse) Reset() {
+	*x = StreamGraphResponse{}
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamGraphResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamGraphResponse) ProtoMessage() {}
+
+func (x *StreamGraphResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamGraphResponse.ProtoReflect.Descriptor instead.
+func (*StreamGraphResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *StreamGraphResponse) GetVertices() []*Vertex {
+	if x != nil {
+		return x.Vertices
+	}
+	return nil
+}
+
+func (x *StreamGraphResponse) GetReferences() []*Reference {
+	if x != nil {
+		return x.References
+	}
+	return nil
+}
+
+// GetStatusRequest asks for the status of the collector.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1812,7 +1914,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[19]
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +1926,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[19]
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,15 +1939,15 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{19}
+	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{21}
 }
 
-// FailingResource is a resource that cannot be listed or watched now. Whatever depends on its objects is left alone.
+// FailingResource is a resource that cannot be listed or watched now. The collector does not touch dependents of its objects.
 type FailingResource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// resource.group.
+	// Name in the form resource.group.
 	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
-	// Why.
+	// Error of the last list or watch.
 	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1853,7 +1955,7 @@ type FailingResource struct {
 
 func (x *FailingResource) Reset() {
 	*x = FailingResource{}
-	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[20]
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +1967,7 @@ func (x *FailingResource) String() string {
 func (*FailingResource) ProtoMessage() {}
 
 func (x *FailingResource) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[20]
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +1980,7 @@ func (x *FailingResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailingResource.ProtoReflect.Descriptor instead.
 func (*FailingResource) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{20}
+	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FailingResource) GetResource() string {
@@ -1895,16 +1997,16 @@ func (x *FailingResource) GetError() string {
 	return ""
 }
 
-// GetStatusResponse is how the collector is.
+// GetStatusResponse is the status of the collector.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether this process deletes: it was told to enforce, leads, and has not stopped.
+	// Whether this process deletes objects: it runs with --mode=enforce, leads, and has not stopped.
 	Enforcing bool `protobuf:"varint,1,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
-	// Why deletions have stopped, because there were too many; empty if they have not.
+	// Why deletions have stopped: there were too many. Empty if they have not.
 	Stopped string `protobuf:"bytes,2,opt,name=stopped,proto3" json:"stopped,omitempty"`
 	// Objects in the graph.
 	Objects int64 `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`
-	// Owners that are referred to and were not observed.
+	// Owners that are referred to but were not observed.
 	VirtualOwners int64 `protobuf:"varint,4,opt,name=virtual_owners,json=virtualOwners,proto3" json:"virtual_owners,omitempty"`
 	// Owner references.
 	References int64 `protobuf:"varint,5,opt,name=references,proto3" json:"references,omitempty"`
@@ -1916,7 +2018,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[21]
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2030,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[21]
+	mi := &file_fastsandbox_gc_v1_gc_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2043,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{21}
+	return file_fastsandbox_gc_v1_gc_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetStatusResponse) GetEnforcing() bool {
@@ -1990,7 +2092,7 @@ var File_fastsandbox_gc_v1_gc_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_gc_v1_gc_proto_rawDesc = "" +
 	"\n" +
-	"\x1afastsandbox/gc/v1/gc.proto\x12\x11fastsandbox.gc.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"E\n" +
+	"\x1afastsandbox/gc/v1/gc.proto\x12\x11fastsandbox.gc.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"E\n" +
 	"\x04Kind\x12\x1e\n" +
 	"\x05group\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x05group\x12\x1d\n" +
 	"\x04kind\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\"\x83\x01\n" +
@@ -2090,7 +2192,14 @@ const file_fastsandbox_gc_v1_gc_proto_rawDesc = "" +
 	"references\x18\x02 \x03(\v2\x1c.fastsandbox.gc.v1.ReferenceR\n" +
 	"references\x12\x1c\n" +
 	"\ttruncated\x18\x03 \x01(\bR\ttruncated\x12\x10\n" +
-	"\x03dot\x18\x04 \x01(\tR\x03dot\"\x12\n" +
+	"\x03dot\x18\x04 \x01(\tR\x03dot\";\n" +
+	"\x12StreamGraphRequest\x12%\n" +
+	"\tnamespace\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\tnamespace\"\x8a\x01\n" +
+	"\x13StreamGraphResponse\x125\n" +
+	"\bvertices\x18\x01 \x03(\v2\x19.fastsandbox.gc.v1.VertexR\bvertices\x12<\n" +
+	"\n" +
+	"references\x18\x02 \x03(\v2\x1c.fastsandbox.gc.v1.ReferenceR\n" +
+	"references\"\x12\n" +
 	"\x10GetStatusRequest\"C\n" +
 	"\x0fFailingResource\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
@@ -2155,12 +2264,13 @@ const file_fastsandbox_gc_v1_gc_proto_rawDesc = "" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fOUTCOME_GOES\x10\x01\x12\x11\n" +
 	"\rOUTCOME_STAYS\x10\x02\x12\x10\n" +
-	"\fOUTCOME_HELD\x10\x032\xf9\x03\n" +
-	"\x17GarbageCollectorService\x12b\n" +
-	"\rExplainObject\x12'.fastsandbox.gc.v1.ExplainObjectRequest\x1a(.fastsandbox.gc.v1.ExplainObjectResponse\x12d\n" +
-	"\rPreviewDelete\x12'.fastsandbox.gc.v1.PreviewDeleteRequest\x1a(.fastsandbox.gc.v1.PreviewDeleteResponse0\x01\x12g\n" +
-	"\x0eWatchDeletions\x12(.fastsandbox.gc.v1.WatchDeletionsRequest\x1a).fastsandbox.gc.v1.WatchDeletionsResponse0\x01\x12S\n" +
-	"\bGetGraph\x12\".fastsandbox.gc.v1.GetGraphRequest\x1a#.fastsandbox.gc.v1.GetGraphResponse\x12V\n" +
+	"\fOUTCOME_HELD\x10\x032\xf7\x06\n" +
+	"\x17GarbageCollectorService\x12\xa9\x01\n" +
+	"\rExplainObject\x12'.fastsandbox.gc.v1.ExplainObjectRequest\x1a(.fastsandbox.gc.v1.ExplainObjectResponse\"E\x82\xd3\xe4\x93\x02?Z%\x12#/v1/gc/objects/{object.uid}:explain\x12\x16/v1/gc/objects:explain\x12\xb7\x01\n" +
+	"\rPreviewDelete\x12'.fastsandbox.gc.v1.PreviewDeleteRequest\x1a(.fastsandbox.gc.v1.PreviewDeleteResponse\"Q\x82\xd3\xe4\x93\x02KZ+\x12)/v1/gc/objects/{object.uid}:previewDelete\x12\x1c/v1/gc/objects:previewDelete0\x01\x12g\n" +
+	"\x0eWatchDeletions\x12(.fastsandbox.gc.v1.WatchDeletionsRequest\x1a).fastsandbox.gc.v1.WatchDeletionsResponse0\x01\x12\x96\x01\n" +
+	"\bGetGraph\x12\".fastsandbox.gc.v1.GetGraphRequest\x1a#.fastsandbox.gc.v1.GetGraphResponse\"A\x82\xd3\xe4\x93\x02;Z#\x12!/v1/gc/objects/{object.uid}:graph\x12\x14/v1/gc/objects:graph\x12\x9b\x01\n" +
+	"\vStreamGraph\x12%.fastsandbox.gc.v1.StreamGraphRequest\x1a&.fastsandbox.gc.v1.StreamGraphResponse\";\x82\xd3\xe4\x93\x025Z%\x12#/v1/gc/namespaces/{namespace}/graph\x12\f/v1/gc/graph0\x01\x12V\n" +
 	"\tGetStatus\x12#.fastsandbox.gc.v1.GetStatusRequest\x1a$.fastsandbox.gc.v1.GetStatusResponseB\xca\x01\n" +
 	"\x15com.fastsandbox.gc.v1B\aGcProtoP\x01ZBgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1;gcv1\xa2\x02\x03FGX\xaa\x02\x11Fastsandbox.Gc.V1\xca\x02\x11Fastsandbox\\Gc\\V1\xe2\x02\x1dFastsandbox\\Gc\\V1\\GPBMetadata\xea\x02\x13Fastsandbox::Gc::V1b\x06proto3"
 
@@ -2177,7 +2287,7 @@ func file_fastsandbox_gc_v1_gc_proto_rawDescGZIP() []byte {
 }
 
 var file_fastsandbox_gc_v1_gc_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_fastsandbox_gc_v1_gc_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_fastsandbox_gc_v1_gc_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_fastsandbox_gc_v1_gc_proto_goTypes = []any{
 	(PropagationPolicy)(0),         // 0: fastsandbox.gc.v1.PropagationPolicy
 	(State)(0),                     // 1: fastsandbox.gc.v1.State
@@ -2204,10 +2314,12 @@ var file_fastsandbox_gc_v1_gc_proto_goTypes = []any{
 	(*Vertex)(nil),                 // 22: fastsandbox.gc.v1.Vertex
 	(*Reference)(nil),              // 23: fastsandbox.gc.v1.Reference
 	(*GetGraphResponse)(nil),       // 24: fastsandbox.gc.v1.GetGraphResponse
-	(*GetStatusRequest)(nil),       // 25: fastsandbox.gc.v1.GetStatusRequest
-	(*FailingResource)(nil),        // 26: fastsandbox.gc.v1.FailingResource
-	(*GetStatusResponse)(nil),      // 27: fastsandbox.gc.v1.GetStatusResponse
-	(*timestamppb.Timestamp)(nil),  // 28: google.protobuf.Timestamp
+	(*StreamGraphRequest)(nil),     // 25: fastsandbox.gc.v1.StreamGraphRequest
+	(*StreamGraphResponse)(nil),    // 26: fastsandbox.gc.v1.StreamGraphResponse
+	(*GetStatusRequest)(nil),       // 27: fastsandbox.gc.v1.GetStatusRequest
+	(*FailingResource)(nil),        // 28: fastsandbox.gc.v1.FailingResource
+	(*GetStatusResponse)(nil),      // 29: fastsandbox.gc.v1.GetStatusResponse
+	(*timestamppb.Timestamp)(nil),  // 30: google.protobuf.Timestamp
 }
 var file_fastsandbox_gc_v1_gc_proto_depIdxs = []int32{
 	6,  // 0: fastsandbox.gc.v1.Place.kind:type_name -> fastsandbox.gc.v1.Kind
@@ -2237,29 +2349,33 @@ var file_fastsandbox_gc_v1_gc_proto_depIdxs = []int32{
 	9,  // 24: fastsandbox.gc.v1.WatchDeletionsResponse.object:type_name -> fastsandbox.gc.v1.Object
 	4,  // 25: fastsandbox.gc.v1.WatchDeletionsResponse.cause:type_name -> fastsandbox.gc.v1.Cause
 	0,  // 26: fastsandbox.gc.v1.WatchDeletionsResponse.policy:type_name -> fastsandbox.gc.v1.PropagationPolicy
-	28, // 27: fastsandbox.gc.v1.WatchDeletionsResponse.time:type_name -> google.protobuf.Timestamp
+	30, // 27: fastsandbox.gc.v1.WatchDeletionsResponse.time:type_name -> google.protobuf.Timestamp
 	8,  // 28: fastsandbox.gc.v1.GetGraphRequest.object:type_name -> fastsandbox.gc.v1.Selector
 	9,  // 29: fastsandbox.gc.v1.Vertex.object:type_name -> fastsandbox.gc.v1.Object
 	1,  // 30: fastsandbox.gc.v1.Vertex.state:type_name -> fastsandbox.gc.v1.State
 	2,  // 31: fastsandbox.gc.v1.Reference.standing:type_name -> fastsandbox.gc.v1.Standing
 	22, // 32: fastsandbox.gc.v1.GetGraphResponse.vertices:type_name -> fastsandbox.gc.v1.Vertex
 	23, // 33: fastsandbox.gc.v1.GetGraphResponse.references:type_name -> fastsandbox.gc.v1.Reference
-	26, // 34: fastsandbox.gc.v1.GetStatusResponse.failing:type_name -> fastsandbox.gc.v1.FailingResource
-	12, // 35: fastsandbox.gc.v1.GarbageCollectorService.ExplainObject:input_type -> fastsandbox.gc.v1.ExplainObjectRequest
-	14, // 36: fastsandbox.gc.v1.GarbageCollectorService.PreviewDelete:input_type -> fastsandbox.gc.v1.PreviewDeleteRequest
-	19, // 37: fastsandbox.gc.v1.GarbageCollectorService.WatchDeletions:input_type -> fastsandbox.gc.v1.WatchDeletionsRequest
-	21, // 38: fastsandbox.gc.v1.GarbageCollectorService.GetGraph:input_type -> fastsandbox.gc.v1.GetGraphRequest
-	25, // 39: fastsandbox.gc.v1.GarbageCollectorService.GetStatus:input_type -> fastsandbox.gc.v1.GetStatusRequest
-	13, // 40: fastsandbox.gc.v1.GarbageCollectorService.ExplainObject:output_type -> fastsandbox.gc.v1.ExplainObjectResponse
-	18, // 41: fastsandbox.gc.v1.GarbageCollectorService.PreviewDelete:output_type -> fastsandbox.gc.v1.PreviewDeleteResponse
-	20, // 42: fastsandbox.gc.v1.GarbageCollectorService.WatchDeletions:output_type -> fastsandbox.gc.v1.WatchDeletionsResponse
-	24, // 43: fastsandbox.gc.v1.GarbageCollectorService.GetGraph:output_type -> fastsandbox.gc.v1.GetGraphResponse
-	27, // 44: fastsandbox.gc.v1.GarbageCollectorService.GetStatus:output_type -> fastsandbox.gc.v1.GetStatusResponse
-	40, // [40:45] is the sub-list for method output_type
-	35, // [35:40] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	22, // 34: fastsandbox.gc.v1.StreamGraphResponse.vertices:type_name -> fastsandbox.gc.v1.Vertex
+	23, // 35: fastsandbox.gc.v1.StreamGraphResponse.references:type_name -> fastsandbox.gc.v1.Reference
+	28, // 36: fastsandbox.gc.v1.GetStatusResponse.failing:type_name -> fastsandbox.gc.v1.FailingResource
+	12, // 37: fastsandbox.gc.v1.GarbageCollectorService.ExplainObject:input_type -> fastsandbox.gc.v1.ExplainObjectRequest
+	14, // 38: fastsandbox.gc.v1.GarbageCollectorService.PreviewDelete:input_type -> fastsandbox.gc.v1.PreviewDeleteRequest
+	19, // 39: fastsandbox.gc.v1.GarbageCollectorService.WatchDeletions:input_type -> fastsandbox.gc.v1.WatchDeletionsRequest
+	21, // 40: fastsandbox.gc.v1.GarbageCollectorService.GetGraph:input_type -> fastsandbox.gc.v1.GetGraphRequest
+	25, // 41: fastsandbox.gc.v1.GarbageCollectorService.StreamGraph:input_type -> fastsandbox.gc.v1.StreamGraphRequest
+	27, // 42: fastsandbox.gc.v1.GarbageCollectorService.GetStatus:input_type -> fastsandbox.gc.v1.GetStatusRequest
+	13, // 43: fastsandbox.gc.v1.GarbageCollectorService.ExplainObject:output_type -> fastsandbox.gc.v1.ExplainObjectResponse
+	18, // 44: fastsandbox.gc.v1.GarbageCollectorService.PreviewDelete:output_type -> fastsandbox.gc.v1.PreviewDeleteResponse
+	20, // 45: fastsandbox.gc.v1.GarbageCollectorService.WatchDeletions:output_type -> fastsandbox.gc.v1.WatchDeletionsResponse
+	24, // 46: fastsandbox.gc.v1.GarbageCollectorService.GetGraph:output_type -> fastsandbox.gc.v1.GetGraphResponse
+	26, // 47: fastsandbox.gc.v1.GarbageCollectorService.StreamGraph:output_type -> fastsandbox.gc.v1.StreamGraphResponse
+	29, // 48: fastsandbox.gc.v1.GarbageCollectorService.GetStatus:output_type -> fastsandbox.gc.v1.GetStatusResponse
+	43, // [43:49] is the sub-list for method output_type
+	37, // [37:43] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_gc_v1_gc_proto_init() }
@@ -2281,7 +2397,7 @@ func file_fastsandbox_gc_v1_gc_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_gc_v1_gc_proto_rawDesc), len(file_fastsandbox_gc_v1_gc_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

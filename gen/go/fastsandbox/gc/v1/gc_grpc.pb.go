@@ -23,6 +23,7 @@ const (
 	GarbageCollectorService_PreviewDelete_FullMethodName  = "/fastsandbox.gc.v1.GarbageCollectorService/PreviewDelete"
 	GarbageCollectorService_WatchDeletions_FullMethodName = "/fastsandbox.gc.v1.GarbageCollectorService/WatchDeletions"
 	GarbageCollectorService_GetGraph_FullMethodName       = "/fastsandbox.gc.v1.GarbageCollectorService/GetGraph"
+	GarbageCollectorService_StreamGraph_FullMethodName    = "/fastsandbox.gc.v1.GarbageCollectorService/StreamGraph"
 	GarbageCollectorService_GetStatus_FullMethodName      = "/fastsandbox.gc.v1.GarbageCollectorService/GetStatus"
 )
 
@@ -30,19 +31,23 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// GarbageCollectorService explains what the garbage collectors do and would do. Nothing of it writes. Each replica answers from a
-// graph of its own, which lags behind the API server by the time that a watch takes. Calls may be repeated.
+// GarbageCollectorService explains what the garbage collectors do and would do. It changes nothing. Each replica answers from
+// its own graph, which lags behind the API server by the latency of a watch. All calls are safe to retry.
 type GarbageCollectorServiceClient interface {
-	// ExplainObject tells why an object is kept, waits, or is about to go. NOT_FOUND if it was not observed.
+	// ExplainObject returns why an object is kept, waits, or is about to be deleted. NOT_FOUND if it was not observed. Does not
+	// block.
 	ExplainObject(ctx context.Context, in *ExplainObjectRequest, opts ...grpc.CallOption) (*ExplainObjectResponse, error)
-	// PreviewDelete tells what a deletion would take along if nothing else changed, and ends with a summary. NOT_FOUND if the
-	// object was not observed.
+	// PreviewDelete sends what a deletion would do if nothing else changed, and ends with a summary. NOT_FOUND if the object was
+	// not observed.
 	PreviewDelete(ctx context.Context, in *PreviewDeleteRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PreviewDeleteResponse], error)
-	// WatchDeletions tells of each deletion that this process makes, until the caller ends it. A standby makes none.
+	// WatchDeletions sends each deletion that this process makes until the caller ends the call. A standby makes none.
 	WatchDeletions(ctx context.Context, in *WatchDeletionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDeletionsResponse], error)
-	// GetGraph returns the neighbourhood of an object. NOT_FOUND if it was not observed.
+	// GetGraph returns the neighborhood of an object. NOT_FOUND if it was not observed. Does not block.
 	GetGraph(ctx context.Context, in *GetGraphRequest, opts ...grpc.CallOption) (*GetGraphResponse, error)
-	// GetStatus tells how the collector is.
+	// StreamGraph sends the whole graph in the order of UIDs, in messages of bounded size. Each message is consistent in itself.
+	// The stream is not a snapshot: an object that is deleted meanwhile may be missing, and so may one that is created.
+	StreamGraph(ctx context.Context, in *StreamGraphRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamGraphResponse], error)
+	// GetStatus returns the status of the collector. Does not block.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
 
@@ -112,6 +117,25 @@ func (c *garbageCollectorServiceClient) GetGraph(ctx context.Context, in *GetGra
 	return out, nil
 }
 
+func (c *garbageCollectorServiceClient) StreamGraph(ctx context.Context, in *StreamGraphRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamGraphResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &GarbageCollectorService_ServiceDesc.Streams[2], GarbageCollectorService_StreamGraph_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamGraphRequest, StreamGraphResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type GarbageCollectorService_StreamGraphClient = grpc.ServerStreamingClient[StreamGraphResponse]
+
 func (c *garbageCollectorServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
@@ -126,19 +150,23 @@ func (c *garbageCollectorServiceClient) GetStatus(ctx context.Context, in *GetSt
 // All implementations must embed UnimplementedGarbageCollectorServiceServer
 // for forward compatibility.
 //
-// GarbageCollectorService explains what the garbage collectors do and would do. Nothing of it writes. Each replica answers from a
-// graph of its own, which lags behind the API server by the time that a watch takes. Calls may be repeated.
+// GarbageCollectorService explains what the garbage collectors do and would do. It changes nothing. Each replica answers from
+// its own graph, which lags behind the API server by the latency of a watch. All calls are safe to retry.
 type GarbageCollectorServiceServer interface {
-	// ExplainObject tells why an object is kept, waits, or is about to go. NOT_FOUND if it was not observed.
+	// ExplainObject returns why an object is kept, waits, or is about to be deleted. NOT_FOUND if it was not observed. Does not
+	// block.
 	ExplainObject(context.Context, *ExplainObjectRequest) (*ExplainObjectResponse, error)
-	// PreviewDelete tells what a deletion would take along if nothing else changed, and ends with a summary. NOT_FOUND if the
-	// object was not observed.
+	// PreviewDelete sends what a deletion would do if nothing else changed, and ends with a summary. NOT_FOUND if the object was
+	// not observed.
 	PreviewDelete(*PreviewDeleteRequest, grpc.ServerStreamingServer[PreviewDeleteResponse]) error
-	// WatchDeletions tells of each deletion that this process makes, until the caller ends it. A standby makes none.
+	// WatchDeletions sends each deletion that this process makes until the caller ends the call. A standby makes none.
 	WatchDeletions(*WatchDeletionsRequest, grpc.ServerStreamingServer[WatchDeletionsResponse]) error
-	// GetGraph returns the neighbourhood of an object. NOT_FOUND if it was not observed.
+	// GetGraph returns the neighborhood of an object. NOT_FOUND if it was not observed. Does not block.
 	GetGraph(context.Context, *GetGraphRequest) (*GetGraphResponse, error)
-	// GetStatus tells how the collector is.
+	// StreamGraph sends the whole graph in the order of UIDs, in messages of bounded size. Each message is consistent in itself.
+	// The stream is not a snapshot: an object that is deleted meanwhile may be missing, and so may one that is created.
+	StreamGraph(*StreamGraphRequest, grpc.ServerStreamingServer[StreamGraphResponse]) error
+	// GetStatus returns the status of the collector. Does not block.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedGarbageCollectorServiceServer()
 }
@@ -161,6 +189,9 @@ func (UnimplementedGarbageCollectorServiceServer) WatchDeletions(*WatchDeletions
 }
 func (UnimplementedGarbageCollectorServiceServer) GetGraph(context.Context, *GetGraphRequest) (*GetGraphResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetGraph not implemented")
+}
+func (UnimplementedGarbageCollectorServiceServer) StreamGraph(*StreamGraphRequest, grpc.ServerStreamingServer[StreamGraphResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamGraph not implemented")
 }
 func (UnimplementedGarbageCollectorServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
@@ -245,6 +276,17 @@ func _GarbageCollectorService_GetGraph_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _GarbageCollectorService_StreamGraph_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamGraphRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(GarbageCollectorServiceServer).StreamGraph(m, &grpc.GenericServerStream[StreamGraphRequest, StreamGraphResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type GarbageCollectorService_StreamGraphServer = grpc.ServerStreamingServer[StreamGraphResponse]
+
 func _GarbageCollectorService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -292,6 +334,11 @@ var GarbageCollectorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchDeletions",
 			Handler:       _GarbageCollectorService_WatchDeletions_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamGraph",
+			Handler:       _GarbageCollectorService_StreamGraph_Handler,
 			ServerStreams: true,
 		},
 	},
