@@ -1,6 +1,6 @@
-// Package convert translates between the custom resources and the messages of sandbox.v1. It is pure, total (whatever
-// one side can hold that the other cannot, such as fractions of a byte, is rounded up) and never shares memory between
-// its argument and its result.
+// Package convert translates between the custom resources and the messages of sandbox.v1. Its functions do no I/O, accept
+// every value (a value that the other side cannot represent, such as a fraction of a second, is rounded up), share no
+// memory between argument and result, and may be called concurrently.
 package convert
 
 import (
@@ -19,20 +19,21 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-// ToProto is the API's view of a custom resource, which counts as persisted.
+// ToProto returns the API's view of a custom resource, which counts as persisted.
 func ToProto(s *v1alpha1.Sandbox) *sandboxv1.Sandbox {
 	out := &sandboxv1.Sandbox{
 		Namespace: s.Namespace, Name: s.Name, Uid: s.EffectiveUID(), Labels: maps.Clone(s.Labels),
 		Spec: SpecToProto(&s.Spec), Status: statusToProto(s), CreateTime: createTime(s),
 	}
-	out.Spec.Pool = cmp.Or(s.Spec.PoolRef, s.Status.Pool)
+	out.Spec.Pool = s.Pool()
 	if s.DeletionTimestamp != nil {
 		out.DeleteTime = timestamppb.New(s.DeletionTimestamp.Time)
 	}
 	return out
 }
 
-// createTime prefers the moment at which a fast create was accepted, which comes before the custom resource.
+// createTime returns the time at which a fast create was accepted, or else the creation time of the custom resource, which
+// is later.
 func createTime(s *v1alpha1.Sandbox) *timestamppb.Timestamp {
 	if t, err := time.Parse(time.RFC3339Nano, s.Annotations[v1alpha1.AnnotationCreateTime]); err == nil {
 		return timestamppb.New(t)
@@ -43,7 +44,7 @@ func createTime(s *v1alpha1.Sandbox) *timestamppb.Timestamp {
 	return timestamppb.New(s.CreationTimestamp.Time)
 }
 
-// SpecToProto translates a spec.
+// SpecToProto converts a spec.
 func SpecToProto(s *v1alpha1.SandboxSpec) *sandboxv1.SandboxSpec {
 	out := &sandboxv1.SandboxSpec{
 		Image: s.Image, Pool: s.PoolRef, Command: slices.Clone(s.Command), Args: slices.Clone(s.Args),
@@ -75,7 +76,7 @@ func SpecToProto(s *v1alpha1.SandboxSpec) *sandboxv1.SandboxSpec {
 	return out
 }
 
-// SpecFromProto translates a spec; environment variables come in the order of their names.
+// SpecFromProto converts a spec. Environment variables are sorted by name.
 func SpecFromProto(s *sandboxv1.SandboxSpec) v1alpha1.SandboxSpec {
 	out := v1alpha1.SandboxSpec{
 		Image: s.GetImage(), PoolRef: s.GetPool(), Command: slices.Clone(s.GetCommand()), Args: slices.Clone(s.GetArgs()),

@@ -5,7 +5,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-// PhaseToProto translates a phase; an unset one is a Sandbox that no controller has seen yet, which is Pending.
+// PhaseToProto converts a phase. An empty phase, of a Sandbox that the controller has not seen yet, is Pending.
 func PhaseToProto(p v1alpha1.Phase) sandboxv1.Phase {
 	switch p {
 	case v1alpha1.PhasePending, "":
@@ -24,7 +24,7 @@ func PhaseToProto(p v1alpha1.Phase) sandboxv1.Phase {
 	return sandboxv1.Phase_PHASE_UNSPECIFIED
 }
 
-// ModeToProto translates a consistency mode.
+// ModeToProto converts a consistency mode.
 func ModeToProto(m v1alpha1.ConsistencyMode) sandboxv1.ConsistencyMode {
 	switch m {
 	case v1alpha1.ConsistencyModeFast:
@@ -56,7 +56,7 @@ func policyToProto(p v1alpha1.FailurePolicy) sandboxv1.FailurePolicy {
 	return sandboxv1.FailurePolicy_FAILURE_POLICY_UNSPECIFIED
 }
 
-// PolicyFromProto translates a failure policy; unspecified is "", which the API server defaults to Manual.
+// PolicyFromProto converts a failure policy. Unspecified is "", which the API server defaults to Manual.
 func PolicyFromProto(p sandboxv1.FailurePolicy) v1alpha1.FailurePolicy {
 	switch p {
 	case sandboxv1.FailurePolicy_FAILURE_POLICY_MANUAL:
@@ -89,7 +89,7 @@ func networkFromProto(n sandboxv1.NetworkMode) v1alpha1.NetworkMode {
 	return ""
 }
 
-// StartPathToProto translates a start path.
+// StartPathToProto converts a start path.
 func StartPathToProto(p v1alpha1.StartPath) sandboxv1.StartPath {
 	switch p {
 	case v1alpha1.StartPathSlot:
@@ -100,7 +100,7 @@ func StartPathToProto(p v1alpha1.StartPath) sandboxv1.StartPath {
 	return sandboxv1.StartPath_START_PATH_UNSPECIFIED
 }
 
-// StartPathFromProto translates a start path; an unspecified one is "".
+// StartPathFromProto converts a start path. Unspecified is "".
 func StartPathFromProto(p sandboxv1.StartPath) v1alpha1.StartPath {
 	switch p {
 	case sandboxv1.StartPath_START_PATH_SLOT:

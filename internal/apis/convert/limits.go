@@ -8,10 +8,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-// resourcePids is the name of the limit on processes; Kubernetes has none of its own.
+// resourcePids is the name of the limit on processes, for which Kubernetes has no resource name.
 const resourcePids corev1.ResourceName = "pids"
 
-// LimitsToProto translates limits; nil if there are none.
+// LimitsToProto converts limits. It returns nil if there are none.
 func LimitsToProto(r *v1alpha1.SandboxResources) *sandboxv1.ResourceLimits {
 	if r == nil || len(r.Limits) == 0 {
 		return nil
@@ -22,7 +22,7 @@ func LimitsToProto(r *v1alpha1.SandboxResources) *sandboxv1.ResourceLimits {
 	}
 }
 
-// LimitsFromProto translates limits; nil if there are none.
+// LimitsFromProto converts limits. It returns nil if there are none.
 func LimitsFromProto(l *sandboxv1.ResourceLimits) *v1alpha1.SandboxResources {
 	out := corev1.ResourceList{}
 	if l.GetCpuMillis() > 0 {
@@ -40,7 +40,7 @@ func LimitsFromProto(l *sandboxv1.ResourceLimits) *v1alpha1.SandboxResources {
 	return &v1alpha1.SandboxResources{Limits: out}
 }
 
-// Effective is spec with every limit that it does not set taken from defaults; either may be nil.
+// Effective returns the limits of spec, with each limit that spec does not set taken from defaults. Both may be nil.
 func Effective(spec, defaults *sandboxv1.ResourceLimits) *sandboxv1.ResourceLimits {
 	pick := func(a, b int64) int64 {
 		if a > 0 {

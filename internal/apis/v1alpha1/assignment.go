@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Assignment is where a Sandbox runs. It stands as JSON in AnnotationAssignment, so that it is written in one piece.
+// Assignment is the agent that runs a Sandbox. It is stored as JSON in AnnotationAssignment, so that all of it is written
+// at once.
 type Assignment struct {
 	// AgentPod is the name of the agent Pod.
 	AgentPod string `json:"agentPod"`
@@ -21,7 +22,7 @@ type Assignment struct {
 	Attempt int64 `json:"attempt"`
 }
 
-// EffectiveUID is the identity of this incarnation of the Sandbox in fences and on containers.
+// EffectiveUID returns the uid that identifies this incarnation of the Sandbox in fences and on containers.
 func (s *Sandbox) EffectiveUID() string {
 	if uid := s.Annotations[AnnotationSandboxUID]; uid != "" {
 		return uid
@@ -29,8 +30,8 @@ func (s *Sandbox) EffectiveUID() string {
 	return string(s.UID)
 }
 
-// Assignment returns where the Sandbox runs, or nil if it is assigned to no agent. An annotation that does not decode is
-// an error, never "not assigned": somebody may run there.
+// Assignment returns the assignment of the Sandbox, or nil if it is not assigned. An annotation that cannot be decoded is
+// an error and never means "not assigned": a container may be running.
 func (s *Sandbox) Assignment() (*Assignment, error) {
 	raw := s.Annotations[AnnotationAssignment]
 	if raw == "" {
@@ -46,14 +47,14 @@ func (s *Sandbox) Assignment() (*Assignment, error) {
 	return &a, nil
 }
 
-// SetAssignment writes where the Sandbox runs into its annotations; nil clears it.
+// SetAssignment writes the assignment to the annotations. Nil removes it.
 func (s *Sandbox) SetAssignment(a *Assignment) {
 	if a == nil {
 		delete(s.Annotations, AnnotationAssignment)
 		return
 	}
 	raw, err := json.Marshal(a)
-	if err != nil { // strings and a number always marshal
+	if err != nil { // strings and numbers always marshal
 		panic(err)
 	}
 	if s.Annotations == nil {

@@ -5,11 +5,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// SandboxPoolSpec says which agents a pool keeps and what they offer.
+// SandboxPoolSpec describes the agents of a pool.
 type SandboxPoolSpec struct {
-	// capacity bounds the number of agents and of free places.
+	// capacity bounds the number of agents and the free capacity.
 	Capacity PoolCapacity `json:"capacity"`
-	// maxSandboxesPerPod is the number of sandboxes that one agent takes.
+	// maxSandboxesPerPod is the capacity of each agent: the number of sandboxes that it runs at a time.
 	// +kubebuilder:default=5
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
@@ -21,15 +21,16 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`
 	// +optional
 	RuntimeHandler string `json:"runtimeHandler,omitempty"`
-	// sandboxResources are the limits of sandboxes that ask for none.
+	// sandboxResources are the limits of Sandboxes that do not set them.
 	// +optional
 	SandboxResources *SandboxResources `json:"sandboxResources,omitempty"`
-	// slots are containers that agents start ahead of time, without an image, so that a sandbox only has to claim one. They
-	// are no places: every agent has maxSandboxesPerPod places, whether slots wait in them or not.
+	// slots are containers that agents start ahead of time, without an image, for a sandbox to claim. They do not change the
+	// capacity of an agent, which is maxSandboxesPerPod whether or not slots are started.
 	// +optional
 	Slots *PoolSlots `json:"slots,omitempty"`
 	// ttlAfterFinished is how long a Sandbox that sets none is kept, with its log, after its process has ended; then it is
 	// deleted. Unset: 1h.
+	// +kubebuilder:validation:Format=duration
 	// +kubebuilder:validation:XValidation:rule="self >= duration('0s') && self <= duration('8760h')",message="ttlAfterFinished must be between 0s and 8760h"
 	// +optional
 	TTLAfterFinished *metav1.Duration `json:"ttlAfterFinished,omitempty"`
@@ -40,60 +41,60 @@ type SandboxPoolSpec struct {
 	// +listType=set
 	// +optional
 	Images []string `json:"images,omitempty"`
-	// agentTemplate is the Pod that each agent runs in. The controller adds what the agent needs: containerd's socket,
-	// host paths, environment, security context, certificate, probes.
+	// agentTemplate is the template of the agent Pods. The controller adds what the agent needs: containerd's socket, host
+	// paths, environment, security context, certificate, probes.
 	AgentTemplate AgentTemplate `json:"agentTemplate"`
 }
 
-// PoolCapacity bounds a pool.
+// PoolCapacity bounds the number of agents and the free capacity of a pool.
 // +kubebuilder:validation:XValidation:rule="self.poolMin <= self.poolMax",message="poolMin must not exceed poolMax: to scale further, raise poolMax first"
 // +kubebuilder:validation:XValidation:rule="self.bufferMin <= self.bufferMax",message="bufferMin must not exceed bufferMax"
 type PoolCapacity struct {
-	// poolMin is the least number of agents.
+	// poolMin is the minimum number of agents.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	PoolMin int32 `json:"poolMin"`
-	// poolMax is the greatest number of agents that take sandboxes. Draining ones may come on top: a rollout drains a
+	// poolMax is the maximum number of agents that accept sandboxes. Draining agents do not count: a rollout drains up to a
 	// quarter of poolMax, rounded up, at a time.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	PoolMax int32 `json:"poolMax"`
-	// bufferMin is the least number of free places (sandboxes, not agents) to keep ready.
+	// bufferMin is the minimum free capacity, in sandboxes, to keep ready.
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	BufferMin int32 `json:"bufferMin"`
-	// bufferMax is the number of free places above which idle agents are removed.
+	// bufferMax is the free capacity, in sandboxes, above which idle agents are removed.
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	BufferMax int32 `json:"bufferMax"`
 }
 
-// PoolSlots bounds the free slots of each agent: started, and not claimed by any sandbox.
+// PoolSlots bounds the number of free slots of each agent. A slot is free until a sandbox claims it.
 // +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || self.min <= self.max",message="slots.min must not exceed slots.max"
 type PoolSlots struct {
-	// min is the least number of free slots that an agent keeps, as far as it has free places, even where it has reason to
-	// keep fewer, such as memory that runs short. Unset: 0.
+	// min is the minimum number of free slots that an agent keeps, within its free capacity, even if it would keep fewer by
+	// itself, for example because memory is short. Unset: 0.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	// +optional
 	Min *int32 `json:"min,omitempty"`
-	// max is the greatest number of free slots that an agent keeps. Unset: as many as it has free places. 0: no slots, every
-	// sandbox takes the cold path.
+	// max is the maximum number of free slots that an agent keeps. Unset: its free capacity. 0: no slots; every sandbox takes
+	// the cold path.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	// +optional
 	Max *int32 `json:"max,omitempty"`
 }
 
-// Off reports whether the pool wants no slots.
+// Off reports whether the pool disables slots.
 func (s *PoolSlots) Off() bool { return s != nil && s.Max != nil && *s.Max == 0 }
 
-// AgentTemplate is a Pod template of which the controller keeps labels, annotations and spec. The container named
-// `agent` is the agent's; it must have an image.
+// AgentTemplate is the template of agent Pods: labels, annotations and spec. It must have a container named `agent` with an
+// image.
 type AgentTemplate struct {
-	// metadata holds labels and annotations of the agent Pods.
+	// metadata of the agent Pods: labels and annotations.
 	// +optional
 	Metadata AgentTemplateMetadata `json:"metadata,omitempty"`
 	// spec of the agent Pods.
@@ -103,7 +104,7 @@ type AgentTemplate struct {
 	Spec corev1.PodSpec `json:"spec"`
 }
 
-// AgentTemplateMetadata is the part of a Pod's metadata that a template can set.
+// AgentTemplateMetadata is the metadata that a template can set.
 type AgentTemplateMetadata struct {
 	// labels of the agent Pods.
 	// +optional
@@ -113,9 +114,9 @@ type AgentTemplateMetadata struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// SandboxPoolStatus is what is known to be true of a pool.
+// SandboxPoolStatus is the observed state of a SandboxPool.
 type SandboxPoolStatus struct {
-	// observedGeneration is the generation of the spec that this status answers to.
+	// observedGeneration is the generation of the spec that the controller has processed.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// desiredAgents is the number of agents that the pool should have now.
@@ -124,24 +125,24 @@ type SandboxPoolStatus struct {
 	// currentAgents is the number of agent Pods, draining ones included.
 	// +optional
 	CurrentAgents int32 `json:"currentAgents"`
-	// readyAgents is the number of agent Pods that are ready for sandboxes; draining ones are not.
+	// readyAgents is the number of ready agent Pods, without draining ones.
 	// +optional
 	ReadyAgents int32 `json:"readyAgents"`
-	// drainingAgents is the number of agent Pods that take no new sandboxes and go when they have none left. They do not
-	// count against poolMax.
+	// drainingAgents is the number of agent Pods that accept no new sandboxes and are deleted when they have none left. They do
+	// not count towards poolMax.
 	// +optional
 	DrainingAgents int32 `json:"drainingAgents"`
-	// capacity is the number of sandboxes that the ready agents can run.
+	// capacity is the number of sandboxes that the ready agents can run at a time.
 	// +optional
 	Capacity int32 `json:"capacity"`
-	// activeSandboxes is the number of sandboxes assigned to the pool's agents.
+	// activeSandboxes is the number of sandboxes that use capacity of the pool's agents. A sandbox whose process has ended uses
+	// none.
 	// +optional
 	ActiveSandboxes int32 `json:"activeSandboxes"`
 	// freeCapacity is the number of further sandboxes that the ready agents can run.
 	// +optional
 	FreeCapacity int32 `json:"freeCapacity"`
-	// readySlots is the number of started, unclaimed slots on ready agents: that many sandboxes can start without the cold
-	// path.
+	// readySlots is the number of free slots on ready agents: that many sandboxes can start without the cold path.
 	// +optional
 	ReadySlots int32 `json:"readySlots"`
 	// images is the state of each image of spec.images.
@@ -152,7 +153,7 @@ type SandboxPoolStatus struct {
 	// selector is the label selector of the agent Pods, for the scale subresource.
 	// +optional
 	Selector string `json:"selector,omitempty"`
-	// conditions are Ready, Progressing and SlotsReady.
+	// conditions are Ready, Progressing, SlotsReady and ImagesReady.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -172,15 +173,18 @@ type PoolImageStatus struct {
 	Nodes []NodeImageStatus `json:"nodes,omitempty"`
 }
 
-// ImageState is where a node is with an image.
+// ImageState is the state of an image on a node.
 // +kubebuilder:validation:Enum=Pulling;Ready;Failed
 type ImageState string
 
 // The image states.
 const (
+	// ImageStatePulling: the image is being pulled, or the agent has not reported it yet.
 	ImageStatePulling ImageState = "Pulling"
-	ImageStateReady   ImageState = "Ready"
-	ImageStateFailed  ImageState = "Failed"
+	// ImageStateReady: the image is on the node and is kept there.
+	ImageStateReady ImageState = "Ready"
+	// ImageStateFailed: the last pull failed. The agent pulls again, with backoff.
+	ImageStateFailed ImageState = "Failed"
 )
 
 // NodeImageStatus is the state of one image on one node.
@@ -189,16 +193,16 @@ type NodeImageStatus struct {
 	Node string `json:"node"`
 	// state of the image on the node.
 	State ImageState `json:"state"`
-	// message is why the last pull failed, for people.
+	// message explains why the last pull failed, for people.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// SandboxPool keeps a number of agents ready for sandboxes.
+// SandboxPool keeps agents ready for sandboxes.
 //
-// The scale subresource sets capacity.poolMin: the number of agents that are kept whatever the load.
+// The scale subresource sets capacity.poolMin, the number of agents that are kept regardless of the load.
 //
-// A pool that is deleted stays until its agents are drained: their sandboxes go on, no new ones are taken.
+// A SandboxPool that is deleted accepts no new sandboxes, and stays until the sandboxes of its agents are gone.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.capacity.poolMin,statuspath=.status.currentAgents,selectorpath=.status.selector

@@ -3,12 +3,19 @@
 package app_test
 
 import (
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -62,7 +69,6 @@ func TestManifestsAreRefusedAtOnce(t *testing.T) {
 	}{
 		"image missing":           {goodSandbox, set("spec", "image")(nil), "spec.image"},
 		"image empty":             {goodSandbox, set("spec", "image")(""), "spec.image"},
-		"pool missing":            {goodSandbox, set("spec", "poolRef")(nil), "spec.poolRef"},
 		"pool no label":           {goodSandbox, set("spec", "poolRef")("Not_A_Label"), "spec.poolRef"},
 		"port zero":               {goodSandbox, set("spec", "exposedPorts")(list(int64(0))), "spec.exposedPorts[0]"},
 		"port too high":           {goodSandbox, set("spec", "exposedPorts")(list(int64(65536))), "spec.exposedPorts[0]"},
@@ -108,34 +114,118 @@ func TestManifestsAreRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// TestFixedFieldsCannotChange: a container cannot change, so neither can what it was made from.
+// TestFixedFieldsCannotChange changes every field of the spec of an existing Sandbox. A new field fails the test until it is
+// listed as fixed or as mutable.
 func TestFixedFieldsCannotChange(t *testing.T) {
 	w := newWorld(t)
 	revision := time.Now().Truncate(time.Microsecond)
-	good := decode(t, goodSandbox)
-	good.SetNamespace(w.namespace)
-	require.NoError(t, unstructured.SetNestedField(good.Object, revision.UTC().Format("2006-01-02T15:04:05.000000Z07:00"), "spec", "resetRevision"))
-	require.NoError(t, kube.Create(w.ctx, good))
-	for name, change := range map[string]func(*v1alpha1.Sandbox){
-		"image":           func(s *v1alpha1.Sandbox) { s.Spec.Image = "other" },
-		"pool":            func(s *v1alpha1.Sandbox) { s.Spec.PoolRef = "other" },
-		"command":         func(s *v1alpha1.Sandbox) { s.Spec.Command = []string{"other"} },
-		"no args":         func(s *v1alpha1.Sandbox) { s.Spec.Args = nil },
-		"ports":           func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = []int32{81} },
-		"reset backwards": func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision.Time = revision.Add(-time.Second) },
-		"no reset":        func(s *v1alpha1.Sandbox) { s.Spec.ResetRevision = nil },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := w.get("good")
-			old := s.DeepCopy()
-			change(s)
-			require.True(t, apierrors.IsInvalid(kube.Patch(t.Context(), s, client.MergeFrom(old))))
+	microTime := func(d time.Duration) *metav1.MicroTime { return &metav1.MicroTime{Time: revision.Add(d)} }
+	full := func() v1alpha1.SandboxSpec {
+		return v1alpha1.SandboxSpec{
+			Image: "busybox", PoolRef: "pool", Command: []string{"sleep"}, Args: []string{"1"}, Envs: []v1alpha1.EnvVar{{Name: "A", Value: "b"}},
+			WorkingDir: "/tmp", ExposedPorts: []int32{80}, ConsistencyMode: v1alpha1.ConsistencyModeStrong,
+			Network: v1alpha1.NetworkModeAgent, ResetRevision: microTime(0),
+			Resources: &v1alpha1.SandboxResources{Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
+		}
+	}
+	type change = func(*v1alpha1.SandboxSpec)
+	fixed := map[string][]change{
+		"Image":        {func(s *v1alpha1.SandboxSpec) { s.Image = "other" }},
+		"PoolRef":      {func(s *v1alpha1.SandboxSpec) { s.PoolRef = "other" }, func(s *v1alpha1.SandboxSpec) { s.PoolRef = "" }},
+		"Command":      {func(s *v1alpha1.SandboxSpec) { s.Command = []string{"other"} }, func(s *v1alpha1.SandboxSpec) { s.Command = nil }},
+		"Args":         {func(s *v1alpha1.SandboxSpec) { s.Args = []string{"2"} }, func(s *v1alpha1.SandboxSpec) { s.Args = nil }},
+		"WorkingDir":   {func(s *v1alpha1.SandboxSpec) { s.WorkingDir = "/" }, func(s *v1alpha1.SandboxSpec) { s.WorkingDir = "" }},
+		"ExposedPorts": {func(s *v1alpha1.SandboxSpec) { s.ExposedPorts = []int32{81} }, func(s *v1alpha1.SandboxSpec) { s.ExposedPorts = nil }},
+		"Envs": {
+			func(s *v1alpha1.SandboxSpec) { s.Envs[0].Value = "c" }, func(s *v1alpha1.SandboxSpec) { s.Envs = nil },
+			func(s *v1alpha1.SandboxSpec) { s.Envs = append(s.Envs, v1alpha1.EnvVar{Name: "B"}) },
+		},
+		"ConsistencyMode": {
+			func(s *v1alpha1.SandboxSpec) { s.ConsistencyMode = v1alpha1.ConsistencyModeFast },
+			func(s *v1alpha1.SandboxSpec) { s.ConsistencyMode = "" },
+		},
+		"Network": {func(s *v1alpha1.SandboxSpec) { s.Network = v1alpha1.NetworkModeNone }},
+		"Resources": {
+			func(s *v1alpha1.SandboxSpec) { s.Resources.Limits[corev1.ResourceCPU] = resource.MustParse("2") },
+			func(s *v1alpha1.SandboxSpec) { s.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("1Gi") },
+			func(s *v1alpha1.SandboxSpec) { s.Resources = nil },
+		},
+	}
+	mutable := map[string][]change{
+		"FailurePolicy":          {func(s *v1alpha1.SandboxSpec) { s.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate }},
+		"RecoveryTimeoutSeconds": {func(s *v1alpha1.SandboxSpec) { s.RecoveryTimeoutSeconds = ptr.To(int32(5)) }},
+		"ExpireTime": {
+			func(s *v1alpha1.SandboxSpec) { s.ExpireTime = &metav1.Time{Time: revision.Add(time.Hour)} },
+			func(s *v1alpha1.SandboxSpec) { s.ExpireTime = nil },
+		},
+		"ResetRevision":                 {func(s *v1alpha1.SandboxSpec) { s.ResetRevision = microTime(time.Second) }},
+		"TerminationGracePeriodSeconds": {func(s *v1alpha1.SandboxSpec) { s.TerminationGracePeriodSeconds = ptr.To(int64(60)) }},
+		"TTLAfterFinished": {
+			func(s *v1alpha1.SandboxSpec) { s.TTLAfterFinished = &metav1.Duration{Duration: time.Minute} },
+			func(s *v1alpha1.SandboxSpec) { s.TTLAfterFinished = nil },
+		},
+	}
+	forbidden := map[string][]change{ // of fields that can otherwise be changed
+		"ResetRevision": {
+			func(s *v1alpha1.SandboxSpec) { s.ResetRevision = microTime(-time.Second) },
+			func(s *v1alpha1.SandboxSpec) { s.ResetRevision = nil },
+		},
+		"TTLAfterFinished": {func(s *v1alpha1.SandboxSpec) { s.TTLAfterFinished = &metav1.Duration{Duration: -time.Second} }},
+	}
+	update := func(s *v1alpha1.Sandbox, c change) error {
+		old := s.DeepCopy()
+		c(&s.Spec)
+		require.NotEqual(t, old.Spec, s.Spec, "the test changes nothing")
+		return kube.Patch(w.ctx, s, client.MergeFrom(old))
+	}
+	for field := range reflect.TypeFor[v1alpha1.SandboxSpec]().Fields() {
+		_, isFixed := fixed[field.Name]
+		_, isMutable := mutable[field.Name]
+		require.True(t, isFixed != isMutable, "list %s as fixed or as mutable", field.Name)
+		t.Run(field.Name, func(t *testing.T) {
+			s := w.sandbox(strings.ToLower(field.Name), func(s *v1alpha1.Sandbox) { s.Spec = full() })
+			for i, c := range slices.Concat(fixed[field.Name], forbidden[field.Name]) {
+				err := update(w.get(s.Name), c)
+				require.True(t, apierrors.IsInvalid(err), "change %d: %v", i, err)
+			}
+			for i, c := range mutable[field.Name] {
+				require.NoError(t, update(w.get(s.Name), c), "change %d", i)
+			}
 		})
 	}
-	w.change("good", func(s *v1alpha1.Sandbox) {
-		s.Spec.ResetRevision.Time = revision.Add(time.Second)
+	t.Run("added to a Sandbox without it", func(t *testing.T) {
+		for name, changes := range fixed {
+			if name == "Image" || name == "Network" { // always set
+				continue
+			}
+			s := w.sandbox("without-"+strings.ToLower(name), func(s *v1alpha1.Sandbox) { s.Spec = v1alpha1.SandboxSpec{Image: "busybox"} })
+			err := update(s, func(s *v1alpha1.SandboxSpec) {
+				f := full()
+				reflect.ValueOf(s).Elem().FieldByName(name).Set(reflect.ValueOf(f).FieldByName(name))
+			})
+			require.True(t, apierrors.IsInvalid(err), "%s (%d changes): %v", name, len(changes), err)
+		}
+	})
+	t.Run("written by a client that drops empty values", func(t *testing.T) {
+		o := decode(t, goodSandbox)
+		o.SetNamespace(w.namespace)
+		o.SetName("empty")
+		o.Object["spec"] = map[string]any{"image": "busybox", "poolRef": "", "command": []any{}, "args": []any{}, "envs": []any{}, "workingDir": "",
+			"exposedPorts": []any{}, "resources": map[string]any{"limits": map[string]any{}}}
+		require.NoError(t, kube.Create(w.ctx, o))
+		s := w.get("empty")
 		s.Spec.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate
-		s.Spec.ExpireTime = nil
+		require.NoError(t, kube.Update(w.ctx, s))
+	})
+	t.Run("quantity in another notation", func(t *testing.T) {
+		o := decode(t, goodSandbox)
+		o.SetNamespace(w.namespace)
+		o.SetName("quantity")
+		require.NoError(t, unstructured.SetNestedField(o.Object, map[string]any{"cpu": "0.5", "memory": "1024Mi", "pids": int64(10)}, "spec", "resources", "limits"))
+		require.NoError(t, kube.Create(w.ctx, o))
+		s := w.get("quantity")
+		s.Spec.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate
+		require.NoError(t, kube.Update(w.ctx, s), "the client writes the same quantities as 500m and 1Gi")
 	})
 }
 
