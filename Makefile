@@ -8,14 +8,20 @@ BIN := $(CURDIR)/bin
 TOOLS := $(BIN)/tools
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X github.com/fast-sandbox/fast-sandbox/internal/daemon.version=$(VERSION)
-GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)"
+# Everything but the race detector's tests is compiled in one way, so that builds, tests and the linter share their work.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
+GO_BUILD := go build -ldflags "$(LDFLAGS)"
+# Every step prints the time since the first make began.
+export STARTED := $(or $(STARTED),$(shell date +%s))
+STEP := .ci/step
 KUBE_VERSION := v1.34.4
 KUBE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34
 # Third-party protos come out of these modules.
 PROTOVALIDATE := github.com/bufbuild/protovalidate@v1.2.2
 GOOGLEAPIS := github.com/grpc-ecosystem/grpc-gateway@v1.16.0
 PACKAGES = $(shell go list ./... | grep -v /gen/)
-# fsb-local's packages but those that pull in Kubernetes itself: checking those means checking it.
+# The packages of fsb-local, except those that import Kubernetes itself: checking them means checking all of it.
 LOCAL_PACKAGES = go list ./internal/... | grep -v -E '/internal/(kube|cmd)$$' | sed 's|.*/deploy/local|.|'
 
 .PHONY: help
@@ -24,42 +30,56 @@ help: ## List the targets
 
 ##### The local cluster
 
-.PHONY: up down status env
-up: build ## Bring up a real local cluster and run a first sandbox in it
-	@$(BIN)/fsb-local up --bin-dir $(BIN) --manifests deploy/overlays/local
-down: kube ## Take the local cluster away, with all that it left on the machine
+.PHONY: up trace down status env
+up: ## Build everything, bring up a real local cluster, and run a first sandbox in it
+	@$(MAKE) build
+	@$(STEP) "starting the local cluster"
+	@$(BIN)/fsb-local up --bin-dir $(BIN) --manifests deploy/overlays/local --began $(STARTED)
+trace: ## As up, and run a trace store (Jaeger) beside the cluster: fsb-ctl trace NAME shows a sandbox's spans
+	@$(MAKE) build jaeger
+	@$(STEP) "starting the local cluster"
+	@$(BIN)/fsb-local up --bin-dir $(BIN) --manifests deploy/overlays/local --trace --no-demo --began $(STARTED)
+down: kube ## Remove the local cluster and all that it left on the machine, except its cache
 	@$(BIN)/fsb-local down
-status: ## Tell how the local cluster is
+status: ## Show the state of the local cluster
 	@$(BIN)/fsb-local status
 env: ## Print what a shell needs to use the cluster: eval "$$(make -s env)"
 	@$(BIN)/fsb-local env
 
 ##### Building
 
-.PHONY: build components kube containerd
-build: components kube containerd ## Build everything into bin/
+.PHONY: build components kube containerd jaeger
+build: deps ## Build everything into bin/
+	@# All modules are downloaded at once, in the background; each build waits for its own.
+	@.ci/modules . deploy/local deploy/local/containerd & $(MAKE) components NEXT=Kubernetes; \
+		$(MAKE) kube NEXT=containerd; $(MAKE) containerd; wait $$!
 components: deps
-	@$(GO_BUILD) -o $(BIN)/allocator ./services/allocator
-	@$(GO_BUILD) -o $(BIN)/controller ./services/controller
-	@$(GO_BUILD) -o $(BIN)/agent ./agent/cmd/agent
-	@$(GO_BUILD) -o $(BIN)/sandbox-init ./agent/cmd/sandbox-init
-	@$(GO_BUILD) -o $(BIN)/janitor ./janitor
-	@$(GO_BUILD) -o $(BIN)/gc ./services/gc
-	@$(GO_BUILD) -o $(BIN)/gateway ./gateway
+	@.ci/modules .
+	@$(STEP) "building Fast Sandbox" "$(NEXT)"
+	@$(GO_BUILD) -o $(BIN)/ ./services/allocator ./services/controller ./services/gc ./agent/cmd/agent ./agent/cmd/sandbox-init ./janitor ./gateway
 	@$(GO_BUILD) -o $(BIN)/fsb-ctl ./cli
 	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
 kube: deps
-	@if [ ! -x $(BIN)/fsb-local ]; then echo "building Kubernetes $(KUBE_VERSION) from its modules (about 6 min on 2 cores, once)"; fi
-	@cd deploy/local && CGO_ENABLED=0 go build -trimpath -ldflags "$(KUBE_LDFLAGS)" -o $(BIN)/fsb-local .
+	@.ci/modules deploy/local
+	@$(STEP) "building Kubernetes $(KUBE_VERSION)$(if $(wildcard $(BIN)/fsb-local),, (some minutes the first time))" "$(NEXT)"
+	@cd deploy/local && go build -ldflags "$(KUBE_LDFLAGS)" -o $(BIN)/fsb-local .
 	@mkdir -p $(BIN)/k8s
 	@for name in etcd kube-apiserver kube-controller-manager kubectl; do ln -sfn ../fsb-local $(BIN)/k8s/$$name; done
 	@ln -sfn fsb-local $(BIN)/kubectl
 containerd: deps
-	@cd deploy/local/containerd && CGO_ENABLED=0 go build -trimpath -o $(BIN)/containerd/ \
+	@.ci/modules deploy/local/containerd
+	@$(STEP) "building containerd" "$(NEXT)"
+	@cd deploy/local/containerd && go build -o $(BIN)/containerd/ \
 		-ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$$(go list -m -f '{{.Version}}' github.com/containerd/containerd/v2)" \
 		github.com/containerd/containerd/v2/cmd/containerd \
 		github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 \
 		github.com/containerd/containerd/v2/cmd/ctr
+
+# Jaeger has a module of its own, without its web page. Only `make trace` builds it.
+jaeger: deps
+	@.ci/modules deploy/local/jaeger
+	@$(STEP) "building Jaeger"
+	@cd deploy/local/jaeger && go build -ldflags "-s -w" -o $(BIN)/jaeger/ github.com/jaegertracing/jaeger/cmd/all-in-one
 
 .PHONY: deps
 deps: ## Install what building and testing need and the machine lacks
@@ -67,10 +87,21 @@ deps: ## Install what building and testing need and the machine lacks
 
 ##### Generating and checking
 
-.PHONY: tools generate verify lint style format breaking vuln
-tools: deps
-	@cd internal/tools && go build -o $(TOOLS)/ tool
-generate: tools ## Generate gen/, deploy/crd and the deep copies
+# grpcurl is for end-to-end tests, govulncheck for a person: verify waits for neither.
+GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck
+BUILD_TOOL := cd internal/tools && go build -ldflags "-s -w" -o $(TOOLS)/
+
+.PHONY: tools grpcurl generate generate-only verify lint lint-only style style-only format breaking vuln
+tools: deps ## Build the generators and linters into bin/tools
+	@.ci/modules internal/tools
+	@$(STEP) "building the generators and linters" "$(NEXT)"
+	@$(BUILD_TOOL) $$(cd internal/tools && go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK))
+grpcurl: deps
+	@.ci/modules internal/tools
+	@$(BUILD_TOOL) $(GRPCURL)
+generate: tools generate-only ## Generate gen/, deploy/crd and the deep copies
+generate-only:
 	@mkdir -p .third_party/proto/buf/validate .third_party/proto/google/api
 	@dir() { (cd "$$(mktemp -d)" && go mod download -json "$$1") | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p'; }; \
 		install -m 0644 "$$(dir $(PROTOVALIDATE))"/proto/protovalidate/buf/validate/validate.proto .third_party/proto/buf/validate/; \
@@ -80,11 +111,13 @@ generate: tools ## Generate gen/, deploy/crd and the deep copies
 format: tools ## Format Go and proto sources
 	@git ls-files '*.go' | grep -v '^gen/' | xargs -r gofmt -w
 	@$(TOOLS)/buf format -w proto
-lint: tools
+lint: tools lint-only
+lint-only:
 	@$(TOOLS)/buf lint
 	@$(TOOLS)/golangci-lint run --timeout 15m ./...
 	@cd deploy/local && $(TOOLS)/golangci-lint run --config ../../.golangci.yml --timeout 15m $$($(LOCAL_PACKAGES))
-style: tools ## Check the language of Markdown, proto files and Go comments; .vale.ini says how
+style: tools style-only ## Check the language of Markdown, proto files and Go comments; .vale.ini says how
+style-only:
 	@git ls-files '*.md' '*.proto' '*.go' | grep -v '^gen/' | xargs $(TOOLS)/vale --output=line
 breaking: tools ## Compare the APIs with those on main
 	@rm -rf .third_party/main && mkdir -p .third_party/main
@@ -93,40 +126,49 @@ breaking: tools ## Compare the APIs with those on main
 	@$(TOOLS)/buf build .third_party/main -o .third_party/main.binpb
 	@$(TOOLS)/buf build -o .third_party/here.binpb
 	@$(TOOLS)/buf breaking .third_party/here.binpb --against .third_party/main.binpb
-vuln: tools ## Look for known vulnerabilities in what is used
+vuln: deps ## Find known vulnerabilities in the dependencies
+	@$(BUILD_TOOL) $(GOVULNCHECK)
 	@$(TOOLS)/govulncheck ./...
-verify: tools ## Generate, format, lint and vet; fail if a generated or formatted file changes
-	@before="$$(.ci/fingerprint)"; $(MAKE) generate; \
-		[ "$$before" = "$$(.ci/fingerprint)" ] || { echo "generated files were out of date: look at git diff, commit them" >&2; exit 1; }
+verify: deps ## Generation, lint and style; fails if a generated or formatted file changes
+	@.ci/modules . deploy/local internal/tools & $(MAKE) tools NEXT=generating; wait $$!
+	@$(STEP) "generating" "formatting"
+	@before="$$(.ci/fingerprint)"; $(MAKE) generate-only; \
+		[ "$$before" = "$$(.ci/fingerprint)" ] || { echo "generated files were out of date: read git diff and commit it" >&2; exit 1; }
+	@$(STEP) "checking the format" "linting"
 	@unformatted="$$(git ls-files '*.go' | grep -v '^gen/' | xargs -r gofmt -l)"; \
 		[ -z "$$unformatted" ] || { echo "not formatted (make format): $$unformatted" >&2; exit 1; }
 	@$(TOOLS)/buf format -d --exit-code proto
-	@$(MAKE) style
-	@$(MAKE) lint
-	@cd deploy/local && CGO_ENABLED=0 go vet -trimpath $$($(LOCAL_PACKAGES))
 	@for dir in . deploy/local internal/tools; do (cd $$dir && go mod verify >/dev/null && go mod tidy -diff >/dev/null) || { echo "go.mod in $$dir is not tidy" >&2; exit 1; }; done
+	@$(STEP) "linting"
+	@$(MAKE) style-only lint-only
+	@cd deploy/local && go vet $$($(LOCAL_PACKAGES))
+	@$(STEP) "verified"
 
 ##### Testing
 
-.PHONY: test unit integration e2e chaos
-test: ## Everything: verify, unit (-race), integration and end-to-end tests; sets up what it needs
-	@.ci/stage verify $(MAKE) verify
+.PHONY: test unit integration e2e chaos flaky
+test: ## Unit (-race), integration and end-to-end tests; builds and sets up what they need
 	@.ci/stage unit $(MAKE) unit
-	@.ci/stage build $(MAKE) build
+	@.ci/stage build $(MAKE) build grpcurl
 	@.ci/stage integration $(MAKE) integration
 	@.ci/stage e2e $(MAKE) e2e
 unit: deps ## Unit tests under the race detector
-	@go test -race -timeout 10m $(PACKAGES)
-	@# With the build's own flags, and unvetted: vet would look at all of Kubernetes.
-	@cd deploy/local && CGO_ENABLED=0 go test -trimpath -vet off -timeout 10m ./...
+	@.ci/modules . deploy/local
+	@CGO_ENABLED=1 go test -race -timeout 10m $(PACKAGES)
+	@# Unvetted: vet would check all of Kubernetes.
+	@cd deploy/local && go test -vet off -timeout 10m ./...
 integration: build ## Tests against a real containerd and a real apiserver with etcd
 	@KUBEBUILDER_ASSETS=$(BIN)/k8s FSB_BIN=$(BIN) go test -tags integration -count 1 -p 1 -timeout 20m $(INTEGRATION)
-e2e: build tools ## Tests against the local cluster, brought up for them if it is not up, with two minutes of faults
+e2e: build grpcurl ## Tests on the local cluster, brought up for them if it is not up, with two minutes of faults
 	@FSB_BIN=$(BIN) .ci/with-cluster go test -tags e2e -count 1 -p 1 -timeout 25m ./tests/e2e/...
 chaos: ## Load and faults on the local cluster, and an audit; one JSON object on stdout: make chaos DURATION=5m SEED=1
 	@$(MAKE) build >&2
-	@cd tests/e2e/chaos && CGO_ENABLED=0 go build -trimpath -o $(BIN)/chaos .
+	@go build -o $(BIN)/chaos ./tests/e2e/chaos
 	@.ci/with-cluster $(BIN)/chaos --duration $(DURATION) --seed $(SEED) $(CHAOS_FLAGS)
+flaky: build ## Repeat tests to find unstable ones: make flaky UNIT=20 INTEGRATIONS=5 [PACKAGES=./agent/...]
+	@.ci/flaky $(UNIT) $(INTEGRATIONS) $(PACKAGES)
+UNIT ?= 20
+INTEGRATIONS ?= 5
 DURATION ?= 2m
 SEED ?= 1
 INTEGRATION = $(shell git grep -l --untracked '^//go:build integration' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
@@ -149,13 +191,13 @@ bench-janitor: bench-tool ## One janitor's scan of 1,000 running containers; an 
 bench-gc: bench-tool ## The garbage collectors beside kube-controller-manager's; an API server and etcd of its own
 	@$(MAKE) components kube >&2
 	@$(BIN)/bench gc --bin $(BIN) $(BENCH_FLAGS)
-bench-docs: bench-binary ## Measure everything anew for docs/performance.md
+bench-docs: bench-binary ## Measure everything again for docs/performance.md
 	@.ci/with-cluster $(BIN)/bench all --save $(BIN)/bench-results --plot docs/performance $(BENCH_FLAGS)
 	@$(BIN)/bench report --from $(BIN)/bench-results
 bench-binary: bench-tool
 	@$(MAKE) build >&2
 bench-tool: deps
-	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/bench ./tests/bench
+	@go build -o $(BIN)/bench ./tests/bench
 
 .PHONY: clean
 clean: ## Remove what was built

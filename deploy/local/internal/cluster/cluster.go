@@ -1,8 +1,8 @@
-// Package cluster brings the local cluster up and down and tells how it is. It orchestrates: what runs is said by
-// components, how it is kept running by supervise, and everything that touches the machine is in host and network.
+// Package cluster brings the local cluster up and down and reports its state. It orchestrates: components defines what
+// runs, supervise keeps it running, and host and network change the machine.
 //
 // Up and Down hold one lock for the whole machine, since the cluster's addresses exist once. Both may be called at any
-// time, after any crash: they look at what is there instead of believing what was written down.
+// time, after any crash: they inspect the actual state and do not trust what was recorded.
 package cluster
 
 import (
@@ -31,7 +31,7 @@ const lockFile = "/run/fsb-local.lock"
 // supervisorName is the supervisor's name among the components.
 const supervisorName = "supervisor"
 
-// Options is what Up and Down are asked to do.
+// Options configure Up and Down.
 type Options struct {
 	Config components.Config
 	// Images is the directory of image descriptions; empty for the pause image alone.
@@ -40,9 +40,11 @@ type Options struct {
 	Manifests string
 	// Demo runs a first sandbox at the end.
 	Demo bool
-	// Purge makes Down remove caches and logs too.
+	// Purge makes Down remove the cache and registry settings too.
 	Purge bool
-	// Out gets the progress, for a person.
+	// Began is the start of the whole set-up, builds included: progress is printed with the time since then. Zero: now.
+	Began time.Time
+	// Out receives the progress, for people.
 	Out io.Writer
 }
 
@@ -54,12 +56,18 @@ type progress struct {
 	out io.Writer
 }
 
-func newProgress(out io.Writer) *progress { return &progress{began: time.Now(), out: out} }
+func newProgress(out io.Writer, began time.Time) *progress {
+	if began.IsZero() {
+		began = time.Now()
+	}
+	return &progress{began: began, out: out}
+}
 
 func (p *progress) say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, _ = fmt.Fprintf(p.out, "[%6.1fs] %s\n", time.Since(p.began).Seconds(), fmt.Sprintf(format, args...))
+	elapsed := time.Since(p.began)
+	_, _ = fmt.Fprintf(p.out, "[%2d:%02d] %s\n", elapsed/time.Minute, elapsed%time.Minute/time.Second, fmt.Sprintf(format, args...))
 }
 
 func (p *progress) warn(text string) { p.say("warning: %s", text) }
@@ -87,7 +95,7 @@ func lock(c components.Config) (release func(), err error) {
 	return release, nil
 }
 
-// own writes down, in the lock file, whose the cluster is.
+// own records the owner of the cluster in the lock file.
 func own(c components.Config) error {
 	raw, err := json.Marshal(c)
 	if err != nil {
@@ -100,7 +108,7 @@ func own(c components.Config) error {
 	return nil
 }
 
-// supervisor is the process of the cluster's supervisor, which may be long gone.
+// supervisor returns the recorded process of the cluster's supervisor, which may have exited.
 func supervisor(c components.Config) host.Process {
 	record, err := host.ReadRecord(c.PIDFile(supervisorName))
 	if err != nil {
@@ -123,7 +131,7 @@ func client(c components.Config) (*kubernetes.Clientset, error) {
 	return set, nil
 }
 
-// kubectl runs our own kubectl as the administrator.
+// kubectl runs the built-in kubectl as the administrator.
 func kubectl(ctx context.Context, c components.Config, input string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, c.Binary())
 	cmd.Args = append([]string{"kubectl"}, args...)
@@ -137,8 +145,8 @@ func kubectl(ctx context.Context, c components.Config, input string, args ...str
 	return stdout.String(), nil
 }
 
-// environment is what programs get that we call as the administrator: nothing of the caller's, and a home that `down`
-// removes.
+// environment returns the environment of programs that run as the administrator: nothing of the caller's, and a home directory
+// that `down` removes.
 func environment(c components.Config) []string {
 	list := []string{"HOME=" + c.RunDir, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	for _, pair := range Environment(c) {
@@ -147,7 +155,7 @@ func environment(c components.Config) []string {
 	return list
 }
 
-// Environment is what a shell must export to use the cluster, in order.
+// Environment returns what a shell must export to use the cluster, in order.
 func Environment(c components.Config) [][2]string {
 	return [][2]string{
 		{"KUBECONFIG", c.Kubeconfig()},

@@ -32,7 +32,7 @@ func config(t *testing.T) components.Config {
 	return c
 }
 
-// Whatever running components depend on changes the generation, and nothing else does.
+// Everything that running components depend on changes the generation, and nothing else does.
 func TestGeneration(t *testing.T) {
 	c, now := config(t), time.Now()
 	generation := func() string {
@@ -67,7 +67,7 @@ func TestOurs(t *testing.T) {
 	require.True(t, cluster.Ours(c, host.Info{Cgroups: []string{"/", "/fsb-local/system"}}))
 	require.True(t, cluster.Ours(c, shim(c.ContainerdSocket())))
 	require.False(t, cluster.Ours(c, shim("/run/containerd/containerd.sock")), "the shim of another containerd")
-	require.False(t, cluster.Ours(c, host.Info{Args: []string{"grep", "-address", c.ContainerdSocket()}}), "somebody who talks of it")
+	require.False(t, cluster.Ours(c, host.Info{Args: []string{"grep", "-address", c.ContainerdSocket()}}), "a process that only mentions the socket")
 	require.False(t, cluster.Ours(c, host.Info{Args: []string{"kubelet"}, Cgroups: []string{"/fsb-local-other"}}))
 	require.False(t, cluster.Ours(c, host.Info{}))
 }
@@ -78,7 +78,7 @@ func TestAncestors(t *testing.T) {
 	require.Equal(t, map[int]bool{3: true, 2: true, 1: true}, cluster.Ancestors(all, 3))
 }
 
-// Containers are found by what containerd wrote down of them, alive or not.
+// Containers are found by the state that containerd recorded, whether they run or not.
 func TestRemains(t *testing.T) {
 	c := config(t)
 	write := func(id, spec string) {
@@ -98,7 +98,7 @@ func TestRemains(t *testing.T) {
 	require.Equal(t, []string{"/k8s.io/raw"}, cgroups)
 }
 
-// Shells and tests rely on these names and values.
+// Shells and tests depend on these names and values.
 func TestEnvironment(t *testing.T) {
 	c := components.Config{DataDir: "/var/lib/fsb-local", RunDir: "/run/fsb-local"}
 	require.Equal(t, [][2]string{
@@ -125,10 +125,10 @@ func TestLoadConfig(t *testing.T) {
 	require.Equal(t, "/a/run", c.RunDir)
 }
 
-// What collects garbage in a cluster that runs goes on doing so.
+// The garbage collector of a running cluster is kept.
 func TestCollects(t *testing.T) {
 	c := config(t)
-	require.False(t, cluster.Collects(c), "there is none")
+	require.False(t, cluster.Collects(c), "there is no cluster")
 	for _, own := range []bool{true, false} {
 		c.OwnGC = own
 		require.NoError(t, cluster.EnsurePKI(c, time.Now()))
@@ -138,6 +138,37 @@ func TestCollects(t *testing.T) {
 		bare.OwnGC = false
 		require.Equal(t, own, cluster.Collects(bare))
 	}
+}
+
+// A later `up` keeps the trace store. The name is short: the directory of a test is part of a path of 38 characters at most.
+func TestTraces(t *testing.T) {
+	c := config(t)
+	require.False(t, cluster.HasTraces(c), "there is no cluster")
+	c.Traces = true
+	require.NoError(t, os.MkdirAll(filepath.Dir(c.JaegerBinary()), 0o755))
+	require.NoError(t, os.WriteFile(c.JaegerBinary(), nil, 0o755))
+	require.NoError(t, cluster.EnsurePKI(c, time.Now()))
+	_, err := cluster.WriteFiles(c)
+	require.NoError(t, err)
+	c.Traces = false
+	require.True(t, cluster.HasTraces(c))
+}
+
+// Down removes everything that the cluster wrote, logs included, except its caches; purge removes these too.
+func TestDownKeepsOnlyCaches(t *testing.T) {
+	c := config(t)
+	cache := []string{c.CacheDir(), filepath.Join(c.DataDir, "certs.d")}
+	paths := cluster.OwnPaths(c, false)
+	for _, path := range []string{components.AgentLogDir, components.AgentSlotDir, c.RunDir, c.ContainerdRoot(), filepath.Dir(c.LogFile("x"))} {
+		require.Contains(t, paths, path)
+	}
+	for _, path := range cache {
+		require.NotContains(t, paths, path)
+		require.Contains(t, cluster.OwnPaths(c, true), path)
+	}
+	require.Empty(t, cluster.Kept(c))
+	require.NoError(t, os.MkdirAll(c.CacheDir(), 0o755))
+	require.Equal(t, cache[:1], cluster.Kept(c), "what is kept is named")
 }
 
 func TestFind(t *testing.T) {
@@ -163,9 +194,9 @@ func TestPrint(t *testing.T) {
 	require.Contains(t, out.String(), "pods: 3, of which 2 ready")
 }
 
-// A cluster that is not there is unhealthy, not an error.
-func TestLookAtNothing(t *testing.T) {
-	status := cluster.Look(t.Context(), config(t), time.Now())
+// A cluster that does not exist is unhealthy; that is not an error.
+func TestInspectWithoutCluster(t *testing.T) {
+	status := cluster.Inspect(t.Context(), config(t), time.Now())
 	require.False(t, status.Healthy)
 	require.Len(t, status.Components, 8)
 	for _, component := range status.Components {

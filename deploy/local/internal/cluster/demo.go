@@ -16,7 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/network"
 )
 
-// Where Fast Sandbox is reached from outside the cluster: the node ports of its services.
+// The addresses of Fast Sandbox for clients outside the cluster: the node ports of its services.
 const (
 	allocatorAddress = network.NodeIP + ":30090"
 	gatewayURL       = "https://" + network.NodeIP + ":30080"
@@ -43,8 +43,8 @@ func demo(ctx context.Context, c components.Config, p *progress) error {
 	if err != nil {
 		return fmt.Errorf("waiting for an agent: %w", err)
 	}
-	p.say("an agent is ready; running a first sandbox")
-	err = tell(ctx, c, p, "run", "hello-"+strings.ToLower(rand.Text()[:6]), "--image", demoImage, "--rm", "--", "echo", "hello from a sandbox")
+	p.say("an agent is ready; next: a first sandbox")
+	err = report(ctx, c, p, "run", "hello-"+strings.ToLower(rand.Text()[:6]), "--image", demoImage, "--rm", "--", "echo", "hello from a sandbox")
 	if err != nil {
 		return fmt.Errorf("running the first sandbox: %w", err)
 	}
@@ -54,14 +54,14 @@ func demo(ctx context.Context, c components.Config, p *progress) error {
 		return fmt.Errorf("looking for an agent: %w", err)
 	}
 	p.say("asking the garbage collector why the agent is there: fsb-ctl gc explain pod/%s", agent)
-	if err := tell(ctx, c, p, "gc", "explain", "pod/"+strings.TrimSpace(agent)); err != nil {
+	if err := report(ctx, c, p, "gc", "explain", "pod/"+strings.TrimSpace(agent)); err != nil {
 		return fmt.Errorf("asking the garbage collector: %w", err)
 	}
 	return nil
 }
 
-// tell runs fsb-ctl and passes on what it says.
-func tell(ctx context.Context, c components.Config, p *progress, args ...string) error {
+// report runs fsb-ctl and prints its output as progress.
+func report(ctx context.Context, c components.Config, p *progress, args ...string) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.BinDir, "fsb-ctl"), args...)
 	cmd.Env = environment(c)
 	out, err := cmd.CombinedOutput()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,8 +19,8 @@ import (
 
 const downTimeout = 90 * time.Second
 
-// Down removes the cluster, however broken it is: processes, containers, mounts, network, cgroups, files. It goes on
-// past what fails and returns all of that at the end, so that calling it again is worth it.
+// Down removes the cluster, however broken it is: processes, containers, mounts, network, cgroups, files. It continues
+// after a failure and returns all failures at the end, so that it can be called again.
 func Down(ctx context.Context, o Options) error {
 	if err := o.Config.Validate(); err != nil {
 		return err
@@ -27,7 +28,7 @@ func Down(ctx context.Context, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("removing the cluster needs root (sudo)")
 	}
-	p := newProgress(o.Out)
+	p := newProgress(o.Out, o.Began)
 	release, err := lock(o.Config)
 	if err != nil {
 		return err
@@ -47,25 +48,51 @@ func Down(ctx context.Context, o Options) error {
 		p.say("%s", name)
 	}
 	if supervisor(c).Alive() {
-		step("components are stopped", stopSupervisor(ctx, c))
+		step("the components are stopped", stopSupervisor(ctx, c))
 	}
 	rest := findRemains(c)
 	step("no process is left", killAll(ctx, c, rest))
 	step("no mount is left", unmount(ctx, c))
 	step("no cgroup is left", removeCgroups(ctx, rest))
 	step("no network is left", network.Down(ctx, c.NetworkState()))
-	step("state is removed", removeFiles(c, rest, o.Purge))
+	step("state and logs are removed", removeFiles(c, rest, o.Purge))
 	if failed != nil {
 		return fmt.Errorf("removing the cluster: %w", failed)
 	}
 	_ = os.Remove(lockFile)
-	p.say("cluster is down")
+	if kept := kept(c); len(kept) > 0 {
+		p.say("the cluster is down; kept: %s (--purge removes it)", strings.Join(kept, ", "))
+		return nil
+	}
+	p.say("the cluster is down; nothing of it is left")
 	return nil
 }
 
-// removeFiles removes what the cluster has written; with purge, caches and logs too.
+// caches returns the directories that outlive Down: what is slow to download, and the user's registry settings.
+func caches(c components.Config) []string {
+	return []string{c.CacheDir(), filepath.Join(c.DataDir, "certs.d")}
+}
+
+// kept returns the caches that exist.
+func kept(c components.Config) []string {
+	return slices.DeleteFunc(caches(c), func(dir string) bool {
+		_, err := os.Stat(dir)
+		return err != nil
+	})
+}
+
+// ownPaths returns everything that the cluster writes below directories of its own; with purge, the caches too.
+func ownPaths(c components.Config, purge bool) []string {
+	paths := append(c.StateDirs(), c.RunDir, components.AgentSlotDir, components.AgentLogDir)
+	if purge {
+		paths = append(paths, caches(c)...)
+	}
+	return paths
+}
+
+// removeFiles removes what the cluster has written; with purge, the caches too.
 func removeFiles(c components.Config, rest remains, purge bool) error {
-	paths := append(c.StateDirs(), c.RunDir, components.AgentSlotDir)
+	paths := ownPaths(c, purge)
 	for _, task := range rest.tasks {
 		paths = append(paths, filepath.Join(runcRoot, task.namespace, task.id))
 		streams, _ := filepath.Glob(filepath.Join(fifoRoot, "*", task.id+"-std*"))
@@ -74,9 +101,6 @@ func removeFiles(c components.Config, rest remains, purge bool) error {
 		}
 	}
 	paths = append(paths, shared(c)...)
-	if purge {
-		paths = append(paths, c.CacheDir(), filepath.Join(c.DataDir, "certs.d"), components.AgentLogDir)
-	}
 	var failed error
 	for _, path := range paths {
 		if err := os.RemoveAll(path); err != nil {
@@ -102,7 +126,7 @@ func unmount(ctx context.Context, c components.Config) error {
 		[]string{c.KubeletDir(), c.ContainerdRoot(), c.ContainerdState(), c.RunDir})
 }
 
-// shared are the files of ours in directories that have a fixed place, where another cluster's may be too.
+// shared returns the cluster's files in directories with a fixed path, which other clusters may use too.
 func shared(c components.Config) []string {
 	paths := []string{filepath.Join(devicePlugins, "kubelet.sock"), filepath.Join(devicePlugins, "kubelet_internal_checkpoint")}
 	links, _ := filepath.Glob(filepath.Join(podLogLinks, "*"))
@@ -120,7 +144,7 @@ func shared(c components.Config) []string {
 }
 
 const (
-	// cniResults is where CNI's library keeps what its plugins answered, for every network of the machine.
+	// cniResults is where CNI's library caches the results of its plugins, for every network of the machine.
 	cniResults = "/var/lib/cni/results"
 	// devicePlugins is where every kubelet serves device plugins.
 	devicePlugins = "/var/lib/kubelet/device-plugins"
@@ -145,7 +169,7 @@ func removeCgroups(ctx context.Context, rest remains) error {
 	}
 	failed := cgroups.Remove(ctx, components.RootCgroup)
 	// A container that a client of containerd's made without Kubernetes has its cgroup elsewhere, by default below its
-	// namespace's name. Those cgroups are empty now, or not ours any more: one attempt, without recursion.
+	// namespace's name. Those cgroups are empty now, or another cluster's: one attempt, without recursion.
 	for _, path := range rest.cgroups {
 		for _, tree := range cgroups {
 			for dir := path; dir != "/" && dir != "."; dir = filepath.Dir(dir) {

@@ -10,7 +10,7 @@ var (
 	NodeReady       = nodeReady
 	CountPods       = countPods
 	PendingRollouts = pendingRollouts
-	PodTroubles     = podTroubles
+	PodProblems     = podProblems
 	ApplySecrets    = applySecrets
 	EnsureIdentity  = ensureSandboxPKI
 	Ours            = ours
@@ -18,6 +18,9 @@ var (
 	Ancestors       = ancestors
 	WriteFiles      = writeFiles
 	EnsurePKI       = ensureKubernetesPKI
+	OwnPaths        = ownPaths
+	Kept            = kept
+	HasTraces       = hasTraces
 )
 
 // Remains finds what a cluster leaves: its tasks as "namespace/id", and its cgroups.

@@ -138,7 +138,7 @@ func TestPendingRollouts(t *testing.T) {
 	}, pending)
 }
 
-func TestPodTroubles(t *testing.T) {
+func TestPodProblems(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: pki.SandboxNamespace}}
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no node"}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{
@@ -150,15 +150,15 @@ func TestPodTroubles(t *testing.T) {
 			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Message: "bad flag"}},
 		},
 	}
-	text := cluster.PodTroubles(t.Context(), fake.NewClientset(pod))
+	text := cluster.PodProblems(t.Context(), fake.NewClientset(pod))
 	require.Contains(t, text, "pod p: no node")
 	require.Contains(t, text, "container pulls: ErrImagePull no such image")
-	require.Contains(t, text, "it ended with code 2 bad flag")
+	require.Contains(t, text, "exited with code 2 bad flag")
 	require.NotContains(t, text, "good")
 	require.Equal(t, cluster.PodCounts{Total: 1}, cluster.CountPods([]corev1.Pod{*pod}))
 }
 
-// Every server has its Secret, the person at the machine has files instead, and a second run changes nothing.
+// Every server has its Secret, the user of the machine has files instead, and a second run changes nothing.
 func TestIdentities(t *testing.T) {
 	c, set := config(t), fake.NewClientset()
 	secrets := func() map[string]corev1.Secret {

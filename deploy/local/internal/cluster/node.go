@@ -38,11 +38,11 @@ func waitNode(ctx context.Context, c components.Config, p *progress) error {
 	if err != nil {
 		return fmt.Errorf("waiting for the node (see `fsb-local logs kubelet`): %w", err)
 	}
-	p.say("node %s is ready", components.NodeName)
+	p.say("node %s is ready; next: installing Fast Sandbox", components.NodeName)
 	return nil
 }
 
-// nodeReady tells whether the node takes Pods, and if not, why.
+// nodeReady reports whether the node accepts Pods, and if not, why.
 func nodeReady(node *corev1.Node) (ready bool, why string) {
 	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
 	switch {

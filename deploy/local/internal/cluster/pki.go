@@ -13,7 +13,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/pki"
 )
 
-// ensureKubernetesPKI makes what is missing or old of Kubernetes' certificates, and the administrator's kubeconfig.
+// ensureKubernetesPKI creates Kubernetes' certificates, where they are missing or old, and the administrator's kubeconfig.
 func ensureKubernetesPKI(c components.Config, now time.Time) error {
 	authorities := make(map[string]*pki.Authority)
 	for _, name := range []string{components.AuthorityCluster, components.AuthorityFrontProxy} {
@@ -42,7 +42,7 @@ func ensureKubernetesPKI(c components.Config, now time.Time) error {
 // identity is the TLS material of one Fast Sandbox role.
 type identity struct{ ca, cert, key []byte }
 
-// ensureSandboxPKI makes what is missing or old of Fast Sandbox's certificates, puts the client's into the client
+// ensureSandboxPKI creates Fast Sandbox's certificates, where they are missing or old, writes the client's into the client
 // directory, and returns those of the servers by role.
 func ensureSandboxPKI(c components.Config, now time.Time) (map[string]identity, error) {
 	authority, err := pki.EnsureAuthority(c.SandboxPKIDir(), "ca", now)

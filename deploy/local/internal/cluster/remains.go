@@ -22,14 +22,14 @@ const killInterval = 50 * time.Millisecond
 // task is one container that containerd has, or had, a shim for.
 type task struct{ namespace, id string }
 
-// remains is what a cluster leaves outside of its own directories. It must be looked for before anything is removed.
+// remains is what a cluster leaves outside of its own directories. It must be collected before anything is removed.
 type remains struct {
 	tasks []task
 	// cgroups are those of containers outside of the cluster's own tree.
 	cgroups []string
 }
 
-// findRemains reads containerd's task directories, which tell of every container, also without containerd.
+// findRemains reads containerd's task directories, which list every container even if containerd does not run.
 func findRemains(c components.Config) remains {
 	var rest remains
 	dirs, _ := filepath.Glob(filepath.Join(c.ContainerdState(), "io.containerd.runtime.v2.task", "*", "*"))
@@ -58,8 +58,8 @@ func (r *remains) note(cgroup string) {
 	}
 }
 
-// ours tells whether a process belongs to the cluster by itself: it is in the cluster's cgroup, or it is a shim of the
-// cluster's containerd, wherever it was put. Its descendants belong with it.
+// ours reports whether a process belongs to the cluster by itself: it is in the cluster's cgroup, or it is a shim of the
+// cluster's containerd, wherever it was put. Its descendants belong to the cluster too.
 func ours(c components.Config, info host.Info) bool {
 	if info.InCgroup(components.RootCgroup) {
 		return true
@@ -71,8 +71,8 @@ func ours(c components.Config, info host.Info) bool {
 	return i >= 0 && i+1 < len(info.Args) && info.Args[i+1] == c.ContainerdSocket()
 }
 
-// killAll kills every process of the cluster and returns when none is left. What is born while it looks is found when
-// it looks again.
+// killAll kills every process of the cluster and returns when none is left. It repeats, to find processes that were started
+// meanwhile.
 func killAll(ctx context.Context, c components.Config, rest remains) error {
 	cgroups, err := host.FindCgroups()
 	if err != nil {
@@ -89,7 +89,7 @@ func killAll(ctx context.Context, c components.Config, rest remains) error {
 		if len(family) == 0 {
 			return nil
 		}
-		// A process in a frozen cgroup (v1) does not even die.
+		// A process in a frozen cgroup (v1) cannot be killed.
 		cgroups.Thaw(append([]string{components.RootCgroup}, rest.cgroups...)...)
 		for _, info := range family {
 			if err := info.Signal(unix.SIGKILL); err != nil {
@@ -100,7 +100,7 @@ func killAll(ctx context.Context, c components.Config, rest remains) error {
 	})
 }
 
-// ancestors is the process, its parent, and so on: whoever calls `down` must survive it.
+// ancestors returns the process, its parent, and so on: the caller of `down` must survive it.
 func ancestors(all []host.Info, pid int) map[int]bool {
 	parents := make(map[int]int, len(all))
 	for _, info := range all {

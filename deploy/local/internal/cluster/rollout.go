@@ -35,9 +35,9 @@ func waitRollouts(ctx context.Context, set kubernetes.Interface, p *progress) er
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting for the rollout: %w\n%s", err, podTroubles(context.WithoutCancel(ctx), set))
+		return fmt.Errorf("waiting for the rollout: %w\n%s", err, podProblems(context.WithoutCancel(ctx), set))
 	}
-	p.say("%d workloads in %s are rolled out", total, pki.SandboxNamespace)
+	p.say("%d workloads in %s are ready", total, pki.SandboxNamespace)
 	return nil
 }
 
@@ -70,8 +70,8 @@ func pendingRollouts(ctx context.Context, set kubernetes.Interface) (pending []s
 	return pending, len(deployments.Items) + len(daemons.Items), nil
 }
 
-// podTroubles says, one line each, what keeps Pods of Fast Sandbox from being ready.
-func podTroubles(ctx context.Context, set kubernetes.Interface) string {
+// podProblems returns one line for each reason why a Pod of Fast Sandbox is not ready.
+func podProblems(ctx context.Context, set kubernetes.Interface) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	pods, err := set.CoreV1().Pods(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
@@ -81,8 +81,8 @@ func podTroubles(ctx context.Context, set kubernetes.Interface) string {
 	var lines []string
 	for _, pod := range pods.Items {
 		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-			if trouble := containerTrouble(status); trouble != "" {
-				lines = append(lines, fmt.Sprintf("pod %s, container %s: %s", pod.Name, status.Name, trouble))
+			if problem := containerProblem(status); problem != "" {
+				lines = append(lines, fmt.Sprintf("pod %s, container %s: %s", pod.Name, status.Name, problem))
 			}
 		}
 		for _, condition := range pod.Status.Conditions {
@@ -94,18 +94,18 @@ func podTroubles(ctx context.Context, set kubernetes.Interface) string {
 	return strings.Join(lines, "\n")
 }
 
-func containerTrouble(status corev1.ContainerStatus) string {
+func containerProblem(status corev1.ContainerStatus) string {
 	switch {
 	case status.Ready:
 		return ""
 	case status.State.Waiting != nil:
 		text := status.State.Waiting.Reason + " " + status.State.Waiting.Message
 		if last := status.LastTerminationState.Terminated; last != nil {
-			text += fmt.Sprintf(" (it ended with code %d %s)", last.ExitCode, last.Message)
+			text += fmt.Sprintf(" (exited with code %d %s)", last.ExitCode, last.Message)
 		}
 		return text
 	case status.State.Terminated != nil:
-		return fmt.Sprintf("ended with code %d %s", status.State.Terminated.ExitCode, status.State.Terminated.Message)
+		return fmt.Sprintf("exited with code %d %s", status.State.Terminated.ExitCode, status.State.Terminated.Message)
 	}
 	return "runs, but is not ready"
 }

@@ -37,14 +37,14 @@ func installSandbox(ctx context.Context, o Options, digests map[string]string, p
 	if err := applySecrets(ctx, set, identities); err != nil {
 		return err
 	}
-	p.say("namespace %s and its certificates are in place", pki.SandboxNamespace)
+	p.say("namespace %s and its certificates are applied", pki.SandboxNamespace)
 	if o.Manifests == "" {
 		return nil
 	}
 	if err := applyManifests(ctx, o, digests); err != nil {
 		return err
 	}
-	p.say("manifests %s are applied", o.Manifests)
+	p.say("manifests %s are applied; next: waiting until their Pods are ready", o.Manifests)
 	return waitRollouts(ctx, set, p)
 }
 
@@ -79,8 +79,8 @@ func applyManifests(ctx context.Context, o Options, digests map[string]string) e
 	defer cancel()
 	return host.Poll(ctx, applyInterval, func(ctx context.Context) error {
 		_, err := kubectl(ctx, o.Config, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
-		// A custom resource beside its definition: the first attempt only brings the definition. The rest is what an
-		// apiserver says that has just been started.
+		// A custom resource beside its definition: the first attempt creates only the definition. The other errors are those of
+		// an API server that has just started.
 		if err != nil && !transient(err.Error()) {
 			return host.Permanent(err)
 		}

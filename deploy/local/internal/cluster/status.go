@@ -17,7 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/network"
 )
 
-// Status is how the cluster is.
+// Status is the state of the cluster.
 type Status struct {
 	// Healthy is true when every component and the node are.
 	Healthy    bool              `json:"healthy"`
@@ -26,7 +26,7 @@ type Status struct {
 	Pods       PodCounts         `json:"pods"`
 }
 
-// ComponentStatus is how one component is.
+// ComponentStatus is the state of one component.
 type ComponentStatus struct {
 	Name    string `json:"name"`
 	PID     int    `json:"pid,omitempty"`
@@ -38,7 +38,7 @@ type ComponentStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// NodeStatus is how the node is.
+// NodeStatus is the state of the node.
 type NodeStatus struct {
 	Name    string `json:"name"`
 	Ready   bool   `json:"ready"`
@@ -52,27 +52,27 @@ type PodCounts struct {
 	Ready int `json:"ready"`
 }
 
-// Look finds out how the cluster is. It never fails: what it cannot see is unhealthy.
-func Look(ctx context.Context, c components.Config, now time.Time) Status {
+// Inspect returns the state of the cluster. It never fails: what it cannot read is unhealthy.
+func Inspect(ctx context.Context, c components.Config, now time.Time) Status {
 	status := Status{Healthy: true}
-	names := []ComponentStatus{lookSupervisor(c, now)}
+	names := []ComponentStatus{inspectSupervisor(c, now)}
 	for _, component := range c.All() {
-		names = append(names, lookComponent(ctx, c, component, now))
+		names = append(names, inspectComponent(ctx, c, component, now))
 	}
 	status.Components = names
-	status.Node, status.Pods = lookNode(ctx, c)
+	status.Node, status.Pods = inspectNode(ctx, c)
 	status.Healthy = status.Node.Ready &&
 		!slices.ContainsFunc(names, func(component ComponentStatus) bool { return !component.Healthy })
 	return status
 }
 
-func lookSupervisor(c components.Config, now time.Time) ComponentStatus {
+func inspectSupervisor(c components.Config, now time.Time) ComponentStatus {
 	status := recorded(c, supervisorName, now)
 	status.Healthy = status.Problem == ""
 	return status
 }
 
-func lookComponent(ctx context.Context, c components.Config, component components.Component, now time.Time) ComponentStatus {
+func inspectComponent(ctx context.Context, c components.Config, component components.Component, now time.Time) ComponentStatus {
 	status := recorded(c, component.Name, now)
 	if status.Problem != "" {
 		return status
@@ -85,7 +85,7 @@ func lookComponent(ctx context.Context, c components.Config, component component
 	return status
 }
 
-// recorded is what the pid file tells, if it tells of a living process.
+// recorded returns what the pid file says about a running process.
 func recorded(c components.Config, name string, now time.Time) ComponentStatus {
 	status := ComponentStatus{Name: name}
 	record, err := host.ReadRecord(c.PIDFile(name))
@@ -101,7 +101,7 @@ func recorded(c components.Config, name string, now time.Time) ComponentStatus {
 	return status
 }
 
-func lookNode(ctx context.Context, c components.Config) (NodeStatus, PodCounts) {
+func inspectNode(ctx context.Context, c components.Config) (NodeStatus, PodCounts) {
 	status := NodeStatus{Name: components.NodeName, Address: network.NodeIP}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -156,7 +156,7 @@ func (s Status) Print(out io.Writer) error {
 	return err
 }
 
-// Restart has the supervisor start a component anew, by ending it.
+// Restart stops a component, so that the supervisor starts it again.
 func Restart(ctx context.Context, c components.Config, name string) error {
 	component, err := Find(c, name)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
@@ -52,7 +53,7 @@ func Supervise(ctx context.Context, c components.Config, environment []string, l
 	for _, component := range c.All() {
 		programs = append(programs, supervise.Program{
 			Name: component.Name, Path: component.Path, Args: append([]string{component.Name}, component.Args...),
-			Env: environment, After: component.After, Grace: component.Grace,
+			Env: slices.Concat(environment, component.Env), After: component.After, Grace: component.Grace,
 			Ready:   func(ctx context.Context) error { return c.Check(ctx, component.Probe) },
 			PIDFile: c.PIDFile(component.Name), LogFile: c.LogFile(component.Name),
 		})

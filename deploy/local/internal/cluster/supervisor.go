@@ -25,8 +25,8 @@ const (
 	strayGrace       = 3 * time.Second
 )
 
-// startSupervisor starts the supervisor, detached, inside the cluster's network namespace, and waits until it is at
-// work.
+// startSupervisor starts the supervisor, detached, inside the cluster's network namespace, and waits until it
+// runs.
 func startSupervisor(ctx context.Context, c components.Config) error {
 	path := c.LogFile(supervisorName)
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
@@ -52,7 +52,7 @@ func startSupervisor(ctx context.Context, c components.Config) error {
 		default:
 		}
 		if !supervisor(c).Alive() {
-			return errors.New("starting the supervisor: it is not at work yet")
+			return errors.New("starting the supervisor: it does not run yet")
 		}
 		return nil
 	})
@@ -66,8 +66,8 @@ func stopSupervisor(ctx context.Context, c components.Config) error {
 	return nil
 }
 
-// stopStrays stops what a killed supervisor has left running, or a living one whose pid file is gone: that one first,
-// since it would start its components again. Shims and containers are no components and stay.
+// stopStrays stops the components that a killed supervisor left running, and a supervisor whose pid file is missing: that one
+// first, since it would restart its components. Shims and containers are not components and stay.
 func stopStrays(ctx context.Context, c components.Config, p *progress) error {
 	if err := stopAll(ctx, supervisorGrace, p, isSupervisor); err != nil {
 		return err
@@ -87,7 +87,7 @@ func stopStrays(ctx context.Context, c components.Config, p *progress) error {
 	})
 }
 
-// isSupervisor tells whether a process is a supervisor of ours at work: started by startSupervisor, and in its cgroup.
+// isSupervisor reports whether a process is a running supervisor: started by startSupervisor, and in its cgroup.
 func isSupervisor(info host.Info) bool {
 	return info.InCgroup(components.SystemCgroup) && len(info.Args) > 1 && info.Args[1] == superviseCommand
 }

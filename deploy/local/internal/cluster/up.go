@@ -27,13 +27,14 @@ const (
 	readyInterval = 100 * time.Millisecond
 )
 
-// Up brings the cluster up, or whatever of it is missing, changed or broken.
+// Up brings up each part of the cluster that is missing, changed or broken.
 func Up(ctx context.Context, o Options) error {
 	if err := o.Config.Validate(); err != nil {
 		return err
 	}
-	p := newProgress(o.Out)
+	p := newProgress(o.Out, o.Began)
 	o.Config.OwnGC = o.Manifests != "" || collects(o.Config)
+	o.Config.Traces = o.Config.Traces || hasTraces(o.Config)
 	if err := prepareHost(ctx, &o, p); err != nil {
 		return err
 	}
@@ -66,27 +67,40 @@ func Up(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	p.say("cluster is up; to use it: eval \"$(%s env)\"", o.Config.Binary())
+	if o.Config.Traces {
+		p.say("traces are stored; show one with: fsb-ctl trace NAME (query API: %s)", components.JaegerURL())
+	}
+	p.say("the cluster is up; to use it: eval \"$(%s env)\"", o.Config.Binary())
 	return nil
 }
 
-// collects tells whether the cluster that runs has Fast Sandbox collect garbage: a later `up` without manifests leaves it
-// installed, and two collectors would be at work. One that starts finds another by itself.
+// collects reports whether Fast Sandbox collects garbage in the running cluster. A later `up` without manifests leaves it
+// installed, and without this there would be two collectors.
 func collects(c components.Config) bool {
 	before, err := LoadConfig(c.ConfigFile())
 	return err == nil && before.OwnGC
 }
 
-// prepareHost checks the machine, installs what is missing, and completes the Config with what it found.
+// hasTraces reports whether a trace store runs beside the cluster: a later `up` keeps it.
+func hasTraces(c components.Config) bool {
+	before, err := LoadConfig(c.ConfigFile())
+	return err == nil && before.Traces
+}
+
+// prepareHost checks the machine, installs missing packages, and completes the Config.
 func prepareHost(ctx context.Context, o *Options, p *progress) error {
 	if err := host.Preflight(ctx); err != nil {
 		return err
 	}
-	var missing error
-	for _, path := range []string{
+	programs := []string{
 		o.Config.Binary(), filepath.Join(o.Config.ContainerdBin(), "containerd"),
 		filepath.Join(o.Config.ContainerdBin(), "containerd-shim-runc-v2"), filepath.Join(o.Config.ContainerdBin(), "ctr"),
-	} {
+	}
+	if o.Config.Traces {
+		programs = append(programs, o.Config.JaegerBinary())
+	}
+	var missing error
+	for _, path := range programs {
 		if _, err := os.Stat(path); err != nil {
 			missing = errors.Join(missing, fmt.Errorf("looking for our own programs (--bin-dir): %w", err))
 		}
@@ -112,12 +126,12 @@ func prepareHost(ctx context.Context, o *Options, p *progress) error {
 	}
 	o.Config.NoSysResource = !able
 	o.Config.ResolvConf = network.ResolvConf()
-	p.say("machine is fit")
+	p.say("the machine has what the cluster needs; next: network, certificates, configuration")
 	return nil
 }
 
-// refuseNode refuses a machine that is a Kubernetes node already: two kubelets would fight over directories that have a
-// fixed place. A kubelet inside a container (kind) has its own.
+// refuseNode refuses a machine that is a Kubernetes node already: two kubelets would conflict over directories with fixed
+// paths. A kubelet inside a container (kind) has its own.
 func refuseNode() error {
 	all, err := host.Processes()
 	if err != nil {
@@ -162,10 +176,10 @@ func startComponents(ctx context.Context, c components.Config, p *progress) erro
 	before, _ := os.ReadFile(generationFile)
 	if supervisor(c).Alive() {
 		if string(before) == generation {
-			p.say("components run already")
+			p.say("the components run already; next: the images")
 			return nil
 		}
-		p.say("configuration or programs changed: restarting the components")
+		p.say("configuration or programs changed; next: restarting the components")
 		if err := stopSupervisor(ctx, c); err != nil {
 			return err
 		}
@@ -181,7 +195,7 @@ func startComponents(ctx context.Context, c components.Config, p *progress) erro
 	if err := startSupervisor(ctx, c); err != nil {
 		return err
 	}
-	p.say("network, certificates and configuration are in place; components start")
+	p.say("network, certificates and configuration are ready; next: %d components, and the images", len(c.All()))
 	_, err = host.WriteFile(generationFile, []byte(generation), 0o644)
 	return err
 }
@@ -217,7 +231,7 @@ func writeFiles(c components.Config) (generation string, err error) {
 		if err != nil {
 			return "", fmt.Errorf("looking at a program: %w", err)
 		}
-		_, _ = fmt.Fprintln(sum, component.Path, info.Size(), info.ModTime().UnixNano(), component.Args)
+		_, _ = fmt.Fprintln(sum, component.Path, info.Size(), info.ModTime().UnixNano(), component.Args, component.Env)
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
@@ -278,6 +292,6 @@ func importImages(ctx context.Context, o Options, p *progress) (map[string]strin
 		}
 		imported++
 	}
-	p.say("images are in place: %d, of which %d new", len(digests), imported)
+	p.say("%d images are imported, %d of them new", len(digests), imported)
 	return digests, nil
 }

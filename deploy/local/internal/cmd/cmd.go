@@ -17,14 +17,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
 )
 
-// errUnhealthy ends `status` with code 1 without an error message: the table says it all.
+// errUnhealthy ends `status` with code 1 and no error message: the table has the details.
 var errUnhealthy = errors.New("unhealthy")
 
 // Execute runs fsb-local's own commands and returns the exit code.
 func Execute(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	// grpc's own log tells of every attempt to reach a containerd that is just starting; our errors tell what matters.
+	// grpc's own log reports every attempt to reach a containerd that is starting; our errors report what matters.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	root := newRoot()
 	root.SetArgs(args)

@@ -20,7 +20,7 @@ import (
 
 const checkTimeout = 3 * time.Second
 
-// Check looks once whether a component works; nil means that it does. It needs the cluster's network namespace.
+// Check probes a component once and returns nil if it is healthy. It needs the cluster's network namespace.
 func (c Config) Check(ctx context.Context, probe Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()

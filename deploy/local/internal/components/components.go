@@ -19,6 +19,8 @@ const (
 	Scheduler         = "kube-scheduler"
 	Kubelet           = "kubelet"
 	Proxy             = "kube-proxy"
+	// Jaeger is the trace store, which runs only with Config.Traces.
+	Jaeger = "jaeger"
 )
 
 // Component is one supervised program.
@@ -27,9 +29,11 @@ type Component struct {
 	// Path is the program; Args are its arguments after its own name.
 	Path string
 	Args []string
+	// Env is added to the environment of all components, as NAME=VALUE.
+	Env []string
 	// After names the components that must be ready before this one is started for the first time.
 	After []string
-	// Probe is where one sees whether it works.
+	// Probe is the component's health check.
 	Probe Probe
 	// Grace is how long it may take to end before it is killed.
 	Grace time.Duration
@@ -48,8 +52,8 @@ type File struct {
 	Content []byte
 }
 
-// The certificate authorities of Kubernetes. The second one vouches for the apiserver towards extension apiservers; were it
-// the first, every client could claim to be anybody there.
+// The certificate authorities of Kubernetes. The second one identifies the API server to extension API servers.
+// If it were the first, every client could impersonate any user there.
 const (
 	AuthorityCluster    = "ca"
 	AuthorityFrontProxy = "front-proxy-ca"
@@ -64,9 +68,13 @@ type Certificate struct {
 
 // All lists the components in the order in which they are started. They are stopped in reverse.
 func (c Config) All() []Component {
-	return []Component{
+	all := []Component{
 		c.containerd(), c.etcd(), c.apiServer(), c.controllerManager(), c.scheduler(), c.kubelet(), c.proxy(),
 	}
+	if c.Traces {
+		all = append(all, c.jaeger())
+	}
+	return all
 }
 
 // Files renders every configuration file. The certificates that they point to need not exist yet.

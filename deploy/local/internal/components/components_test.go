@@ -59,6 +59,20 @@ func TestAll(t *testing.T) {
 	require.Len(t, started, 7)
 }
 
+// The trace store is one more component, and receives spans where containerd sends them.
+func TestTraces(t *testing.T) {
+	c := config()
+	c.Traces = true
+	all := c.All()
+	require.Len(t, all, 8)
+	require.Equal(t, components.Jaeger, all[7].Name)
+	require.Contains(t, all[7].Args, "--collector.otlp.http.host-port=10.200.0.2:4318")
+	require.Contains(t, all[7].Args, "--query.http-server.host-port="+strings.TrimPrefix(components.JaegerURL(), "http://"))
+	require.Equal(t, components.Containerd, all[0].Name)
+	require.Contains(t, all[0].Env, "OTEL_EXPORTER_OTLP_ENDPOINT="+components.OTLPEndpoint())
+	require.Contains(t, all[0].Env, "OTEL_TRACES_SAMPLER_ARG=0", "the kubelet's polls must not be traced")
+}
+
 // Exactly one collects garbage: kube-controller-manager does in a bare cluster, Fast Sandbox where it is installed.
 func TestGarbageCollectors(t *testing.T) {
 	controllers := func(c components.Config) (found []string) {
@@ -168,7 +182,7 @@ func TestReason(t *testing.T) {
 	require.Empty(t, components.Reason(""))
 }
 
-// Without the namespace a check fails; it does not reach whatever listens on the machine's own loopback.
+// Without the namespace a check fails: it must not reach a server on the machine's own loopback.
 func TestCheckStaysInside(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer server.Close()

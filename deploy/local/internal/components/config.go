@@ -1,6 +1,6 @@
-// Package components says what the cluster consists of: which programs run, with which arguments and configuration
-// files, in which order, and how one sees that they work. It is a pure function of a Config; it starts nothing and
-// writes nothing.
+// Package components defines what the cluster consists of: which programs run, with which arguments and configuration
+// files, in which order, and how their health is checked. It is a pure function of a Config: it starts nothing and
+// writes nothing. Everything may be called concurrently.
 package components
 
 import (
@@ -26,7 +26,7 @@ const AgentLogDir = "/var/log/fast-sandbox"
 // AgentSlotDir is where agents and their slots meet on the node; nothing in it is worth keeping.
 const AgentSlotDir = "/var/lib/fast-sandbox/slots"
 
-// Config is all that the components' configuration depends on.
+// Config is everything that the components' configuration depends on.
 type Config struct {
 	// BinDir holds fsb-local itself, the directory containerd with its programs, and Fast Sandbox's own binaries.
 	BinDir string `json:"binDir"`
@@ -39,6 +39,8 @@ type Config struct {
 	ResolvConf string `json:"resolvConf"`
 	// OwnGC says that Fast Sandbox collects garbage, and kube-controller-manager does not.
 	OwnGC bool `json:"ownGC"`
+	// Traces says that a trace store runs beside the cluster.
+	Traces bool `json:"traces,omitempty"`
 	// NoSysResource says that this machine lacks CAP_SYS_RESOURCE, so that no oom_score_adj may be lowered.
 	NoSysResource bool `json:"noSysResource"`
 }
@@ -47,7 +49,7 @@ type Config struct {
 func (c Config) Validate() error {
 	var problems []error
 	for flag, dir := range map[string]string{"--bin-dir": c.BinDir, "--data-dir": c.DataDir, "--run-dir": c.RunDir} {
-		// Both are removed by `down`, so a mistyped one must not be somebody's home.
+		// `down` removes both, so a mistyped one must not be a home directory.
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || filepath.Dir(filepath.Dir(dir)) == filepath.Dir(dir) {
 			problems = append(problems, fmt.Errorf("%s: %q is not a clean absolute path at least two levels deep", flag, dir))
 		}
@@ -90,7 +92,7 @@ func (c Config) ShimSockets() string { return c.run("s") }
 // CacheDir survives `down`: things that are slow to make and the same for every cluster.
 func (c Config) CacheDir() string { return c.data("cache") }
 
-// StateDirs are the directories below DataDir that make up a cluster, all of it that `down` removes.
+// StateDirs are the directories below DataDir that make up a cluster: `down` removes all of them.
 func (c Config) StateDirs() []string {
 	return []string{
 		c.ContainerdRoot(), c.data("etcd"), c.KubeletDir(), c.PodLogDir(), c.PKIDir(), c.ClientDir(),
@@ -128,7 +130,7 @@ func (c Config) SupervisorLock() string { return c.run("supervisor.lock") }
 // ConfigFile keeps this Config for the supervisor and for later commands.
 func (c Config) ConfigFile() string { return c.run("cluster.json") }
 
-// NetworkState keeps what `down` must put back into the machine's network.
+// NetworkState records what `down` must restore in the machine's network.
 func (c Config) NetworkState() string { return c.run("network.json") }
 
 // CA is the certificate authority of Kubernetes.

@@ -19,6 +19,11 @@ func (c Config) containerd() Component {
 		Name: Containerd, Path: filepath.Join(c.ContainerdBin(), "containerd"), Grace: 5 * time.Second,
 		Probe: Probe{Socket: c.ContainerdSocket()},
 		Args:  []string{"--config", c.conf("containerd.toml")},
+		// containerd adds its spans to the traces of its callers, and starts none of its own: the kubelet polls it all the time.
+		Env: []string{
+			"OTEL_EXPORTER_OTLP_ENDPOINT=" + OTLPEndpoint(), "OTEL_SERVICE_NAME=" + Containerd,
+			"OTEL_TRACES_SAMPLER=parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG=0", "OTEL_BSP_SCHEDULE_DELAY=1000",
+		},
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteFile puts data into the file atomically, with its parent directories, and tells whether anything changed. A
+// WriteFile puts data into the file atomically, with its parent directories, and reports whether the file changed. A
 // reader sees the old content or the new one, never a half.
 func WriteFile(path string, data []byte, mode fs.FileMode) (changed bool, err error) {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
@@ -35,7 +35,7 @@ func WriteFile(path string, data []byte, mode fs.FileMode) (changed bool, err er
 	return true, nil
 }
 
-// ErrLocked is what Lock returns when somebody else holds the lock.
+// ErrLocked is what Lock returns when another process holds the lock.
 var ErrLocked = errors.New("locked by another process")
 
 // Lock takes an exclusive lock on a file, which it makes if needed, without waiting. The lock ends with release or with

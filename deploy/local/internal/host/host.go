@@ -1,8 +1,8 @@
-// Package host is fsb-local's hand on the machine itself: processes, pid files, mounts, cgroups, packages, files. It
-// knows nothing of Kubernetes.
+// Package host manages the machine itself: processes, pid files, mounts, cgroups, packages, files. It
+// knows nothing about Kubernetes.
 //
-// Everything here is written for leftovers: a process is named by its pid AND its start time, so that a pid which the
-// kernel has given to somebody else is never believed or signalled; removing what is not there is success.
+// Everything here expects leftovers of interrupted runs: a process is identified by its pid and its start time, so that a pid
+// that the kernel has reused is never trusted or signaled; removing what does not exist is success.
 package host
 
 import (

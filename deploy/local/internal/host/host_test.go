@@ -79,7 +79,7 @@ func TestCgroupsRemove(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(cgroups[0].Root, "a/b/c"), 0o755))
 	require.NoError(t, cgroups.Remove(t.Context(), "/a"))
 	require.NoDirExists(t, filepath.Join(cgroups[0].Root, "a"))
-	require.NoError(t, cgroups.Remove(t.Context(), "/a"), "removing what is not there is success")
+	require.NoError(t, cgroups.Remove(t.Context(), "/a"), "removing what does not exist is success")
 }
 
 func TestHasCapability(t *testing.T) {

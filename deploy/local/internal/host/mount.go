@@ -18,7 +18,7 @@ type Mount struct {
 	Type  string
 	// Root is the directory of the file system that is mounted: "/" for all of it, anything else for a bind mount.
 	Root string
-	// Shared tells that mounts made below it appear in its copies in other mount namespaces too.
+	// Shared is true if mounts made below it propagate to its copies in other mount namespaces.
 	Shared bool
 	// Super holds the superblock's options: for a cgroup v1 mount the controllers among others.
 	Super []string
@@ -79,7 +79,7 @@ func Share(dir string) error {
 	return nil
 }
 
-// shared tells whether the mount that holds the directory is shared: the longest mount point above it, and of several on
+// shared reports whether the mount that holds the directory is shared: the longest mount point above it, and of several on
 // one point the last.
 func shared(mounts []Mount, dir string) bool {
 	var holds Mount
@@ -116,8 +116,8 @@ func pick(mounts []Mount, at, below []string) []string {
 	return points
 }
 
-// Unmount unmounts everything that is mounted on one of at, or strictly below one of below, also what is mounted several
-// times over. What is mounted on one of below itself may be a disk of the user's and stays.
+// Unmount unmounts everything that is mounted on one of at, or strictly below one of below, including points that are mounted
+// several times. What is mounted on one of below itself may be a disk of the user's and stays.
 func Unmount(ctx context.Context, at, below []string) error {
 	return Poll(ctx, 50*time.Millisecond, func(context.Context) error {
 		mounts, err := Mounts()

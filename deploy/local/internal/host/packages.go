@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// Need is something that the machine must have: a program, or the files of a directory in one of several places.
+// Need is something that the machine must have: a program, or the files of one of several directories.
 type Need struct {
 	// Program is looked for in PATH.
 	Program string
-	// Dirs are the places where all of Files may be, in order of preference.
+	// Dirs are the directories that may hold all of Files, in order of preference.
 	Dirs, Files []string
-	// Package is Debian's (and its kin's) name for what brings it.
+	// Package is the name of the package that provides it, in Debian and its derivatives.
 	Package string
-	// Why is what it is for, in a few words.
+	// Why says what it is needed for, in a few words.
 	Why string
 }
 
@@ -86,7 +86,7 @@ func Install(ctx context.Context, needs []Need) ([]string, error) {
 	}
 	for _, need := range needs {
 		if need.Find() == "" {
-			return nil, fmt.Errorf("installing packages: %s did not bring what is needed for: %s", need.Package, need.Why)
+			return nil, fmt.Errorf("installing packages: package %s does not provide what is needed for: %s", need.Package, need.Why)
 		}
 	}
 	return packages, nil
@@ -96,7 +96,7 @@ func apt(ctx context.Context, args ...string) (string, error) {
 	return Run(ctx, "env", append([]string{"DEBIAN_FRONTEND=noninteractive", "apt-get"}, args...)...)
 }
 
-// Preflight checks what no package can bring, and returns every problem at once.
+// Preflight checks what no package can provide, and returns every problem at once.
 func Preflight(ctx context.Context) error {
 	var problems []error
 	if os.Geteuid() != 0 {
@@ -129,7 +129,7 @@ func Preflight(ctx context.Context) error {
 	return nil
 }
 
-// HasCapability tells whether this process effectively has a capability, by its number (capability.h).
+// HasCapability reports whether this process effectively has a capability, by its number (capability.h).
 func HasCapability(number uint) (bool, error) {
 	raw, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -20,7 +20,7 @@ type Process struct {
 	StartTime uint64 `json:"startTime"`
 }
 
-// Info is what /proc tells of a process.
+// Info is what /proc reports about a process.
 type Info struct {
 	Process
 	PPID   int
@@ -45,7 +45,7 @@ func Lookup(pid int) (Process, error) {
 	return info.Process, err
 }
 
-// Alive tells whether exactly this process still runs. A zombie does not.
+// Alive reports whether exactly this process still runs. A zombie does not.
 func (p Process) Alive() bool {
 	if p.PID <= 0 {
 		return false
@@ -54,7 +54,7 @@ func (p Process) Alive() bool {
 	return err == nil && info.StartTime == p.StartTime && !info.Zombie
 }
 
-// Signal sends a signal to exactly this process. A process that is gone is no error.
+// Signal sends a signal to exactly this process. It is no error if the process has exited.
 func (p Process) Signal(signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -74,7 +74,7 @@ func (p Process) Signal(signal unix.Signal) error {
 	return nil
 }
 
-// Stop asks the process to end, waits up to grace, and then kills it. It returns when the process is gone.
+// Stop asks the process to end, waits up to grace, and then kills it. It returns when the process has exited.
 func (p Process) Stop(ctx context.Context, grace time.Duration) error {
 	if err := p.Signal(unix.SIGTERM); err != nil {
 		return err
@@ -99,7 +99,7 @@ func (p Process) wait(ctx context.Context) error {
 	})
 }
 
-// Processes lists every process of the machine. Those that end while it looks are left out.
+// Processes lists every process of the machine. Those that exit meanwhile are left out.
 func Processes() ([]Info, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -149,14 +149,14 @@ func Family(all []Info, match func(Info) bool) []Info {
 	return slices.DeleteFunc(slices.Clone(all), func(info Info) bool { return !in[info.PID] })
 }
 
-// InCgroup tells whether the process is in the cgroup or below it, in any hierarchy.
+// InCgroup reports whether the process is in the cgroup or below it, in any hierarchy.
 func (i Info) InCgroup(path string) bool {
 	return slices.ContainsFunc(i.Cgroups, func(own string) bool {
 		return own == path || strings.HasPrefix(own, path+"/")
 	})
 }
 
-// SharesMounts tells whether the process sees the same mounts as this one.
+// SharesMounts reports whether the process sees the same mounts as this one.
 func (i Info) SharesMounts() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {

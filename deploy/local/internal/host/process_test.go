@@ -92,7 +92,7 @@ func TestAnotherProcessIsNeverSignalled(t *testing.T) {
 	require.NoError(t, real.Stop(t.Context(), 10*time.Second))
 	require.Error(t, <-exited)
 	require.False(t, real.Alive())
-	require.NoError(t, real.Signal(unix.SIGKILL), "a process that is gone is no error")
+	require.NoError(t, real.Signal(unix.SIGKILL), "signaling a process that has exited is no error")
 	require.False(t, host.Process{}.Alive())
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// nameAnnotation tells containerd under which name to keep a manifest of an archive.
+// nameAnnotation holds the name under which containerd stores a manifest of an archive.
 const nameAnnotation = "io.containerd.image.name"
 
 // Write writes the image as an OCI archive (image-layout in a tar). containerd keeps its manifest byte for byte, so the

@@ -26,7 +26,7 @@ import (
 const mergedUsr = "/usr/share/mmdebstrap/hooks/merged-usr"
 
 // rootfs is the layer of the distribution's packages, unpacked and without what is excluded. The unpacked packages are
-// cached; a change of the description makes them anew.
+// cached; a change of the description unpacks them again.
 func (b Builder) rootfs(ctx context.Context, d Description) (v1.Layer, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
@@ -72,7 +72,7 @@ func unpackPackages(ctx context.Context, suite string, packages []string, target
 		return err
 	}
 	for line := range strings.Lines(options) {
-		// Proxies, validity checks: whatever this machine needs to get at its packages.
+		// Proxies, validity checks: the options that this machine needs to reach its package sources.
 		if option := strings.TrimSuffix(strings.TrimSpace(line), ";"); !strings.HasSuffix(option, `""`) {
 			args = append(args, "--aptopt="+option)
 		}

@@ -60,7 +60,7 @@ func (s Store) ImportArchive(ctx context.Context, name string, write func(io.Wri
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("importing %s: %w", name, err)
 	}
-	// ctr may stop reading early when it fails; what it says then is worth more than our broken pipe.
+	// ctr may stop reading early when it fails; its message is more useful than our broken pipe.
 	writeErr := write(input)
 	_ = input.Close()
 	if err := cmd.Wait(); err != nil {

@@ -46,7 +46,7 @@ func nameservers(resolvConf string) []netip.Addr {
 	return servers
 }
 
-// Loopback tells whether every name server of a resolv.conf is on the machine's loopback (systemd-resolved, dnsmasq),
+// Loopback reports whether every name server of a resolv.conf is on the machine's loopback (systemd-resolved, dnsmasq),
 // where nothing in the namespace can reach it.
 func Loopback(resolvConf string) bool {
 	servers := nameservers(resolvConf)

@@ -6,7 +6,7 @@
 //	nft table "fsb-local": egress masquerade   kube-proxy's nftables, CNI's veths, everything else
 //
 // So nothing of Kubernetes touches the machine's own rules, routes and bridges, and removing the namespace removes
-// nearly all of it. Up and Down may be called any number of times, in any state of disrepair, but not concurrently.
+// nearly all of it. Up and Down are idempotent and repair a partial state, but must not be called concurrently.
 package network
 
 import (
@@ -43,7 +43,7 @@ const (
 	forwardFile   = "/proc/sys/net/ipv4/ip_forward"
 )
 
-// State is what Down must put back.
+// State is what Down must restore.
 type State struct {
 	// IPForward is the machine's ip_forward before Up; empty when Up did not change it.
 	IPForward string `json:"ipForward,omitempty"`
@@ -129,13 +129,13 @@ func ensureNamespace(ctx context.Context) error {
 	return err
 }
 
-// alive tells whether NamespacePath really is a namespace.
+// alive reports whether NamespacePath is a namespace.
 func alive() bool {
 	var stat unix.Statfs_t
 	return unix.Statfs(NamespacePath, &stat) == nil && stat.Type == unix.NSFS_MAGIC
 }
 
-// ensureLink makes the veth pair. A half of a pair is thrown away with whatever is at its other end.
+// ensureLink creates the veth pair. If only one end is as it should be, both are deleted first.
 func ensureLink(ctx context.Context) error {
 	_, hostErr := host.Run(ctx, "ip", "link", "show", "dev", HostLink)
 	_, nodeErr := host.Run(ctx, "ip", "-n", Namespace, "link", "show", "dev", NodeLink)
@@ -208,13 +208,13 @@ func ensureEgress(ctx context.Context, stateFile string) error {
 	return err
 }
 
-// Down removes the link, the namespace and the rules, and puts ip_forward back. The processes inside must be dead, or
-// the kernel keeps the namespace for them, nameless.
+// Down removes the link, the namespace and the rules, and restores ip_forward. The processes inside must have exited, or
+// the kernel keeps the namespace for them without a name.
 func Down(ctx context.Context, stateFile string) error {
 	var failed error
-	try := func(gone, name string, args ...string) {
+	try := func(absent, name string, args ...string) {
 		_, err := host.Run(ctx, name, args...)
-		if err != nil && !strings.Contains(err.Error(), gone) && !errors.Is(err, os.ErrNotExist) {
+		if err != nil && !strings.Contains(err.Error(), absent) && !errors.Is(err, os.ErrNotExist) {
 			failed = errors.Join(failed, err)
 		}
 	}

@@ -17,7 +17,7 @@ func TestConflict(t *testing.T) {
 		"no routes":        {routes: "[]"},
 		"ordinary":         {routes: `[{"dst":"default","dev":"eth0"},{"dst":"192.0.2.0/24","dev":"eth0"},{"dst":"172.17.0.1","dev":"d0"}]`},
 		"our own link":     {routes: `[{"dst":"10.200.0.0/30","dev":"fsb0"},{"dst":"10.201.0.0/16","dev":"fsb0"}]`},
-		"a neighbour":      {routes: `[{"dst":"10.200.0.4/30","dev":"eth0"},{"dst":"10.203.0.0/16","dev":"eth0"}]`},
+		"a neighbor":       {routes: `[{"dst":"10.200.0.4/30","dev":"eth0"},{"dst":"10.203.0.0/16","dev":"eth0"}]`},
 		"covers ours":      {routes: `[{"dst":"10.0.0.0/8","dev":"tun0"}]`, want: "tun0"},
 		"inside of ours":   {routes: `[{"dst":"10.201.7.0/24","dev":"docker0"}]`, want: "docker0"},
 		"one host of ours": {routes: `[{"dst":"10.202.0.1","dev":"wg0"}]`, want: "wg0"},

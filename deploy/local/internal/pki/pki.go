@@ -1,8 +1,8 @@
 // Package pki makes the certificates of the local cluster: small certificate authorities on disk and the certificates
 // that they sign. All keys are ECDSA P-256.
 //
-// Everything is "ensure": what exists and still fits is kept, anything else (missing, cut short by a crash, near its
-// expiry, signed by an older CA, other names than asked for) is made anew. Files are replaced atomically. Not for
+// Every function is an "ensure": what exists and still fits is kept, anything else (missing, truncated by a crash, near its
+// expiry, signed by an older CA, for other names) is replaced. Files are replaced atomically. Not for
 // concurrent use on one directory; `fsb-local up` holds the cluster's lock.
 package pki
 
@@ -31,13 +31,13 @@ import (
 const (
 	caLife   = 10 * 365 * 24 * time.Hour
 	leafLife = 365 * 24 * time.Hour
-	// renewBefore is how long before its expiry a certificate is made anew.
+	// renewBefore is how long before its expiry a certificate is replaced.
 	renewBefore = 30 * 24 * time.Hour
 	// backdate forgives a verifier whose clock is behind.
 	backdate = 5 * time.Minute
 )
 
-// Subject says whom a certificate is for. It serves both sides of a TLS connection.
+// Subject identifies the holder of a certificate. It serves both sides of a TLS connection.
 type Subject struct {
 	CommonName   string
 	Organization []string
@@ -58,7 +58,7 @@ type Authority struct {
 // Files are the paths of a certificate and its key.
 type Files struct{ Cert, Key string }
 
-// EnsureAuthority returns the authority kept as NAME.crt and NAME.key in dir, made anew if there is no usable one.
+// EnsureAuthority returns the authority kept as NAME.crt and NAME.key in dir. It creates one if there is none that is usable.
 func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	authority := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
 	if authority.load(now) {
@@ -83,14 +83,14 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	return authority, write(authority.CertFile, authority.KeyFile, authority.PEM, key)
 }
 
-// load reads the authority from its files and tells whether it is usable.
+// load reads the authority from its files and reports whether it is usable.
 func (a *Authority) load(now time.Time) bool {
 	pair, err := tls.LoadX509KeyPair(a.CertFile, a.KeyFile)
 	if err != nil {
 		return false
 	}
 	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
-	// A leaf must not outlive its authority, and a clock that was turned back makes one that is not valid yet.
+	// A leaf must not outlive its authority, and a clock that was set back makes one that is not valid yet.
 	if !ok || !pair.Leaf.IsCA || now.Before(pair.Leaf.NotBefore) || now.Add(leafLife+renewBefore).After(pair.Leaf.NotAfter) {
 		return false
 	}
@@ -125,7 +125,7 @@ func (a *Authority) Ensure(files Files, subject Subject, now time.Time) error {
 	return write(files.Cert, files.Key, raw, key)
 }
 
-// fits tells whether an existing certificate still is what Ensure would make.
+// fits reports whether an existing certificate is what Ensure would create.
 func (a *Authority) fits(leaf *x509.Certificate, subject Subject, now time.Time) bool {
 	return leaf.CheckSignatureFrom(a.certificate) == nil &&
 		now.Before(leaf.NotAfter.Add(-renewBefore)) && !now.Before(leaf.NotBefore) &&

@@ -63,7 +63,7 @@ func TestRole(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 }
 
-// What still fits is kept, anything else is made anew.
+// A certificate that still fits is kept; any other is replaced.
 func TestEnsure(t *testing.T) {
 	other := pki.Role("agent", nodeIP)
 	other.IPs = other.IPs[:1]

@@ -17,8 +17,8 @@ func ServerRoles() []string {
 // RoleClient is the role of a caller from outside the cluster.
 const RoleClient = "client"
 
-// Role is the subject of a Fast Sandbox component: who it is (the SPIFFE URI, which authorization looks at) and by
-// which names it is reached.
+// Role is the subject of a Fast Sandbox component: who it is (the SPIFFE URI, which authorization reads) and the
+// names by which clients reach it.
 func Role(role string, nodeIP net.IP) Subject {
 	return Subject{
 		CommonName: role + ".fast-sandbox.io",

@@ -44,7 +44,7 @@ type Program struct {
 	Env  []string
 	// After names the programs that must have been ready once before this one is started.
 	After []string
-	// Ready tells by nil that the program works. It is asked only until it does for the first time.
+	// Ready returns nil once the program works. It is called only until the first success.
 	Ready func(context.Context) error
 	// Grace is how long the program may take to end after SIGTERM.
 	Grace time.Duration
@@ -74,7 +74,7 @@ func New(programs []Program, logger *slog.Logger) (*Supervisor, error) {
 	return s, errors.Join(problems...)
 }
 
-// Run runs the programs until ctx ends, and returns when the last of them is gone.
+// Run runs the programs until ctx ends, and returns when the last of them has exited.
 func (s *Supervisor) Run(ctx context.Context) {
 	type running struct {
 		stop context.CancelFunc
@@ -193,7 +193,7 @@ func start(program Program) (*exec.Cmd, error) {
 	defer func() { _ = log.Close() }()
 	cmd := &exec.Cmd{
 		Path: program.Path, Args: program.Args, Env: program.Env, Dir: "/", Stdout: log, Stderr: log,
-		// A session of its own: a Ctrl-C at the terminal of whoever called `up` is not for it.
+		// A session of its own: a Ctrl-C at the terminal that called `up` must not reach it.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := cmd.Start(); err != nil {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const testTimeout = 20 * time.Second
 
 // program runs a shell script whose name, in capitals, it can write to the file "order" of dir.
 func program(dir, name, script string, after ...string) supervise.Program {
@@ -56,7 +56,7 @@ func run(t *testing.T, programs ...supervise.Program) (stop func()) {
 
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	require.NoError(t, host.Poll(ctx, 5*time.Millisecond, func(context.Context) error {
 		if !condition() {
@@ -98,7 +98,7 @@ func TestOrder(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "one.pid"))
 }
 
-// What dies is started again, soon, and its record tells of it. What depends on it is left alone.
+// A program that exits is restarted soon, and its record says so. Programs that depend on it keep running.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	one, two := program(dir, "one", wellBehaved("one")), program(dir, "two", wellBehaved("two"), "one")

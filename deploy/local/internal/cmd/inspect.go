@@ -19,14 +19,14 @@ func newStatus(c *components.Config) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:     "status",
-		Short:   "Show how the cluster is; exit code 0 only when all of it is healthy",
+		Short:   "Show the state of the cluster; exit code 0 only if all of it is healthy",
 		Example: "  sudo fsb-local status\n  sudo fsb-local status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
 				return fmt.Errorf("--output: %q is neither table nor json", output)
 			}
-			status := cluster.Look(cmd.Context(), *c, time.Now())
+			status := cluster.Inspect(cmd.Context(), *c, time.Now())
 			if output == "json" {
 				encoder := json.NewEncoder(cmd.OutOrStdout())
 				encoder.SetIndent("", "  ")
@@ -90,7 +90,7 @@ func newLogs(c *components.Config) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on showing what is written")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep showing new lines")
 	cmd.Flags().IntVar(&lines, "tail", 100, "number of last lines to show")
 	return cmd
 }
@@ -119,11 +119,11 @@ func newRestart(c *components.Config) *cobra.Command {
 	}
 }
 
-// proxies are the settings of the machine's that programs behind a proxy need to pull images.
+// proxies returns the proxy settings of the environment, which containerd needs to pull images behind a proxy.
 func proxies() []string {
 	var found []string
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
-		if value := os.Getenv(name); value != "" { //nolint:forbidigo // the one place of this module that reads the environment
+		if value := os.Getenv(name); value != "" { //nolint:forbidigo // no other code of this module reads the environment
 			found = append(found, name+"="+value)
 		}
 	}
