@@ -39,6 +39,15 @@ const (
 	KeyAddress    = "address"
 	KeyObject     = "object" // kind and namespace/name
 	KeyKind       = "kind"
+	KeyNamespace  = "namespace"
+	KeyName       = "name"
+	KeyUID        = "uid"
+	KeyResource   = "resource" // resource.group
+	KeyGroup      = "group"    // API group
+	KeyVerb       = "verb"
+	KeyCause      = "cause"
+	KeyPolicy     = "policy"
+	KeyCount      = "count"
 	KeyPath       = "path"
 	KeyPID        = "pid"
 	KeyExitCode   = "exitCode"

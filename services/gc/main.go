@@ -1,4 +1,4 @@
-// The garbage collectors: of Pods, and of what has lost its owners.
+// The garbage collectors: one for Pods, one for objects whose owners are deleted.
 package main
 
 import (
@@ -12,8 +12,8 @@ func main() {
 	cfg := &app.Config{}
 	daemon.Main(daemon.Program{
 		Name:  "gc",
-		Short: "Collect garbage: Pods that nobody ends, and objects whose owners are gone",
-		Long: `gc does what kube-controller-manager's Pod and owner-reference garbage collectors do, where those are turned off. With
+		Short: "Collect garbage: Pods that no component ends, and objects whose owners are deleted",
+		Long: `gc replaces the Pod and owner-reference garbage collectors of kube-controller-manager where those are disabled. With
 --mode=observe, the default, it builds the graph of owners and deletes nothing. One replica acts at a time.`,
 		Example: "  gc --mode=enforce --namespace=fast-sandbox-system --tls-cert-file=tls.crt --tls-key-file=tls.key --tls-ca-file=ca.crt",
 		Config:  cfg,

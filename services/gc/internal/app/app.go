@@ -37,15 +37,15 @@ import (
 // leaseName is the name of the collectors' Lease.
 const leaseName = "fast-sandbox-gc"
 
-// name is that of this component to others.
+// name is the name of this component in Events.
 const name = "fast-sandbox-gc"
 
-// App is the collectors, wired. Run is called once.
+// App is the wired collectors. Run is called once.
 type App struct {
 	config    Config
 	registry  *prometheus.Registry
 	client    kubernetes.Interface
-	elector   *leader.Elector // nil if nobody is elected
+	elector   *leader.Elector // nil without leader election
 	gate      *gate
 	events    events.EventBroadcaster
 	informers informers.SharedInformerFactory // nil if Pods are not collected
@@ -72,15 +72,15 @@ func Run(ctx context.Context, cfg Config) error {
 // New wires the collectors for an API server. ctx carries the logger.
 func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 	api = rest.CopyConfig(api)
-	api.QPS, api.Burst = -1, cfg.KubeBurst // without a limit
+	api.QPS, api.Burst = -1, cfg.KubeBurst // no limit
 	if cfg.KubeQPS > 0 {
 		api.QPS = float32(cfg.KubeQPS)
 	}
 	api.UserAgent = name + "/" + daemon.Version()
-	api.WarningHandler = rest.NoWarnings{} // what is deprecated is watched all the same
+	api.WarningHandler = rest.NoWarnings{} // deprecated versions are watched too
 	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
-		return nil, fmt.Errorf("making the client: %w", err)
+		return nil, fmt.Errorf("creating the Kubernetes client: %w", err)
 	}
 	clk := clock.RealClock{}
 	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, closing: make(chan struct{}), events: events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()}),
@@ -111,21 +111,21 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 // Addr is where the gRPC server listens.
 func (a *App) Addr() net.Addr { return a.server.Addr() }
 
-// elect makes the part in the election of a collector that enforces and is not alone.
+// elect sets up leader election if the collector enforces and may have replicas.
 func (a *App) elect(api *rest.Config) error {
 	if a.config.Mode != ModeEnforce || !a.config.LeaderElect {
 		return nil
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("naming this process: %w", err)
+		return fmt.Errorf("reading the host name: %w", err)
 	}
-	// A client of its own: the collectors' requests do not keep the Lease waiting.
+	// A client of its own, so that the collectors' requests do not delay the renewal of the Lease.
 	own := rest.CopyConfig(api)
 	own.UserAgent += " (leader-election)"
 	leases, err := kubernetes.NewForConfig(own)
 	if err != nil {
-		return fmt.Errorf("making the client of the Lease: %w", err)
+		return fmt.Errorf("creating the client for the Lease: %w", err)
 	}
 	a.elector = leader.New(leader.Config{Leases: leases.CoordinationV1(), Namespace: a.config.Namespace, Name: leaseName,
 		Identity: host + "_" + string(uuid.NewUUID()), Timing: a.config.Lease})
@@ -136,11 +136,11 @@ func (a *App) elect(api *rest.Config) error {
 func (a *App) owners(api *rest.Config, clk clock.WithTicker) error {
 	meta, err := metadata.NewForConfig(api)
 	if err != nil {
-		return fmt.Errorf("making the client of metadata: %w", err)
+		return fmt.Errorf("creating the metadata client: %w", err)
 	}
 	disco, err := discovery.NewDiscoveryClientForConfig(api)
 	if err != nil {
-		return fmt.Errorf("making the client of discovery: %w", err)
+		return fmt.Errorf("creating the discovery client: %w", err)
 	}
 	a.collector, err = ownergc.New(ownergc.Config{
 		Metadata: meta, Discovery: disco, Recorder: a.events.NewRecorder(clientgoscheme.Scheme, name),
@@ -192,7 +192,7 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go("readiness", a.ready)
 	if a.config.Mode == ModeEnforce {
 		g.Go("enforcement", a.enforce)
-		g.Go("breaker", a.gate.shout)
+		g.Go("breaker", a.gate.remind)
 	}
 	if a.elector != nil {
 		g.Go("election", a.elector.Run)
@@ -200,7 +200,7 @@ func (a *App) Run(ctx context.Context) error {
 	return g.Run(ctx)
 }
 
-// ready tells the probe when the graph is whole. A standby is as ready as the leader: it can take over.
+// ready reports readiness once the graph is complete. A standby is as ready as the leader: it can take over.
 func (a *App) ready(ctx context.Context) error {
 	select {
 	case <-a.collector.Synced():
@@ -211,11 +211,11 @@ func (a *App) ready(ctx context.Context) error {
 	return nil
 }
 
-// enforce waits until this process leads, makes sure that it is alone, and then collects until ctx ends.
+// enforce waits until this process leads, checks that no other collector is active, and then collects until ctx ends.
 func (a *App) enforce(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	if a.informers != nil {
-		// A context of their own: this function also ends while its context lasts, and waits for them.
+		// The informers need their own context: this function can return while ctx lasts, and waits for them.
 		watching, stop := context.WithCancel(ctx)
 		defer a.informers.Shutdown()
 		defer stop()
@@ -237,7 +237,7 @@ func (a *App) enforce(ctx context.Context) error {
 	log.Info("collecting", "scope", a.config.Scope, "objects", a.collector.Size().Objects, "pods", a.pods != nil)
 	a.collector.Resume(ctx)
 	if a.pods != nil {
-		// That Pods or nodes cannot be listed is no reason to leave the rest alone.
+		// If Pods or nodes cannot be listed, the owner collector still works.
 		a.informers.WaitForCacheSync(ctx.Done())
 		return a.pods.Run(ctx)
 	}
@@ -245,7 +245,7 @@ func (a *App) enforce(ctx context.Context) error {
 	return nil
 }
 
-// turn waits until the graph is whole and this process leads; false if ctx ends before.
+// turn waits until the graph is complete and this process leads. It returns false if ctx ends first.
 func (a *App) turn(ctx context.Context) bool {
 	select {
 	case <-a.collector.Synced():

@@ -29,13 +29,9 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
-)
-
-const (
-	patience = 30 * time.Second
-	tick     = 20 * time.Millisecond
 )
 
 var (
@@ -125,9 +121,9 @@ func owned(by *corev1.ConfigMap) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: by.Name, UID: by.UID}
 }
 
-// nobody is an owner that does not exist.
-func nobody() metav1.OwnerReference {
-	return metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "nobody", UID: "nobodys-uid"}
+// absentOwner returns a reference to an owner that does not exist.
+func absentOwner() metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "absent", UID: "absent-uid"}
 }
 
 func there(t *testing.T, namespace, name string) bool {
@@ -142,7 +138,7 @@ func there(t *testing.T, namespace, name string) bool {
 
 func gone(t *testing.T, namespace, name string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return !there(t, namespace, name) }, patience, tick, "%s is still there", name)
+	require.Eventually(t, func() bool { return !there(t, namespace, name) }, testkit.Timeout, testkit.Tick, "%s is still there", name)
 }
 
 // stays checks for a second that something holds.
@@ -154,7 +150,7 @@ func stays(t *testing.T, what string, holds func() bool) {
 		select {
 		case <-end:
 			return
-		case <-time.After(tick):
+		case <-time.After(testkit.Tick):
 		}
 	}
 }
@@ -180,11 +176,11 @@ func ended(t *testing.T, p *corev1.Pod) *corev1.Pod {
 		out, err = kube.CoreV1().Pods(p.Namespace).Get(t.Context(), p.Name, metav1.GetOptions{})
 		require.NoError(t, err)
 		return out.DeletionTimestamp != nil && ptr.Deref(out.DeletionGracePeriodSeconds, -1) == 0
-	}, patience, tick, "%s is not deleted", p.Name)
+	}, testkit.Timeout, testkit.Tick, "%s is not deleted", p.Name)
 	return out
 }
 
-func TestPodsAreCollected(t *testing.T) {
+func TestPodGC(t *testing.T) {
 	ns := namespace(t)
 	_, err := kube.CoreV1().ServiceAccounts(ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
@@ -216,13 +212,13 @@ func TestPodsAreCollected(t *testing.T) {
 	require.Nil(t, now.DeletionTimestamp)
 }
 
-func TestOneCollectsAtATime(t *testing.T) {
+func TestOneReplicaCollects(t *testing.T) {
 	ns := namespace(t)
 	_, _, stopFirst := run(t, ns)
-	configMap(t, ns, "a", nobody())
+	configMap(t, ns, "a", absentOwner())
 	gone(t, ns, "a")
 	_, _, stopSecond := run(t, ns)
-	configMap(t, ns, "b", nobody())
+	configMap(t, ns, "b", absentOwner())
 	gone(t, ns, "b")
 	stopFirst()
 	root := configMap(t, ns, "root")
@@ -230,7 +226,7 @@ func TestOneCollectsAtATime(t *testing.T) {
 	require.NoError(t, kube.CoreV1().ConfigMaps(ns).Delete(t.Context(), "root", metav1.DeleteOptions{}))
 	gone(t, ns, "c")
 	stopSecond()
-	configMap(t, ns, "d", nobody())
+	configMap(t, ns, "d", absentOwner())
 	_, _, stopThird := run(t, ns, "--mode=observe")
 	stays(t, "it only observes", func() bool { return there(t, ns, "d") })
 	stopThird()
@@ -240,13 +236,13 @@ func TestOneCollectsAtATime(t *testing.T) {
 func TestAnotherCollector(t *testing.T) {
 	_, _, stop := run(t, namespace(t))
 	ns := namespace(t)
-	configMap(t, ns, "a", nobody())
+	configMap(t, ns, "a", absentOwner())
 	gone(t, ns, "a") // the first is at work
 	_, ended, _ := run(t, ns, "--rival-check=10s")
 	select {
 	case err := <-ended:
 		require.ErrorIs(t, err, rival.ErrFound)
-	case <-time.After(patience):
+	case <-time.After(testkit.Timeout):
 		require.Fail(t, "it did not end")
 	}
 	stop()
@@ -255,7 +251,7 @@ func TestAnotherCollector(t *testing.T) {
 	require.Empty(t, list.Items)
 }
 
-func TestTooManyDeletionsStopAll(t *testing.T) {
+func TestTooManyDeletionsStopTheCollector(t *testing.T) {
 	ns := namespace(t)
 	root := configMap(t, ns, "root")
 	for i := range 50 {
@@ -266,9 +262,9 @@ func TestTooManyDeletionsStopAll(t *testing.T) {
 	client := ask(t, a)
 	require.Eventually(t, func() bool {
 		status, err := client.GetStatus(t.Context(), &gcv1.GetStatusRequest{})
-		return err == nil && strings.Contains(status.GetStopped(), "nothing is deleted any more") && !status.GetEnforcing()
-	}, patience, tick)
-	configMap(t, ns, "later", nobody())
+		return err == nil && strings.Contains(status.GetStopped(), "all deletions are stopped") && !status.GetEnforcing()
+	}, testkit.Timeout, testkit.Tick)
+	configMap(t, ns, "later", absentOwner())
 	stays(t, "not one of them goes", func() bool {
 		list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
@@ -276,8 +272,8 @@ func TestTooManyDeletionsStopAll(t *testing.T) {
 	})
 }
 
-// TestItExplainsItself while it works, and says what it deletes.
-func TestItExplainsItself(t *testing.T) {
+// TestExplainAndWatch while the collector works.
+func TestExplainAndWatch(t *testing.T) {
 	ns := namespace(t)
 	a, _, stop := run(t, ns)
 	client := ask(t, a)
@@ -288,7 +284,7 @@ func TestItExplainsItself(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, err := client.GetStatus(t.Context(), &gcv1.GetStatusRequest{})
 		return err == nil && status.GetEnforcing()
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 	root := configMap(t, ns, "root")
 	d := configMap(t, ns, "d", owned(root))
 	which := &gcv1.Selector{By: &gcv1.Selector_Place{Place: &gcv1.Place{Kind: &gcv1.Kind{Kind: "ConfigMap"}, Namespace: ns, Name: "d"}}}
@@ -296,7 +292,7 @@ func TestItExplainsItself(t *testing.T) {
 	require.Eventually(t, func() bool {
 		x, err = client.ExplainObject(t.Context(), &gcv1.ExplainObjectRequest{Object: which})
 		return err == nil && x.GetState() == gcv1.State_STATE_OWNED
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 	require.Equal(t, string(root.UID), x.GetPath()[0].GetUid())
 	preview, err := client.PreviewDelete(t.Context(), &gcv1.PreviewDeleteRequest{Object: &gcv1.Selector{By: &gcv1.Selector_Uid{Uid: string(root.UID)}}})
 	require.NoError(t, err)
@@ -315,24 +311,24 @@ func TestItExplainsItself(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err), "its end ends the watch")
 }
 
-func TestAnImpossibleReferenceIsTold(t *testing.T) {
+func TestImpossibleReferenceIsReported(t *testing.T) {
 	ns, elsewhere := namespace(t), namespace(t)
 	stranger := configMap(t, elsewhere, "owner")
 	configMap(t, ns, "d", owned(stranger))
 	_, err := kube.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
 		Name: ns, OwnerReferences: []metav1.OwnerReference{owned(stranger)}}}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	told := func(where, name string) func() bool {
+	reported := func(where, name string) func() bool {
 		return func() bool {
 			list, err := kube.CoreV1().Events(where).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=OwnerRefInvalidNamespace,involvedObject.name=" + name})
 			return err == nil && len(list.Items) == 1 && list.Items[0].Type == corev1.EventTypeWarning && strings.Contains(list.Items[0].Message, string(stranger.UID))
 		}
 	}
 	_, _, stop := run(t, ns, "--mode=observe")
-	stays(t, "one that observes writes no Events", func() bool { return !told(ns, "d")() })
+	stays(t, "one that observes writes no Events", func() bool { return !reported(ns, "d")() })
 	stop()
 	run(t, ns)
-	require.Eventually(t, told(ns, "d"), patience, tick)
-	require.Eventually(t, told("default", ns), patience, tick)
+	require.Eventually(t, reported(ns, "d"), testkit.Timeout, testkit.Tick)
+	require.Eventually(t, reported("default", ns), testkit.Timeout, testkit.Tick)
 	gone(t, ns, "d")
 }

@@ -1,5 +1,5 @@
-// Package app wires the garbage collectors: PodGC and the owner-reference collector, leader election, and what keeps them
-// from doing harm.
+// Package app wires the garbage collectors: PodGC, the owner-reference collector, leader election, and the safeguards around
+// deletions.
 package app
 
 import (
@@ -20,17 +20,17 @@ import (
 const (
 	// ModeEnforce collects.
 	ModeEnforce = "enforce"
-	// ModeObserve builds the graph and answers questions, and writes nothing.
+	// ModeObserve builds the graph and answers queries. It writes nothing.
 	ModeObserve = "observe"
 )
 
-// scopeAll is the scope that leaves nothing out; scopeCore names the group without a name.
+// scopeAll is the scope of all API groups; scopeCore stands for the core group, whose name is empty.
 const (
 	scopeAll  = "all"
 	scopeCore = "core"
 )
 
-// Config is the collectors' settings.
+// Config is the configuration of the collectors.
 type Config struct {
 	daemon.Common
 
@@ -59,26 +59,26 @@ type Config struct {
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.BindAddress, "bind-address", ":9090", "`address` of the gRPC server")
-	fs.StringVar(&c.Mode, "mode", ModeObserve, "`mode`: enforce, or observe, which answers questions and deletes nothing (for clusters whose own collector is at work)")
-	fs.StringSliceVar(&c.Scope, "scope", []string{scopeAll}, "API `groups` whose objects may be deleted or patched: all, or a list, in which the core group is core")
+	fs.StringVar(&c.Mode, "mode", ModeObserve, "`mode`: enforce, or observe, which answers queries and deletes nothing (for clusters with another garbage collector)")
+	fs.StringSliceVar(&c.Scope, "scope", []string{scopeAll}, "API `groups` whose objects may be deleted or patched: all, or a list in which \"core\" is the core group")
 	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this collector runs in")
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "delete only while holding the Lease fast-sandbox-gc")
 	c.Lease.AddFlags(fs)
-	fs.IntVar(&c.PodThreshold, "terminated-pod-gc-threshold", 12500, "`number` of finished Pods that are kept; 0 keeps all")
-	fs.DurationVar(&c.PodPeriod, "pod-gc-period", 20*time.Second, "`time` between looks at all Pods")
-	fs.DurationVar(&c.Quarantine, "pod-gc-quarantine", 40*time.Second, "`time` for which a Pod's node must be unknown before the API server is asked for it")
-	fs.IntVar(&c.Syncs, "concurrent-gc-syncs", 20, "`number` of objects worked on at once")
-	fs.DurationVar(&c.DiscoveryPeriod, "discovery-period", 30*time.Second, "`time` between looks for new kinds of objects")
-	fs.DurationVar(&c.InitialSyncTimeout, "initial-sync-timeout", 30*time.Second, "`time` for which the first lists are waited for before work begins without those that fail")
+	fs.IntVar(&c.PodThreshold, "terminated-pod-gc-threshold", 12500, "`number` of finished Pods to keep; 0 keeps all")
+	fs.DurationVar(&c.PodPeriod, "pod-gc-period", 20*time.Second, "`interval` between rounds of PodGC")
+	fs.DurationVar(&c.Quarantine, "pod-gc-quarantine", 40*time.Second, "`time` for which a Pod's node must be unknown before the API server is asked about it")
+	fs.IntVar(&c.Syncs, "concurrent-gc-syncs", 20, "`number` of objects to process concurrently")
+	fs.DurationVar(&c.DiscoveryPeriod, "discovery-period", 30*time.Second, "`interval` between discoveries of new kinds")
+	fs.DurationVar(&c.InitialSyncTimeout, "initial-sync-timeout", 30*time.Second, "`time` to wait for the first lists before work begins without the resources that fail")
 	fs.StringSliceVar(&c.Ignored, "ignored-resources", []string{"events", "events.events.k8s.io"}, "`resources` (resource.group) that are not watched")
-	fs.Float64Var(&c.MaxShare, "max-delete-share", 0.5, "`share` of all objects that may be deleted within --max-delete-window; more stops all deletions; 1 is no limit")
-	fs.DurationVar(&c.MaxWindow, "max-delete-window", time.Minute, "`time` in which deletions count together")
-	fs.IntVar(&c.MaxFloor, "max-delete-floor", 1000, "`number` of deletions within --max-delete-window that are permitted in any case")
-	fs.DurationVar(&c.RivalCheck, "rival-check", 5*time.Second, "`time` for which to look, before deleting anything, whether another collector is at work; 0 does not look")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
-	fs.IntVar(&c.KubeQPS, "kube-api-qps", 0, "requests a second to the API server; 0 leaves it to that server's priority and fairness, and to --concurrent-gc-syncs")
-	fs.IntVar(&c.KubeBurst, "kube-api-burst", 0, "requests to the API server in a burst; at least --kube-api-qps")
+	fs.Float64Var(&c.MaxShare, "max-delete-share", 0.5, "`share` of all objects that may be deleted within --max-delete-window; more stops all deletions; 1 means no limit")
+	fs.DurationVar(&c.MaxWindow, "max-delete-window", time.Minute, "`window` over which deletions are counted")
+	fs.IntVar(&c.MaxFloor, "max-delete-floor", 1000, "`number` of deletions within --max-delete-window that are always permitted")
+	fs.DurationVar(&c.RivalCheck, "rival-check", 5*time.Second, "`time` to watch, before the first deletion, whether another garbage collector is active; 0 disables the check")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty means the Pod's service account")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 0, "requests per second to the API server; 0 means no client-side limit: the server's priority and fairness, and --concurrent-gc-syncs, bound the load")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 0, "burst of requests to the API server; at least --kube-api-qps")
 }
 
 // Validate returns every problem at once, each naming its flag.
@@ -111,7 +111,7 @@ func (c *Config) Validate() error {
 	return errors.Join(append(problems, c.Lease.Validate()...)...)
 }
 
-// inScope tells whether objects of a group may be written.
+// inScope reports whether objects of a group may be written.
 func (c *Config) inScope(group string) bool {
 	if group == "" {
 		group = scopeCore

@@ -9,7 +9,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
 )
 
-// parsed is the configuration that flags make.
+// parsed returns the configuration that the flags make.
 func parsed(t *testing.T, args ...string) *app.Config {
 	t.Helper()
 	cfg := &app.Config{}

@@ -13,14 +13,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 )
 
-// errClosed is why nothing is deleted by a collector that observes, waits for its turn, or was deposed.
+// errClosed is the reason why a collector that observes, waits for leadership, or lost it deletes nothing.
 var errClosed = errors.New("this collector does not enforce")
 
-// reminder is the time between complaints of a breaker that has tripped.
+// reminder is the interval between log records about a tripped breaker.
 const reminder = time.Minute
 
-// gate is what every write has to pass: it is closed until this process leads and was found to be alone, and for good once
-// the breaker has tripped.
+// gate permits or refuses every write. It is closed until this process leads and no other collector was found, and closed
+// permanently once the breaker has tripped.
 type gate struct {
 	open    atomic.Bool
 	leads   func() bool
@@ -28,7 +28,7 @@ type gate struct {
 	clock   clock.WithTicker
 }
 
-// permit lets a write pass; a deletion, if it is one, is counted.
+// permit returns nil if a write may proceed. A deletion is counted.
 func (g *gate) permit(deletion *breaker.Intent) error {
 	if !g.Enforcing() {
 		return errClosed
@@ -45,13 +45,13 @@ func (g *gate) Enforcing() bool { return g.open.Load() && g.leads() }
 // Tripped implements rpc.Guard.
 func (g *gate) Tripped() error { return g.breaker.Tripped() }
 
-// shout says again and again that the breaker has tripped: it is a person's turn.
-func (g *gate) shout(ctx context.Context) error {
+// remind logs repeatedly that the breaker has tripped: a person must act.
+func (g *gate) remind(ctx context.Context) error {
 	ticker := g.clock.NewTicker(reminder)
 	defer ticker.Stop()
 	for {
 		if err := g.breaker.Tripped(); err != nil {
-			logr.FromContextOrDiscard(ctx).Error(err, "deletions have stopped: if they are meant, restart with another --max-delete-share")
+			logr.FromContextOrDiscard(ctx).Error(err, "deletions have stopped; if they are intended, restart with a higher --max-delete-share")
 		}
 		select {
 		case <-ctx.Done():

@@ -1,6 +1,7 @@
-// Package breaker stops a collector that is about to delete too much: a mistake in what it believes, or a person's, must not
-// empty a cluster. It is pure: the time and the numbers come in. Once it has tripped it stays so for the life of the
-// process; a person looks, and restarts it with another limit if all was meant. All methods may be called concurrently.
+// Package breaker stops a collector that is about to delete too much, so that a wrong belief or a human error cannot empty a
+// cluster. It is pure: time and counts are arguments. Once it has tripped, it stays open for the life of the process; a
+// person decides, and restarts the process with another limit if the deletions were intended. All methods may be called
+// concurrently.
 package breaker
 
 import (
@@ -9,24 +10,24 @@ import (
 	"time"
 )
 
-// parts is into how many parts the window is divided: it slides in steps of that size.
+// parts is the number of steps in which the window slides.
 const parts = 16
 
-// Limit is how much may be deleted.
+// Limit bounds deletions.
 type Limit struct {
-	// Share of all objects, 0 to 1, that may be deleted within Window; 1 or more is no limit.
+	// Share of all objects, 0 to 1, that may be deleted within Window; 1 or more means no limit.
 	Share  float64
 	Window time.Duration
-	// Floor is the number of deletions within Window that are always permitted: of few objects any number is a large share.
+	// Floor is the number of deletions within Window that are always permitted: of a few objects any number is a large share.
 	Floor int
 }
 
-// Intent is a deletion that somebody wants to make.
+// Intent is an intended deletion.
 type Intent struct {
-	// Objects is how many objects there are.
+	// Objects is the number of objects in the cluster.
 	Objects int
-	// Waiting is how many decisions wait that may be deletions; Doomed, if not nil, counts those that are. It is called only if
-	// all of Waiting would be too many.
+	// Waiting is the number of queued decisions that may be deletions. Doomed, if not nil, counts those that are; it is called
+	// only if all of Waiting would be too many.
 	Waiting int
 	Doomed  func() int
 }
@@ -37,22 +38,22 @@ type Breaker struct {
 
 	mu      sync.Mutex
 	counts  [parts]int
-	current int64 // the part of time that the newest count is of
+	current int64 // the step of the newest count
 	open    error
 }
 
 // New returns a breaker that has not tripped.
 func New(l Limit) *Breaker { return &Breaker{limit: l} }
 
-// Tripped is why nothing may be deleted any more, or nil.
+// Tripped returns why deletions have stopped, or nil.
 func (b *Breaker) Tripped() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.open
 }
 
-// Allow counts a deletion and returns nil, or the reason why there is to be none. Those that wait count as made: if they are
-// too many together, none of them is.
+// Allow counts a deletion and returns nil, or returns why it is refused. Queued deletions count as made: if they are too many
+// together, none of them is allowed.
 func (b *Breaker) Allow(now time.Time, i Intent) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -70,7 +71,7 @@ func (b *Breaker) Allow(now time.Time, i Intent) error {
 		further = max(i.Doomed(), 1)
 	}
 	if float64(made+further) > most {
-		b.open = fmt.Errorf("%d deletions within %s, with %d more to come, would be more than %d of %d objects: nothing is deleted any more",
+		b.open = fmt.Errorf("%d deletions within %s, with %d more queued, would exceed %d of %d objects: all deletions are stopped",
 			made, b.limit.Window, further, int(most), i.Objects+made)
 		return b.open
 	}
@@ -78,11 +79,11 @@ func (b *Breaker) Allow(now time.Time, i Intent) error {
 	return nil
 }
 
-// slide forgets what has left the window.
+// slide drops the counts that have left the window.
 func (b *Breaker) slide(now time.Time) {
 	part := now.UnixNano() / max(int64(b.limit.Window/parts), 1)
 	for n := max(b.current+1, part-parts+1); n <= part; n++ {
 		b.counts[n%parts] = 0
 	}
-	b.current = max(b.current, part) // a clock that goes back stands still
+	b.current = max(b.current, part) // never move back with the clock
 }

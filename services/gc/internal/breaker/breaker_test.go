@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Unix(1_700_000_000, 0) //nolint:gochecknoglobals // a constant
 
-func TestAShareWithinAWindow(t *testing.T) {
+func TestShareWithinWindow(t *testing.T) {
 	b := breaker.New(breaker.Limit{Share: 0.5, Window: time.Minute, Floor: 3})
 	objects := 10
 	for range 5 {
@@ -23,12 +23,12 @@ func TestAShareWithinAWindow(t *testing.T) {
 		objects--
 	}
 	err := b.Allow(start, breaker.Intent{Objects: objects})
-	require.ErrorContains(t, err, "more than 5 of 10 objects")
+	require.ErrorContains(t, err, "exceed 5 of 10 objects")
 	require.Equal(t, err, b.Tripped())
-	require.Equal(t, err, b.Allow(start.Add(time.Hour), breaker.Intent{Objects: 1000}), "it stays so")
+	require.Equal(t, err, b.Allow(start.Add(time.Hour), breaker.Intent{Objects: 1000}), "the breaker stays open")
 }
 
-func TestTheWindowSlides(t *testing.T) {
+func TestWindowSlides(t *testing.T) {
 	b := breaker.New(breaker.Limit{Share: 0.1, Window: time.Minute})
 	for i := range 100 {
 		require.NoError(t, b.Allow(start.Add(time.Duration(i)*7*time.Second), breaker.Intent{Objects: 100}), i)
@@ -36,7 +36,7 @@ func TestTheWindowSlides(t *testing.T) {
 	require.NoError(t, b.Allow(start, breaker.Intent{Objects: 100}), "a clock that goes back")
 }
 
-func TestFewAreAlwaysPermitted(t *testing.T) {
+func TestFloorIsAlwaysPermitted(t *testing.T) {
 	b := breaker.New(breaker.Limit{Share: 0.01, Window: time.Minute, Floor: 4})
 	for range 4 {
 		require.NoError(t, b.Allow(start, breaker.Intent{Objects: 1}))
@@ -44,13 +44,13 @@ func TestFewAreAlwaysPermitted(t *testing.T) {
 	require.Error(t, b.Allow(start, breaker.Intent{Objects: 1}))
 }
 
-func TestWhatWaitsCounts(t *testing.T) {
+func TestQueuedDeletionsCount(t *testing.T) {
 	limit := breaker.Limit{Share: 0.5, Window: time.Minute}
 	doomed := func(n int) func() int { return func() int { return n } }
 	b := breaker.New(limit)
 	require.NoError(t, b.Allow(start, breaker.Intent{Objects: 100, Waiting: 50, Doomed: func() int { panic("not asked") }}))
-	require.NoError(t, b.Allow(start, breaker.Intent{Objects: 100, Waiting: 90, Doomed: doomed(20)}), "most of them come to nothing")
-	require.ErrorContains(t, b.Allow(start, breaker.Intent{Objects: 100, Waiting: 90, Doomed: doomed(60)}), "2 deletions within 1m0s, with 60 more to come")
+	require.NoError(t, b.Allow(start, breaker.Intent{Objects: 100, Waiting: 90, Doomed: doomed(20)}), "most queued items are no deletions")
+	require.ErrorContains(t, b.Allow(start, breaker.Intent{Objects: 100, Waiting: 90, Doomed: doomed(60)}), "2 deletions within 1m0s, with 60 more queued")
 }
 
 func TestNoLimit(t *testing.T) {
@@ -60,8 +60,8 @@ func TestNoLimit(t *testing.T) {
 	}
 }
 
-// TestItNeverPermitsMore than the limit within any window, and holds nothing back that is below a smaller one.
-func TestItNeverPermitsMore(t *testing.T) {
+// TestNeverPermitsMoreThanLimit within any window, and never refuses what is below a smaller limit.
+func TestNeverPermitsMoreThanLimit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const objects, floor = 1000, 20
 		b := breaker.New(breaker.Limit{Share: 0.01, Window: 16 * time.Second, Floor: floor})

@@ -1,5 +1,5 @@
-// Package feed tells whoever listens of the deletions that this process makes. Who listens too slowly misses some, and
-// learns how many; nobody is waited for. All methods may be called concurrently.
+// Package feed publishes the deletions that this process makes. A slow listener misses some, and learns how many; publishing
+// never blocks. All methods may be called concurrently.
 package feed
 
 import (
@@ -9,10 +9,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// backlog is how many deletions wait for a listener.
+// backlog is the number of deletions that are buffered for a listener.
 const backlog = 1024
 
-// Deletion is one that was made. The causes of Pods' deletions are the reasons of podgc/plan, after "pod-".
+// Deletion is a deletion that was made. The causes of Pods' deletions are the reasons of podgc/plan, prefixed with "pod-".
 type Deletion struct {
 	Object graph.Object
 	Policy graph.Policy
@@ -20,14 +20,14 @@ type Deletion struct {
 	Time   time.Time
 }
 
-// Item is what a listener gets: a deletion, and how many it missed before that.
+// Item is what a listener receives: a deletion, and how many were dropped before it.
 type Item struct {
 	Deletion
 
 	Missed int
 }
 
-// Feed passes deletions on. The zero value has no listeners.
+// Feed publishes deletions. The zero value has no listeners.
 type Feed struct {
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
@@ -38,7 +38,7 @@ type listener struct {
 	missed int
 }
 
-// Publish tells all listeners.
+// Publish sends a deletion to all listeners.
 func (f *Feed) Publish(d Deletion) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -52,7 +52,7 @@ func (f *Feed) Publish(d Deletion) {
 	}
 }
 
-// Listen returns what is published from now on. stop has to be called.
+// Listen returns what is published from now on. The caller must call stop.
 func (f *Feed) Listen() (items <-chan Item, stop func()) {
 	l := &listener{items: make(chan Item, backlog)}
 	f.mu.Lock()

@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestEveryListenerHearsOfAll(t *testing.T) {
+func TestEveryListenerReceivesAll(t *testing.T) {
 	var f feed.Feed
 	f.Publish(feed.Deletion{Cause: "before"})
 	a, stopA := f.Listen()
@@ -26,7 +26,7 @@ func TestEveryListenerHearsOfAll(t *testing.T) {
 	require.Len(t, b, 1)
 }
 
-func TestWhoIsSlowLearnsWhatIsMissing(t *testing.T) {
+func TestSlowListenerLearnsHowManyItMissed(t *testing.T) {
 	var f feed.Feed
 	items, stop := f.Listen()
 	defer stop()

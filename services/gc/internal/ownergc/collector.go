@@ -1,13 +1,13 @@
-// Package ownergc is the owner-reference garbage collector around its pure core (graph): it watches the metadata of every
-// resource that can be deleted and watched, feeds the graph, and carries out what the graph decides. Every write is bound to
-// the UID and the resource version for which it was decided; one that comes too late is decided anew by the object as it is.
+// Package ownergc is the owner-reference garbage collector around its pure core (graph). It watches the metadata of every
+// resource that can be deleted and watched, feeds the graph, and performs the actions that the graph decides. Every write is
+// bound to the UID and the resource version for which it was decided; after a conflict it is decided again for the live object.
 //
-//	discovery, each 30 s --> monitors (one for each resource: list, watch) --> graph --> attemptToDelete  --> workers --> API
-//	                                                                             |   \-> attemptToOrphan  -/      |
-//	                                                                             ^-----------------------------------+
-//	                                                                                what the API server answers
+//	discovery, every 30 s --> monitors (list and watch, one per resource) --> graph --> attemptToDelete --> workers --> API
+//	                                                                            |  \-> attemptToOrphan --/     |
+//	                                                                            ^------------------------------+
+//	                                                                               answers of the API server
 //
-// All methods may be called concurrently; Run is called once. The graph has one lock, under which nothing waits.
+// All methods may be called concurrently; Run is called once. One lock guards the graph; nothing blocks under it.
 package ownergc
 
 import (
@@ -30,10 +30,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// remembered is how many owners are remembered to be gone, beyond those that have dependents.
+// remembered is the number of deleted owners that are remembered beyond those that have dependents.
 const remembered = 4096
 
-// Discovery tells which resources there are. A discovery client of client-go's is one.
+// Discovery lists the resources of the API server. client-go's discovery client implements it.
 type Discovery interface {
 	ServerGroupsAndResources() ([]*metav1.APIGroup, []*metav1.APIResourceList, error)
 }
@@ -42,26 +42,25 @@ type Discovery interface {
 type Config struct {
 	Metadata  metadata.Interface
 	Discovery Discovery
-	// Recorder takes Warning Events about impossible owner references.
+	// Recorder receives Warning Events about impossible owner references.
 	Recorder events.EventRecorder
-	// Workers is how many items are worked on at once, in each of the two queues.
+	// Workers is the number of concurrent workers for each of the two queues.
 	Workers int
-	// SyncPeriod is the time between looks at discovery; InitialSyncTimeout how long the workers wait for the first lists.
+	// SyncPeriod is the interval between discoveries; InitialSyncTimeout bounds the wait for the first lists.
 	SyncPeriod, InitialSyncTimeout time.Duration
 	// Ignored resources are not watched.
 	Ignored []schema.GroupResource
-	// InScope tells whether objects of a group may be written; nil: all.
+	// InScope reports whether objects of a group may be written; nil means all.
 	InScope func(group string) bool
-	// Permit is asked before each write, Events included; an error is why there is to be none now. Before a deletion it is told how many more
-	// there will be; otherwise it gets nil.
+	// Permit is called before each write, Events included; an error refuses it. deletion is nil for writes that delete nothing.
 	Permit func(deletion *breaker.Intent) error
-	// Deleted, if not nil, is told of each deletion. It must not block.
+	// Deleted, if not nil, is called for each deletion. It must not block.
 	Deleted func(Deletion)
 	Clock   clock.WithTicker
 	Metrics prometheus.Registerer
 }
 
-// Deletion is one that the collector has made.
+// Deletion is a deletion that the collector has made.
 type Deletion struct {
 	Object graph.Object
 	Policy graph.Policy
@@ -79,9 +78,9 @@ type Collector struct {
 
 	mu    sync.Mutex
 	graph *graph.Graph
-	// since is when an item was queued first, until it is done.
+	// since is when an item was first queued, until it is done.
 	since map[graph.Item]time.Time
-	// resources is what discovery said last, monitors what is watched of it.
+	// resources is the result of the last discovery, monitors are the watches for it.
 	resources resources
 	monitors  map[schema.GroupVersionResource]*monitor
 	failing   map[schema.GroupResource]string
@@ -120,14 +119,14 @@ func (c *Collector) queue() workqueue.TypedRateLimitingInterface[graph.Item] {
 		workqueue.TypedRateLimitingQueueConfig[graph.Item]{Clock: c.Clock})
 }
 
-// Run runs until ctx ends, and returns when all that it started has ended.
+// Run runs until ctx ends, and returns when all goroutines that it started have ended.
 func (c *Collector) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer c.toDelete.ShutDown()
 	defer c.toOrphan.ShutDown()
-	defer c.stopMonitors() // what is deferred last comes first
+	defer c.stopMonitors() // deferred last: runs first
 	if err := c.sync(ctx); err != nil {
 		log.Error(err, "discovering resources")
 	}
@@ -151,7 +150,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// awaitSync waits until every resource was listed once, or for the timeout: one that cannot be listed keeps nobody.
+// awaitSync waits until every resource was listed once, or for the timeout: a resource that cannot be listed blocks nothing.
 func (c *Collector) awaitSync(ctx context.Context) {
 	log := logr.FromContextOrDiscard(ctx)
 	timeout := c.Clock.NewTimer(c.InitialSyncTimeout)
@@ -168,20 +167,20 @@ func (c *Collector) awaitSync(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timeout.C():
-			log.Info("not all resources could be listed, proceeding anyway", "failing", c.Failing())
+			log.Info("not all resources could be listed, proceeding", "failing", c.Failing())
 			return
 		}
 	}
-	log.Info("all resources were listed", "resources", len(waiting), "objects", c.Size().Objects)
+	log.Info("listed all resources", "resources", len(waiting), "objects", c.Size().Objects)
 }
 
-// Synced is closed when the workers start: all resources were listed, or the initial timeout is over.
+// Synced returns a channel that is closed when the workers start: all resources were listed, or the initial timeout is over.
 func (c *Collector) Synced() <-chan struct{} { return c.synced }
 
-// Resume queues all that there is to do: for a collector that was not permitted to write until now.
+// Resume queues all pending work, for a collector that was not permitted to write until now.
 func (c *Collector) Resume(ctx context.Context) { c.update(ctx, (*graph.Graph).Pending) }
 
-// update changes the graph and queues what follows.
+// update changes the graph and queues the resulting items.
 func (c *Collector) update(ctx context.Context, change func(*graph.Graph) graph.Effects) {
 	c.mu.Lock()
 	fx := change(c.graph)
@@ -204,14 +203,14 @@ func (c *Collector) update(ctx context.Context, change func(*graph.Graph) graph.
 	}
 }
 
-// Size tells how large the graph is.
+// Size returns the size of the graph.
 func (c *Collector) Size() graph.Size {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.graph.Size()
 }
 
-// Failing are the resources that cannot be listed or watched now, with the reason.
+// Failing returns the resources that cannot be listed or watched now, with the error.
 func (c *Collector) Failing() map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,7 +221,7 @@ func (c *Collector) Failing() map[string]string {
 	return out
 }
 
-// Query asks the graph something. The function must not keep it, nor wait.
+// Query calls ask with the graph. ask must neither keep it nor block.
 func (c *Collector) Query(ask func(*graph.Graph)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

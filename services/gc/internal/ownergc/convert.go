@@ -14,7 +14,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// observed is what counts of an object. Strings are copied, or each would keep the whole list alive that it came with.
+// observed returns the metadata that the graph uses. Strings are copied; otherwise each would keep the whole list in memory.
 func observed(kind graph.Kind, m *metav1.PartialObjectMetadata) graph.Object {
 	o := graph.Object{
 		Kind: kind, Namespace: strings.Clone(m.Namespace), Name: strings.Clone(m.Name), UID: strings.Clone(string(m.UID)),
@@ -33,7 +33,7 @@ func observed(kind graph.Kind, m *metav1.PartialObjectMetadata) graph.Object {
 	return o
 }
 
-// groupVersion takes an apiVersion apart. Of a malformed one the version is empty: such a reference is none.
+// groupVersion splits an apiVersion. The version of a malformed one is empty, which makes the reference invalid.
 func groupVersion(apiVersion string) (group, version string) {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {
@@ -65,7 +65,7 @@ func references(owners []graph.Owner) []metav1.OwnerReference {
 	for _, o := range owners {
 		apiVersion := schema.GroupVersion{Group: o.Kind.Group, Version: o.Version}.String()
 		if o.Version == "" {
-			apiVersion = o.Kind.Group // as it was
+			apiVersion = o.Kind.Group // keep the malformed value
 		}
 		out = append(out, metav1.OwnerReference{APIVersion: apiVersion, Kind: o.Kind.Kind, Name: o.Name, UID: types.UID(o.UID),
 			BlockOwnerDeletion: unflag(o.Block), Controller: unflag(o.Controller)})
@@ -73,7 +73,7 @@ func references(owners []graph.Owner) []metav1.OwnerReference {
 	return out
 }
 
-// patch is the JSON merge patch of an action. The UID and the resource version bind it to what was decided about.
+// patch returns the JSON merge patch for an action. The UID and the resource version bind it to the decision.
 func patch(a graph.Action) ([]byte, error) {
 	metadata := map[string]any{"uid": a.Object.UID, "resourceVersion": a.Object.ResourceVersion}
 	if a.Verb == graph.Finalize {

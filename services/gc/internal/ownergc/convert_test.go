@@ -16,8 +16,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// TestReferencesComeBackAsTheyWere: a patch writes those back that stay.
-func TestReferencesComeBackAsTheyWere(t *testing.T) {
+// TestReferencesRoundTrip: a patch writes the remaining references unchanged.
+func TestReferencesRoundTrip(t *testing.T) {
 	refs := []metav1.OwnerReference{
 		{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "1", Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(false)},
 		{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "2"},
@@ -46,11 +46,11 @@ func TestReferencesComeBackAsTheyWere(t *testing.T) {
 	require.Contains(t, got["metadata"], "ownerReferences")
 }
 
-// TestAResourceThatIsNotThereIsNoObjectThatIsNotThere: both are a 404.
-func TestAResourceThatIsNotThereIsNoObjectThatIsNotThere(t *testing.T) {
+// TestMissingResourceIsNoMissingObject: both are a 404.
+func TestMissingResourceIsNoMissingObject(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
-	require.True(t, ownergc.NotThere(apierrors.NewNotFound(pods, "p")))
-	require.False(t, ownergc.NotThere(apierrors.NewGenericServerResponse(http.StatusNotFound, "get", pods, "p", "404 page not found", 0, true)))
-	require.False(t, ownergc.NotThere(apierrors.NewForbidden(pods, "p", errors.New("no"))))
-	require.False(t, ownergc.NotThere(nil))
+	require.True(t, ownergc.IsGone(apierrors.NewNotFound(pods, "p")))
+	require.False(t, ownergc.IsGone(apierrors.NewGenericServerResponse(http.StatusNotFound, "get", pods, "p", "404 page not found", 0, true)))
+	require.False(t, ownergc.IsGone(apierrors.NewForbidden(pods, "p", errors.New("no"))))
+	require.False(t, ownergc.IsGone(nil))
 }

@@ -12,26 +12,27 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// errNoResources is what discovery says when something is wrong with it: every API server has resources.
+// errNoResources reports an empty discovery, which must be wrong: every API server has resources.
 var errNoResources = errors.New("no resources reported by discovery")
 
-// resource is one that objects can be asked for.
+// resource is a resource of the API server in one version.
 type resource struct {
 	schema.GroupVersionResource
 	kind       graph.Kind
 	namespaced bool
 }
 
-// resources are all that there are.
+// resources is the result of a discovery.
 type resources struct {
-	// versions finds a resource by its kind and version, as owner references have them.
+	// versions finds a resource by kind and version, as owner references name them.
 	versions map[graph.Kind]map[string]resource
-	// watched are those to be monitored, one for each kind, in the version that the API server prefers.
+	// watched is the resource to monitor for each kind, in the version that the API server prefers.
 	watched map[graph.Kind]resource
-	// failed are the groups of which not everything is known now.
+	// failed are the groups that could not be read completely.
 	failed map[string]error
 }
 
@@ -48,7 +49,7 @@ func (r resources) scopes() map[graph.Kind]graph.Scope {
 	return out
 }
 
-// discover reads discovery. That some groups cannot be read is no error.
+// discover lists the resources. Groups that cannot be read are no error: they are in failed.
 func discover(d Discovery, ignored []schema.GroupResource) (resources, error) {
 	groups, lists, err := d.ServerGroupsAndResources()
 	out := resources{versions: map[graph.Kind]map[string]resource{}, watched: map[graph.Kind]resource{}, failed: map[string]error{}}
@@ -94,7 +95,7 @@ func preferredFirst(g *metav1.APIGroup) []string {
 func (r *resources) add(gv schema.GroupVersion, l *metav1.APIResourceList, ignored []schema.GroupResource) {
 	for _, api := range l.APIResources {
 		if strings.Contains(api.Name, "/") || !slices.Contains([]string(api.Verbs), "get") {
-			continue // a subresource, or something that is no object
+			continue // a subresource, or a virtual resource without objects
 		}
 		found := resource{GroupVersionResource: gv.WithResource(api.Name), kind: graph.Kind{Group: gv.Group, Kind: api.Kind}, namespaced: api.Namespaced}
 		if r.versions[found.kind] == nil {
@@ -110,7 +111,7 @@ func (r *resources) add(gv schema.GroupVersion, l *metav1.APIResourceList, ignor
 	}
 }
 
-// keep takes over what was known of groups that cannot be read now: they may well be back.
+// keep carries over what was known about groups that cannot be read now: they may be back soon.
 func (r *resources) keep(before resources) {
 	for kind, versions := range before.versions {
 		if r.failed[kind.Group] == nil {
@@ -130,7 +131,7 @@ func (r *resources) keep(before resources) {
 	}
 }
 
-// sync has every resource watched that discovery shows, and no other.
+// sync starts and stops monitors so that exactly the discovered resources are watched.
 func (c *Collector) sync(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	found, err := discover(c.Discovery, c.Ignored)
@@ -140,7 +141,7 @@ func (c *Collector) sync(ctx context.Context) error {
 	}
 	for group, why := range found.failed {
 		c.metrics.syncErrors.WithLabelValues("group").Inc()
-		log.Info("a group of resources cannot be read, what was known of it stays", "group", group, "err", why.Error())
+		log.Info("API group cannot be discovered, keeping the known resources", obs.KeyGroup, group, obs.KeyError, why.Error())
 	}
 	c.mu.Lock()
 	found.keep(c.resources)
@@ -153,12 +154,11 @@ func (c *Collector) sync(ctx context.Context) error {
 	}
 	for kind := range before.watched {
 		if _, ok := found.watched[kind]; !ok {
-			log.Info("a kind is served no more", "kind", kind.String())
+			log.Info("kind is no longer served", obs.KeyKind, kind.String())
 			c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Drop(kind) })
 		}
 	}
-	// References to new kinds, or new versions of old ones, can be resolved now; and a kind that is known to be there has to
-	// be known before its objects are.
+	// References to new kinds and versions can be resolved now. A kind must be known to the graph before its objects are.
 	c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Kinds(found.scopes()) })
 	for _, m := range start {
 		m.start(ctx)
@@ -166,7 +166,7 @@ func (c *Collector) sync(ctx context.Context) error {
 	return nil
 }
 
-// replan takes in which monitors there have to be; those that come and go are returned. mu is held.
+// replan updates the set of monitors and returns those to start and to stop. mu is held.
 func (c *Collector) replan(found resources) (start, stop []*monitor) {
 	wanted := map[schema.GroupVersionResource]resource{}
 	for _, r := range found.watched {
@@ -199,7 +199,7 @@ func (c *Collector) stopMonitors() {
 	}
 }
 
-// resolve finds the resource of a kind in a version; with none, in that which is watched.
+// resolve returns the resource of a kind in a version; an empty version means the one that is watched.
 func (c *Collector) resolve(kind graph.Kind, version string) (resource, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

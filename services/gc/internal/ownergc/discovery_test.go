@@ -13,7 +13,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// shown is what a discovery shows.
+// shown is a fixed result of discovery.
 type shown struct {
 	groups []*metav1.APIGroup
 	lists  []*metav1.APIResourceList
@@ -61,7 +61,7 @@ func TestDiscover(t *testing.T) {
 	require.Equal(t, 2, found.Versions(graph.Kind{Group: "apps", Kind: "Deployment"}))
 }
 
-func TestAGroupThatCannotBeReadStaysAsItWas(t *testing.T) {
+func TestUnreadableGroupKeepsItsResources(t *testing.T) {
 	before, err := ownergc.Discover(shown{groups: []*metav1.APIGroup{group("", "v1"), group("away", "v1"), group("gone", "v1")}, lists: []*metav1.APIResourceList{
 		list("v1", api("pods", "Pod", true, all...)), list("away/v1", api("things", "Thing", true, all...)), list("gone/v1", api("relics", "Relic", true, all...))}}, nil)
 	require.NoError(t, err)
@@ -78,7 +78,7 @@ func TestAGroupThatCannotBeReadStaysAsItWas(t *testing.T) {
 	require.Equal(t, 1, now.Failed())
 }
 
-func TestDiscoveryThatSaysNothingIsNotBelieved(t *testing.T) {
+func TestEmptyDiscoveryIsAnError(t *testing.T) {
 	_, err := ownergc.Discover(shown{}, nil)
 	require.ErrorIs(t, err, ownergc.ErrNoResources)
 	away := errors.New("connection refused")

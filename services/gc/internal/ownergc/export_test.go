@@ -4,17 +4,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// What the tests of the conversions see.
+// Exported for tests.
 var (
 	Discover       = discover
 	ErrNoResources = errNoResources
 	Observed       = observed
 	References     = references
 	Patch          = patch
-	NotThere       = notThere
+	IsGone         = isGone
 )
 
-// Watched are the resources to be monitored, by kind.
+// Watched returns the resources to monitor, by kind.
 func (r resources) Watched() map[string]string {
 	out := map[string]string{}
 	for kind, found := range r.watched {
@@ -23,14 +23,14 @@ func (r resources) Watched() map[string]string {
 	return out
 }
 
-// Scopes is scopes.
+// Scopes exports scopes.
 func (r resources) Scopes() map[graph.Kind]graph.Scope { return r.scopes() }
 
-// Versions are those of a kind.
+// Versions returns the number of versions of a kind.
 func (r resources) Versions(kind graph.Kind) int { return len(r.versions[kind]) }
 
-// Failed is the number of groups that could not be read.
+// Failed returns the number of groups that could not be read.
 func (r resources) Failed() int { return len(r.failed) }
 
-// Keep is keep.
+// Keep exports keep.
 func (r *resources) Keep(before resources) { r.keep(before) }

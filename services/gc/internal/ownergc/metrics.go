@@ -9,7 +9,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// verbs are the names of what is written.
+// verbs are the label values of writes.
 var verbs = map[graph.Verb]string{graph.Delete: "delete", graph.Patch: "patch", graph.Finalize: "finalize"} //nolint:gochecknoglobals // a constant
 
 type metrics struct {
@@ -23,15 +23,15 @@ type metrics struct {
 func newMetrics(r prometheus.Registerer, c *Collector) (*metrics, error) {
 	m := &metrics{
 		syncErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastsandbox_gc_resources_sync_error_total", Help: "Failures to discover, list or watch resources, by what failed."}, []string{"what"}),
+			Name: "fastsandbox_gc_resources_sync_error_total", Help: "Failures to discover, list or watch resources, by step."}, []string{"what"}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastsandbox_gc_writes_total", Help: "Objects deleted, patched or let go, by verb and cause."}, []string{"verb", "cause"}),
+			Name: "fastsandbox_gc_writes_total", Help: "Objects deleted, patched or finalized, by verb and cause."}, []string{"verb", "cause"}),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fastsandbox_gc_errors_total", Help: "Items that failed and are tried again."}),
+			Name: "fastsandbox_gc_errors_total", Help: "Items that failed and are retried."}),
 		conflicts: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fastsandbox_gc_conflicts_total", Help: "Writes that came too late and were decided anew."}),
+			Name: "fastsandbox_gc_conflicts_total", Help: "Writes that conflicted and were decided again."}),
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "fastsandbox_gc_dependent_deletion_seconds", Help: "Time from learning that an object's owners are gone until it was deleted.",
+			Name: "fastsandbox_gc_dependent_deletion_seconds", Help: "Time from learning that an object's owners are deleted until the object was deleted.",
 			Buckets: obs.LatencyBuckets}),
 	}
 	for _, what := range []string{"discovery", "group", "resource"} {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
@@ -25,7 +26,7 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// monitor lists and watches one resource and tells the graph. It keeps no objects: the graph is the store.
+// monitor lists and watches one resource and updates the graph. It stores no objects: the graph is the store.
 type monitor struct {
 	resource
 
@@ -35,7 +36,7 @@ type monitor struct {
 	cancel    context.CancelFunc
 	done      chan struct{}
 	log       logr.Logger
-	ctx       context.Context //nolint:containedctx // the store of a Reflector gets none
+	ctx       context.Context //nolint:containedctx // the store of a Reflector gets no context
 }
 
 func newMonitor(c *Collector, r resource) *monitor {
@@ -43,7 +44,7 @@ func newMonitor(c *Collector, r resource) *monitor {
 }
 
 func (m *monitor) start(ctx context.Context) {
-	m.log = logr.FromContextOrDiscard(ctx).WithValues("resource", m.GroupResource().String())
+	m.log = logr.FromContextOrDiscard(ctx).WithValues(obs.KeyResource, m.GroupResource().String())
 	m.ctx, m.cancel = context.WithCancel(ctx)
 	go func() {
 		defer close(m.done)
@@ -51,7 +52,7 @@ func (m *monitor) start(ctx context.Context) {
 	}()
 }
 
-// stop ends a monitor that was started, and waits for it.
+// stop ends a monitor that was started, and waits until it has ended.
 func (m *monitor) stop() {
 	m.cancel()
 	<-m.done
@@ -71,7 +72,7 @@ func (m *monitor) run(ctx context.Context) {
 		if m.collector.Clock.Since(start) > lastRetry {
 			next = backoff
 		}
-		m.broke(err)
+		m.report(err)
 		timer := m.collector.Clock.NewTimer(next.Step())
 		select {
 		case <-ctx.Done():
@@ -92,18 +93,18 @@ func (m *monitor) listWatch() *cache.ListWatch {
 	}
 }
 
-// broke reports why a list or watch ended. Ends that are in the nature of a watch are none to report.
-func (m *monitor) broke(err error) {
+// report records why a list or watch ended, except for the regular ends of a watch.
+func (m *monitor) report(err error) {
 	if err == nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || errors.Is(err, io.EOF) {
 		return
 	}
-	m.log.V(2).Info("listing or watching failed", "err", err.Error())
+	m.log.V(2).Info("listing or watching failed", obs.KeyError, err.Error())
 	m.collector.metrics.syncErrors.WithLabelValues("resource").Inc()
-	m.collector.fails(m, err.Error())
+	m.collector.setFailing(m, err.Error())
 }
 
-// fails notes why a resource cannot be watched; an empty reason is that it can.
-func (c *Collector) fails(m *monitor, why string) {
+// setFailing records why a resource cannot be watched; an empty reason means that it can.
+func (c *Collector) setFailing(m *monitor, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -128,7 +129,7 @@ func (m *monitor) Update(obj any) error {
 	return nil
 }
 
-// Delete implements cache.ReflectorStore: a watch saw an object go.
+// Delete implements cache.ReflectorStore: a watch reported a deletion.
 func (m *monitor) Delete(obj any) error {
 	o, err := m.object(obj)
 	if err != nil {
@@ -138,7 +139,7 @@ func (m *monitor) Delete(obj any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore: a list. What it does not have is doubtful, not gone.
+// Replace implements cache.ReflectorStore: a list. Objects that it lacks become doubtful.
 func (m *monitor) Replace(list []any, _ string) error {
 	objects := make([]graph.Object, 0, len(list))
 	for _, obj := range list {
@@ -149,7 +150,7 @@ func (m *monitor) Replace(list []any, _ string) error {
 		objects = append(objects, o)
 	}
 	m.collector.update(m.ctx, func(g *graph.Graph) graph.Effects { return g.List(m.kind, objects) })
-	m.collector.fails(m, "")
+	m.collector.setFailing(m, "")
 	m.once.Do(func() { close(m.synced) })
 	return nil
 }
@@ -160,7 +161,7 @@ func (m *monitor) Resync() error { return nil }
 func (m *monitor) object(obj any) (graph.Object, error) {
 	meta, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
-		return graph.Object{}, fmt.Errorf("watching %s: %T is no metadata", m.GroupResource(), obj)
+		return graph.Object{}, fmt.Errorf("watching %s: unexpected type %T", m.GroupResource(), obj)
 	}
 	return observed(m.kind, meta), nil
 }

@@ -22,9 +22,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-func (w *world) pool(name string, owners ...metav1.OwnerReference) *v1alpha1.SandboxPool {
+func (w *testEnv) pool(name string, owners ...metav1.OwnerReference) *v1alpha1.SandboxPool {
 	w.t.Helper()
 	p := &v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: owners},
 		Spec: v1alpha1.SandboxPoolSpec{Capacity: v1alpha1.PoolCapacity{PoolMax: 1, BufferMax: 1}}}
@@ -32,7 +33,7 @@ func (w *world) pool(name string, owners ...metav1.OwnerReference) *v1alpha1.San
 	return p
 }
 
-func (w *world) sandbox(name string, owners ...metav1.OwnerReference) *v1alpha1.Sandbox {
+func (w *testEnv) sandbox(name string, owners ...metav1.OwnerReference) *v1alpha1.Sandbox {
 	w.t.Helper()
 	s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: owners},
 		Spec: v1alpha1.SandboxSpec{Image: "i", PoolRef: "p"}}
@@ -40,8 +41,8 @@ func (w *world) sandbox(name string, owners ...metav1.OwnerReference) *v1alpha1.
 	return s
 }
 
-func TestBackgroundCascadesThroughKinds(t *testing.T) {
-	w := newWorld(t)
+func TestBackgroundDeletionCascades(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
 	pool := w.pool("pool")
 	sandbox := w.sandbox("sandbox", owner(pool, false))
@@ -53,8 +54,8 @@ func TestBackgroundCascadesThroughKinds(t *testing.T) {
 	require.True(t, w.is(bystander))
 }
 
-func TestForegroundWaitsForThoseThatBlock(t *testing.T) {
-	w := newWorld(t)
+func TestForegroundDeletionWaitsForBlockingDependents(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
 	root := w.config("root")
 	middle := w.config("middle", owner(root, true))
@@ -65,7 +66,7 @@ func TestForegroundWaitsForThoseThatBlock(t *testing.T) {
 	w.settled(root, middle, leaf, lax)
 	w.delete(root, metav1.DeletePropagationForeground)
 	w.gone(lax)
-	require.Eventually(t, func() bool { return w.is(leaf) && leaf.DeletionTimestamp != nil }, patience, tick)
+	require.Eventually(t, func() bool { return w.is(leaf) && leaf.DeletionTimestamp != nil }, testkit.Timeout, testkit.Tick)
 	require.True(t, w.is(middle))
 	require.Contains(t, middle.Finalizers, metav1.FinalizerDeleteDependents)
 	require.True(t, w.is(root))
@@ -74,8 +75,8 @@ func TestForegroundWaitsForThoseThatBlock(t *testing.T) {
 	w.gone(leaf, middle, root)
 }
 
-func TestOrphansStay(t *testing.T) {
-	w := newWorld(t)
+func TestOrphanedDependentsStay(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
 	root := w.config("root")
 	keeper := w.config("keeper")
@@ -91,14 +92,14 @@ func TestOrphansStay(t *testing.T) {
 	w.settled(a, b, below)
 }
 
-func TestADanglingReferenceGoesIfAnotherOwnerStays(t *testing.T) {
-	w := newWorld(t)
+func TestDanglingReferenceIsRemovedIfAnotherOwnerStays(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
 	keeper := w.config("keeper")
 	ref := owner(keeper, false)
 	ref.Name, ref.UID = "never", "00000000-0000-0000-0000-000000000000"
 	shared := w.config("shared", ref, owner(keeper, true))
-	require.Eventually(t, func() bool { return len(w.owners(shared)) == 1 }, patience, tick)
+	require.Eventually(t, func() bool { return len(w.owners(shared)) == 1 }, testkit.Timeout, testkit.Tick)
 	require.Equal(t, owner(keeper, true), shared.OwnerReferences[0])
 	w.gone(w.config("garbage", ref))
 	ref = owner(keeper, false)
@@ -106,9 +107,9 @@ func TestADanglingReferenceGoesIfAnotherOwnerStays(t *testing.T) {
 	w.gone(w.config("another-had-that-name", ref))
 }
 
-func TestACycleGoes(t *testing.T) {
+func TestCycleIsDeleted(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
-		w := newWorld(t)
+		w := newTestEnv(t)
 		w.start(w.rest)
 		a := w.config("a")
 		b := w.config("b", owner(a, true))
@@ -123,8 +124,8 @@ func TestACycleGoes(t *testing.T) {
 }
 
 func TestReferencesAcrossNamespaces(t *testing.T) {
-	w := newWorld(t)
-	elsewhere := newWorld(t)
+	w := newTestEnv(t)
+	elsewhere := newTestEnv(t)
 	w.start(w.rest)
 	stranger := elsewhere.config("owner")
 	w.gone(w.config("dependent", owner(stranger, false)))
@@ -135,7 +136,7 @@ func TestReferencesAcrossNamespaces(t *testing.T) {
 	elsewhere.delete(stranger, metav1.DeletePropagationBackground)
 	w.gone(stranger)
 	w.settled(role)
-	// The other way round is right: an owner without a namespace.
+	// The reverse is valid: a cluster-scoped owner of a namespaced object.
 	w.delete(role, metav1.DeletePropagationBackground)
 	keeper := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.namespace + "-2"}}
 	require.NoError(t, w.kube.Create(t.Context(), keeper))
@@ -145,15 +146,15 @@ func TestReferencesAcrossNamespaces(t *testing.T) {
 	w.gone(d)
 }
 
-func TestAKindThatNobodyKnowsKeepsItsDependents(t *testing.T) {
-	w := newWorld(t)
+func TestUnknownKindKeepsItsDependents(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
-	d := w.config("d", metav1.OwnerReference{APIVersion: "nobody.example.com/v1", Kind: "Nothing", Name: "n", UID: "x"})
+	d := w.config("d", metav1.OwnerReference{APIVersion: "absent.example.com/v1", Kind: "Nothing", Name: "n", UID: "x"})
 	v := w.config("v", metav1.OwnerReference{APIVersion: "v9", Kind: "ConfigMap", Name: "n", UID: "y"})
 	w.settled(d, v)
 }
 
-// widgets is a CustomResourceDefinition.
+// widgets returns a CustomResourceDefinition.
 func widgets(group string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "widgets." + group},
@@ -165,10 +166,10 @@ func widgets(group string) *unstructured.Unstructured {
 		}}}
 }
 
-// TestAKindThatComesAndGoes: it is watched soon after it is there; what depends on its objects goes with them, and what
-// blocks by being one of them blocks no more.
-func TestAKindThatComesAndGoes(t *testing.T) {
-	w := newWorld(t)
+// TestKindIsAddedAndRemoved: a new kind is watched soon. When it is removed, dependents of its objects are deleted with them, and
+// its objects block no deletion.
+func TestKindIsAddedAndRemoved(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
 	group := w.namespace + ".example.com"
 	crd := widgets(group)
@@ -179,7 +180,7 @@ func TestAKindThatComesAndGoes(t *testing.T) {
 		o.SetNamespace(w.namespace)
 		o.SetName(name)
 		o.SetOwnerReferences(owners)
-		require.Eventually(t, func() bool { return w.kube.Create(t.Context(), o) == nil }, patience, tick)
+		require.Eventually(t, func() bool { return w.kube.Create(t.Context(), o) == nil }, testkit.Timeout, testkit.Tick)
 		return o
 	}
 	a := widget("a")
@@ -192,14 +193,14 @@ func TestAKindThatComesAndGoes(t *testing.T) {
 	left := w.config("left", owner(b, false))
 	w.settled(left)
 	w.delete(crd, metav1.DeletePropagationBackground)
-	require.Eventually(t, func() bool { _, ok := w.collector.Failing()["widgets."+group]; return !w.is(crd) && !ok }, patience, tick)
-	w.gone(left) // its owner was deleted before the kind was
+	require.Eventually(t, func() bool { _, ok := w.collector.Failing()["widgets."+group]; return !w.is(crd) && !ok }, testkit.Timeout, testkit.Tick)
+	w.gone(left) // its owner was deleted before the kind was removed
 	w.delete(root, metav1.DeletePropagationForeground)
 	w.gone(root)
 }
 
-func TestARestartGoesOn(t *testing.T) {
-	w := newWorld(t)
+func TestRestartResumes(t *testing.T) {
+	w := newTestEnv(t)
 	root := w.config("root")
 	middle := w.config("middle", owner(root, true))
 	leaf := w.config("leaf", owner(middle, true))
@@ -216,7 +217,7 @@ func TestARestartGoesOn(t *testing.T) {
 }
 
 func TestNothingIsWrittenWithoutPermission(t *testing.T) {
-	w := newWorld(t)
+	w := newTestEnv(t)
 	w.permit(errors.New("another leads"))
 	w.start(w.rest)
 	root := w.config("root")
@@ -231,8 +232,8 @@ func TestNothingIsWrittenWithoutPermission(t *testing.T) {
 	w.gone(d)
 }
 
-func TestWhatIsOutOfScopeIsLeftAlone(t *testing.T) {
-	w := newWorld(t)
+func TestObjectsOutOfScopeAreNotTouched(t *testing.T) {
+	w := newTestEnv(t)
 	w.scope = func(group string) bool { return group == v1alpha1.Group }
 	w.start(w.rest)
 	root := w.config("root")
@@ -243,9 +244,9 @@ func TestWhatIsOutOfScopeIsLeftAlone(t *testing.T) {
 	require.True(t, w.is(out))
 }
 
-// TestAResourceThatIsForbidden is reported; the rest goes on, and what depends on it stays.
-func TestAResourceThatIsForbidden(t *testing.T) {
-	w := newWorld(t)
+// TestForbiddenResource is reported. Other resources are collected; dependents of its objects stay.
+func TestForbiddenResource(t *testing.T) {
+	w := newTestEnv(t)
 	name := w.namespace
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}}
@@ -261,19 +262,19 @@ func TestAResourceThatIsForbidden(t *testing.T) {
 	asUser := user.Config()
 	asUser.QPS = -1
 	w.start(asUser)
-	require.Eventually(t, func() bool { return strings.Contains(w.collector.Failing()["secrets"], "forbidden") }, patience, tick)
+	require.Eventually(t, func() bool { return strings.Contains(w.collector.Failing()["secrets"], "forbidden") }, testkit.Timeout, testkit.Tick)
 	root := w.config("root")
 	d := w.config("d", owner(root, false))
 	w.settled(d)
 	w.delete(root, metav1.DeletePropagationBackground)
 	w.gone(d)
 	require.NoError(t, w.kube.Delete(t.Context(), secret))
-	require.True(t, w.is(stays), "nobody may say that its owner is gone")
+	require.True(t, w.is(stays), "no evidence that its owner is deleted")
 }
 
-// TestWhatChangesAllTheTimeIsCollectedAllTheSame: most writes come too late.
-func TestWhatChangesAllTheTimeIsCollectedAllTheSame(t *testing.T) {
-	w := newWorld(t)
+// TestConstantChangesDoNotPreventDeletion: most writes conflict.
+func TestConstantChangesDoNotPreventDeletion(t *testing.T) {
+	w := newTestEnv(t)
 	w.start(w.rest)
 	root := w.config("root")
 	d := w.config("d", owner(root, false))
@@ -284,7 +285,7 @@ func TestWhatChangesAllTheTimeIsCollectedAllTheSame(t *testing.T) {
 		for i := 0; ; i++ {
 			patch := client.RawPatch("application/merge-patch+json", []byte(`{"data":{"i":"`+strings.Repeat("x", i%50)+`"}}`))
 			if err := w.kube.Patch(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "d"}}, patch); err != nil {
-				return // it is gone
+				return // it was deleted
 			}
 		}
 	}()
@@ -293,7 +294,7 @@ func TestWhatChangesAllTheTimeIsCollectedAllTheSame(t *testing.T) {
 	<-done
 }
 
-// slow has the lists of Secrets wait.
+// slow delays the lists of Secrets.
 type slow struct {
 	metadata.Interface
 	release chan struct{}
@@ -321,7 +322,7 @@ func (s slowSecrets) List(ctx context.Context, o metav1.ListOptions) (*metav1.Pa
 }
 
 func (s slowSecrets) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if ptr.Deref(o.SendInitialEvents, false) { // a list, too
+	if ptr.Deref(o.SendInitialEvents, false) { // a streaming list
 		select {
 		case <-s.release:
 		case <-ctx.Done():
@@ -331,9 +332,9 @@ func (s slowSecrets) Watch(ctx context.Context, o metav1.ListOptions) (watch.Int
 	return s.Getter.Watch(ctx, o)
 }
 
-// TestNoOwnerIsLetGoBeforeItsDependentsWereSeen, although work begins without them.
-func TestNoOwnerIsLetGoBeforeItsDependentsWereSeen(t *testing.T) {
-	w := newWorld(t)
+// TestOwnerIsNotFinalizedBeforeItsDependentsAreListed, although the workers have started.
+func TestOwnerIsNotFinalizedBeforeItsDependentsAreListed(t *testing.T) {
+	w := newTestEnv(t)
 	freed, waits := w.config("freed"), w.config("waits")
 	secret := func(name string, o *corev1.ConfigMap) *corev1.Secret {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: []metav1.OwnerReference{owner(o, true)}}}
@@ -349,7 +350,7 @@ func TestNoOwnerIsLetGoBeforeItsDependentsWereSeen(t *testing.T) {
 	<-w.collector.Synced()
 	garbage := owner(freed, false)
 	garbage.UID = "00000000-0000-0000-0000-000000000002"
-	w.gone(w.config("garbage", garbage)) // it works
+	w.gone(w.config("garbage", garbage)) // the workers run
 	require.True(t, w.is(freed))
 	require.True(t, w.is(waits))
 	close(release)
@@ -358,10 +359,10 @@ func TestNoOwnerIsLetGoBeforeItsDependentsWereSeen(t *testing.T) {
 	w.settled(free)
 }
 
-// TestAnAPIThatIsDown is one that another server serves, and that does not answer: the rest goes on, and what depends on
-// its objects stays.
-func TestAnAPIThatIsDown(t *testing.T) {
-	w := newWorld(t)
+// TestUnavailableAPIService is an API group of an aggregated server that does not answer. Other resources are collected;
+// dependents of its objects stay.
+func TestUnavailableAPIService(t *testing.T) {
+	w := newTestEnv(t)
 	group := w.namespace + ".example.com"
 	down := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": "v1." + group},
@@ -375,7 +376,7 @@ func TestAnAPIThatIsDown(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, _, err := disco.ServerGroupsAndResources()
 		return discovery.IsGroupDiscoveryFailedError(err)
-	}, patience, tick, "it is not seen to be down")
+	}, testkit.Timeout, testkit.Tick, "it is not seen to be down")
 	w.start(w.rest)
 	stays := w.config("stays", metav1.OwnerReference{APIVersion: group + "/v1", Kind: "Thing", Name: "x", UID: "x"})
 	root := w.config("root")

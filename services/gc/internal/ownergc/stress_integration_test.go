@@ -16,13 +16,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// crowd is how many make and delete owners at once. They do for FSB_GC_STRESS, or else for a few seconds.
+// crowd is the number of concurrent users. They work for FSB_GC_STRESS, by default for a few seconds.
 const crowd = 20
 
-// TestStress has many owners with their dependents made and deleted at once, with random policies, and the collector
-// restarted in the middle. In the end exactly those are left that should be, with exactly the owners that they should have.
+// TestStress creates and deletes many owners with dependents concurrently, with random policies, and restarts the collector in
+// the middle. In the end exactly the expected objects are left, with exactly the expected owners.
 func TestStress(t *testing.T) {
 	duration := 5 * time.Second
 	if given := config.Env("FSB_GC_STRESS"); given != "" {
@@ -30,11 +31,11 @@ func TestStress(t *testing.T) {
 		duration, err = time.ParseDuration(given)
 		require.NoError(t, err)
 	}
-	w := newWorld(t)
+	w := newTestEnv(t)
 	w.start(w.rest)
 	keeper := w.config("keeper")
 	end := time.Now().Add(duration)
-	wants := make([]map[string][]string, crowd) // of what is to be left, the owners
+	wants := make([]map[string][]string, crowd) // the expected objects with their owners
 	var wg sync.WaitGroup
 	for i := range crowd {
 		wants[i] = map[string][]string{}
@@ -74,9 +75,9 @@ func TestStress(t *testing.T) {
 		}
 		return out
 	}
-	// On a busy machine the collector may have fallen behind: it may take its time, as long as it goes on.
+	// On a busy machine the collector may lag behind: it may take long, as long as it makes progress.
 	wrong, since := differences(want, left()), time.Now()
-	for len(wrong) > 0 && time.Since(since) < patience {
+	for len(wrong) > 0 && time.Since(since) < testkit.Timeout {
 		waitUntil(time.Now().Add(500 * time.Millisecond))
 		now := differences(want, left())
 		if len(now) != len(wrong) {
@@ -89,7 +90,7 @@ func TestStress(t *testing.T) {
 	}
 	t.Logf("%d objects are left, as they should be", len(want))
 	waitUntil(time.Now().Add(time.Second))
-	require.Empty(t, differences(want, left()), "nothing else goes later")
+	require.Empty(t, differences(want, left()), "nothing else is deleted later")
 }
 
 func waitUntil(when time.Time) { <-time.After(time.Until(when)) }
@@ -111,8 +112,8 @@ func differences(want, got map[string][]string) (out []string) {
 	return out
 }
 
-// tree makes an owner with two levels of dependents, deletes it, and notes what has to be left of that.
-func (w *world) tree(random *rand.Rand, name string, keeper *corev1.ConfigMap, want map[string][]string) {
+// tree creates an owner with two levels of dependents, deletes it, and records what must be left.
+func (w *testEnv) tree(random *rand.Rand, name string, keeper *corev1.ConfigMap, want map[string][]string) {
 	ctx := w.t.Context()
 	make1 := func(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
 		c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: owners}}

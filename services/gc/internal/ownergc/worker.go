@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
@@ -20,12 +21,12 @@ import (
 // reasonInvalidNamespace is the reason of the Event that Kubernetes documents.
 const reasonInvalidNamespace = "OwnerRefInvalidNamespace"
 
-// outcome is what becomes of an item that was worked on.
+// outcome is the result of processing an item.
 type outcome uint8
 
 const (
 	done  outcome = iota
-	again         // later, and then less and less often
+	again         // retry later, with backoff
 )
 
 func (c *Collector) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[graph.Item]) {
@@ -39,7 +40,7 @@ func (c *Collector) work(ctx context.Context, queue workqueue.TypedRateLimitingI
 		case ctx.Err() != nil:
 		case err != nil:
 			c.metrics.errors.Inc()
-			logr.FromContextOrDiscard(ctx).V(2).Info("an item failed, and is tried again", "uid", item.UID, "owner", item.Owner.Name, "err", err.Error())
+			logr.FromContextOrDiscard(ctx).V(2).Info("processing an item failed, retrying", obs.KeyUID, item.UID, "owner", item.Owner.Name, obs.KeyError, err.Error())
 			queue.AddRateLimited(item)
 		case result == again:
 			queue.AddRateLimited(item)
@@ -69,11 +70,11 @@ func (c *Collector) process(ctx context.Context, item graph.Item) (outcome, erro
 	case graph.Verify:
 		return c.verify(ctx, action.Object)
 	case graph.Finalize:
-		if c.blind() {
+		if c.incomplete() {
 			return again, nil
 		}
 	}
-	// Decided anew by the object as it is if it has changed meanwhile. Once: if it changes that often, the watch will tell.
+	// After a conflict, decide again for the live object. Once: if it changes that often, the watch will trigger another attempt.
 	err := c.write(ctx, item, action)
 	if !apierrors.IsConflict(err) {
 		return done, err
@@ -92,9 +93,9 @@ func (c *Collector) process(ctx context.Context, item graph.Item) (outcome, erro
 	return done, err
 }
 
-// blind tells that a resource is still being listed for the first time: an owner may have dependents there that nobody has
-// seen, and must not be let go as if it had none. A resource that fails keeps nobody.
-func (c *Collector) blind() bool {
+// incomplete reports whether a resource is still being listed for the first time: an owner may have dependents there that were
+// not observed, and must not be finalized as if it had none. A resource that fails blocks nothing.
+func (c *Collector) incomplete() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, m := range c.monitors {
@@ -116,7 +117,7 @@ func (c *Collector) api(r resource, namespace string) metadata.ResourceInterface
 	return c.Metadata.Resource(r.GroupVersionResource)
 }
 
-// lookup asks for an owner. Only a clear word makes it gone.
+// lookup asks the API server for an owner. Only an unambiguous answer makes it absent.
 func (c *Collector) lookup(ctx context.Context, ref graph.Ref) (outcome, error) {
 	r, ok := c.resolve(ref.Kind, ref.Version)
 	if !ok {
@@ -125,19 +126,19 @@ func (c *Collector) lookup(ctx context.Context, ref graph.Ref) (outcome, error) 
 	}
 	found, err := c.api(r, ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	switch {
-	case notThere(err) || err == nil && string(found.UID) != ref.UID:
+	case isGone(err) || err == nil && string(found.UID) != ref.UID:
 		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Missing(ref) })
 		return done, nil
 	case err != nil:
-		return again, fmt.Errorf("asking for the owner %s %s: %w", ref.Kind, ref.Name, err)
+		return again, fmt.Errorf("getting owner %s %s: %w", ref.Kind, ref.Name, err)
 	}
 	c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Found(ref, observed(ref.Kind, found)) })
 	return again, nil // until a watch shows it
 }
 
-// notThere tells whether an error says that an object is not there. That its resource is not is something else, although
-// the status is the same.
-func notThere(err error) bool {
+// isGone reports whether an error says that an object does not exist. A resource that does not exist is something else, although
+// the status code is the same.
+func isGone(err error) bool {
 	if !apierrors.IsNotFound(err) {
 		return false
 	}
@@ -145,15 +146,15 @@ func notThere(err error) bool {
 	return !generic
 }
 
-// get reads an object that was observed; nil if it is gone, which the graph then knows.
+// get reads an observed object. It returns nil if the object is gone, and removes it from the graph.
 func (c *Collector) get(ctx context.Context, o graph.Object) (*graph.Object, error) {
 	r, ok := c.resolve(o.Kind, "")
 	if !ok {
-		return nil, nil // the kind is served no more
+		return nil, nil // the kind is no longer served
 	}
 	found, err := c.api(r, o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
 	switch {
-	case notThere(err) || err == nil && string(found.UID) != o.UID:
+	case isGone(err) || err == nil && string(found.UID) != o.UID:
 		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Remove(o) })
 		return nil, nil
 	case err != nil:
@@ -163,7 +164,7 @@ func (c *Collector) get(ctx context.Context, o graph.Object) (*graph.Object, err
 	return &live, nil
 }
 
-// verify asks for an object that a list did not have any more.
+// verify checks an object that a list no longer contains.
 func (c *Collector) verify(ctx context.Context, o graph.Object) (outcome, error) {
 	live, err := c.get(ctx, o)
 	if err != nil || live == nil {
@@ -173,26 +174,26 @@ func (c *Collector) verify(ctx context.Context, o graph.Object) (outcome, error)
 	return again, nil // until a watch shows it
 }
 
-// write carries a write out, if that is permitted. A conflict is returned as it is.
+// write performs a write if that is permitted. A conflict is returned unchanged.
 func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) error {
 	r, ok := c.resolve(a.Object.Kind, "")
 	if !ok {
 		return nil
 	}
 	log := logr.FromContextOrDiscard(ctx).V(2)
-	if log.Enabled() { // filling this in is a twentieth of what a deletion costs
-		log = log.WithValues("kind", a.Object.Kind.String(), "namespace", a.Object.Namespace, "name", a.Object.Name,
-			"uid", a.Object.UID, "cause", string(a.Cause))
+	if log.Enabled() { // these values cost five percent of a deletion
+		log = log.WithValues(obs.KeyKind, a.Object.Kind.String(), obs.KeyNamespace, a.Object.Namespace, obs.KeyName, a.Object.Name,
+			obs.KeyUID, a.Object.UID, obs.KeyCause, string(a.Cause))
 	}
 	if !c.InScope(a.Object.Kind.Group) {
 		return nil
 	}
 	if err := c.Permit(c.intent(a)); err != nil {
-		log.Info("nothing is written", "why", err.Error())
+		log.Info("write not permitted", obs.KeyError, err.Error())
 		return nil
 	}
 	err := c.send(ctx, r, a)
-	if notThere(err) {
+	if isGone(err) {
 		c.update(ctx, func(g *graph.Graph) graph.Effects { return g.Remove(a.Object) })
 		return nil
 	}
@@ -203,7 +204,7 @@ func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) 
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", a.Object.Kind, a.Object.Name, err)
 	}
-	log.Info("written", "verb", verbs[a.Verb], "policy", string(a.Policy), "finalizer", a.Finalizer, "owners", len(a.Owners))
+	log.Info("object written", obs.KeyVerb, verbs[a.Verb], obs.KeyPolicy, string(a.Policy), "finalizer", a.Finalizer, "owners", len(a.Owners))
 	c.metrics.written(c, item, a)
 	if a.Verb == graph.Delete && c.Deleted != nil {
 		c.Deleted(Deletion{Object: a.Object, Policy: a.Policy, Cause: a.Cause, Time: c.Clock.Now()})
@@ -211,7 +212,7 @@ func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) 
 	return nil
 }
 
-// intent is what a write means for the circuit breaker.
+// intent returns what a write means for the circuit breaker.
 func (c *Collector) intent(a graph.Action) *breaker.Intent {
 	if a.Verb != graph.Delete {
 		return nil
@@ -238,14 +239,14 @@ func (c *Collector) send(ctx context.Context, r resource, a graph.Action) error 
 	return err
 }
 
-// warn tells whoever made the dependent of a reference that can never work. One collector does, not all that observe.
+// warn writes an Event about a reference that can never work. Only a collector that is permitted to write does so.
 func (c *Collector) warn(ctx context.Context, i graph.Invalid) {
 	d := i.Dependent
 	r, ok := c.resolve(d.Kind, "")
 	if !ok || c.Permit(nil) != nil {
 		return
 	}
-	logr.FromContextOrDiscard(ctx).V(2).Info("an owner reference leads across namespaces", "kind", d.Kind.String(), "namespace", d.Namespace, "name", d.Name)
+	logr.FromContextOrDiscard(ctx).V(2).Info("owner reference across namespaces", obs.KeyKind, d.Kind.String(), obs.KeyNamespace, d.Namespace, obs.KeyName, d.Name)
 	c.Recorder.Eventf(&corev1.ObjectReference{
 		APIVersion: r.GroupVersion().String(), Kind: d.Kind.Kind, Namespace: d.Namespace, Name: d.Name, UID: types.UID(d.UID),
 	}, nil, corev1.EventTypeWarning, reasonInvalidNamespace, "Collect", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",

@@ -14,11 +14,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc/plan"
 )
 
-// reasonDeletionByPodGC is the condition's reason, as kube-controller-manager has it.
+// reasonDeletionByPodGC is the condition's reason, the same as kube-controller-manager's.
 const reasonDeletionByPodGC = "DeletionByPodGC"
 
-// delete has a Pod that had not ended fail, so that whoever counts on its end (a Job) learns of it, and then deletes it at
-// once: no kubelet is there to end it. A Pod that is gone, or was replaced by another of its name, is no error.
+// delete sets the phase of an unfinished Pod to Failed, so that its owner (a Job) learns that it ended, and deletes it without
+// grace: no kubelet is left to end it. A Pod that is gone, or was replaced under the same name, is no error.
 func (c *Collector) delete(ctx context.Context, d plan.Deletion) error {
 	pods := c.Client.CoreV1().Pods(d.Pod.Namespace)
 	if d.Fail {
@@ -42,7 +42,7 @@ func (c *Collector) delete(ctx context.Context, d plan.Deletion) error {
 	return nil
 }
 
-// failing is the patch of a Pod's status. The UID binds it to this Pod; conditions merge by type.
+// failing returns the patch of a Pod's status. The UID binds it to this Pod; conditions merge by type.
 func failing(d plan.Deletion, now metav1.Time) ([]byte, error) {
 	status := map[string]any{"phase": corev1.PodFailed}
 	if d.Disrupted {

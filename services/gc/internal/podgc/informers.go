@@ -5,8 +5,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Strip is a transform for informers: it leaves of Pods and nodes what this package looks at. A cluster's Pods are most of
-// what such a cache would weigh.
+// Strip is a transform for informers: it keeps only the fields of Pods and nodes that this package reads. Pods are most of such a
+// cache's memory.
 func Strip(in any) (any, error) {
 	switch o := in.(type) {
 	case *corev1.Pod:

@@ -1,7 +1,6 @@
-// Package podgc deletes Pods that nobody else will, as seed 003 says: it observes Pods and nodes, has the pure core (plan)
-// decide, asks the API server for nodes that seem to be gone, and carries the deletions out. It never deletes a Pod whose
-// phase it could not set to Failed before, and never another Pod of the same name. Run and Round are not to be called
-// concurrently.
+// Package podgc deletes Pods that no other component deletes (seed 003). It observes Pods and nodes, calls the pure core (plan),
+// asks the API server about nodes that seem to be gone, and performs the deletions. It never deletes an unfinished Pod whose
+// phase it could not set to Failed, and never another Pod of the same name. Run and Round must not be called concurrently.
 package podgc
 
 import (
@@ -21,23 +20,24 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc/plan"
 )
 
-// Config is what a Collector needs. All of it is required.
+// Config is what a Collector needs. All fields but Deleted are required.
 type Config struct {
 	Client kubernetes.Interface
 	Pods   corelisters.PodLister
 	Nodes  corelisters.NodeLister
-	// Threshold is how many finished Pods are kept; 0 keeps all.
+	// Threshold is the number of finished Pods to keep; 0 keeps all.
 	Threshold int
-	// Period is the time between rounds, Quarantine how long a node must be unknown before the API server is asked for it.
+	// Period is the interval between rounds. Quarantine is how long a node must be unknown before the API server is asked about it.
 	Period, Quarantine time.Duration
-	// Parallel is how many Pods are deleted at once.
+	// Parallel is the number of concurrent deletions.
 	Parallel int
-	// Permit is asked before each deletion; an error is why there is to be none now.
+	// Permit is called before each deletion; an error refuses it.
 	Permit func() error
-	// Deleted, if not nil, is told of each Pod that was deleted. It must not block.
+	// Deleted, if not nil, is called for each Pod that was deleted. It must not block.
 	Deleted func(plan.Deletion)
 	Clock   clock.WithTicker
 	Metrics prometheus.Registerer
@@ -69,7 +69,7 @@ func New(cfg Config) (*Collector, error) {
 	return &Collector{Config: cfg, quarantine: plan.NewQuarantine(cfg.Quarantine), metrics: m}, err
 }
 
-// Run makes a round each period until ctx ends. The caches behind the listers must have synced.
+// Run makes a round in each period until ctx ends. The caches behind the listers must have synced.
 func (c *Collector) Run(ctx context.Context) error {
 	ticker := c.Clock.NewTicker(c.Period)
 	defer ticker.Stop()
@@ -83,13 +83,13 @@ func (c *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// Round looks at all Pods once. What fails is logged and counted; the next round tries again.
+// Round checks all Pods once. Failures are logged and counted; the next round tries again.
 func (c *Collector) Round(ctx context.Context) {
 	log := logr.FromContextOrDiscard(ctx)
 	start := c.Clock.Now()
 	o, err := c.observe()
 	if err != nil {
-		log.Error(err, "listing for the collection of Pods")
+		log.Error(err, "listing Pods and nodes")
 		return
 	}
 	due := c.quarantine.Due(start, o.Pods, o.Nodes)
@@ -144,7 +144,7 @@ func observed(n *corev1.Node) plan.Node {
 	return out
 }
 
-// gone are those nodes that the API server says do not exist. Anything but a clear word means that a node may exist.
+// gone returns the nodes that do not exist according to the API server. Any other answer means that a node may exist.
 func (c *Collector) gone(ctx context.Context, names []string) []string {
 	log := logr.FromContextOrDiscard(ctx)
 	var out []string
@@ -156,7 +156,7 @@ func (c *Collector) gone(ctx context.Context, names []string) []string {
 		case apierrors.IsNotFound(err):
 			out = append(out, name)
 		default:
-			log.Error(err, "asking for a node that seems to be gone", "node", name)
+			log.Error(err, "getting a node that seems to be gone", obs.KeyNode, name)
 		}
 	}
 	return out
@@ -164,19 +164,19 @@ func (c *Collector) gone(ctx context.Context, names []string) []string {
 
 // collect deletes one Pod, unless that is not permitted or its phase cannot be set.
 func (c *Collector) collect(ctx context.Context, d plan.Deletion) {
-	log := logr.FromContextOrDiscard(ctx).WithValues("pod", d.Pod.Namespace+"/"+d.Pod.Name, "uid", d.Pod.UID, "reason", string(d.Reason))
+	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeyPod, d.Pod.Namespace+"/"+d.Pod.Name, obs.KeyUID, d.Pod.UID, obs.KeyReason, string(d.Reason))
 	if err := c.Permit(); err != nil {
-		log.V(2).Info("not deleting a Pod", "why", err.Error())
+		log.V(2).Info("deletion of Pod not permitted", obs.KeyError, err.Error())
 		return
 	}
 	labels := []string{string(d.Reason), namespaceClass(d.Pod.Namespace)}
 	c.metrics.deleting.WithLabelValues(labels...).Inc()
 	if err := c.delete(ctx, d); err != nil {
 		c.metrics.errors.WithLabelValues(labels...).Inc()
-		log.Error(err, "collecting a Pod")
+		log.Error(err, "deleting Pod")
 		return
 	}
-	log.Info("collected a Pod", "node", d.Pod.Node)
+	log.Info("deleted Pod", obs.KeyNode, d.Pod.Node)
 	if c.Deleted != nil {
 		c.Deleted(d)
 	}

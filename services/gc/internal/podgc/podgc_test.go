@@ -30,8 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Unix(1_700_000_000, 0) //nolint:gochecknoglobals // a constant
 
-// world is a collector with the caches that it reads, and a client that notes what was written.
-type world struct {
+// testEnv is a collector with its caches and a client that records writes.
+type testEnv struct {
 	t           *testing.T
 	pods, nodes cache.Indexer
 	client      *fake.Clientset
@@ -45,8 +45,8 @@ type world struct {
 	refuse error
 }
 
-func newWorld(t *testing.T, threshold int) *world {
-	w := &world{t: t, pods: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
+func newTestEnv(t *testing.T, threshold int) *testEnv {
+	w := &testEnv{t: t, pods: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), nodes: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
 		client: fake.NewClientset(), clock: clocktesting.NewFakeClock(start), registry: prometheus.NewRegistry(), bodies: map[string]string{}}
 	note := func(verb string) k8stesting.ReactionFunc {
 		return func(a k8stesting.Action) (bool, runtime.Object, error) {
@@ -81,7 +81,7 @@ func newWorld(t *testing.T, threshold int) *world {
 	return w
 }
 
-func (w *world) pod(name string, change func(*corev1.Pod)) {
+func (w *testEnv) pod(name string, change func(*corev1.Pod)) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(start)},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning}}
@@ -90,14 +90,14 @@ func (w *world) pod(name string, change func(*corev1.Pod)) {
 	require.NoError(w.t, w.pods.Add(p))
 }
 
-func (w *world) node(name string, change func(*corev1.Node)) {
+func (w *testEnv) node(name string, change func(*corev1.Node)) {
 	w.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	change(n)
 	require.NoError(w.t, w.nodes.Add(n))
 }
 
-func (w *world) round() []string {
+func (w *testEnv) round() []string {
 	w.collector.Round(w.t.Context())
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,12 +113,12 @@ func terminating(node string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.NodeName = node
 		p.DeletionTimestamp = &metav1.Time{Time: start}
-		p.Finalizers = []string{"kept/by-this"} // or the fake would not take it
+		p.Finalizers = []string{"example.com/kept"} // required by the fake client
 	}
 }
 
-func TestFinishedPodsGoByThreshold(t *testing.T) {
-	w := newWorld(t, 1)
+func TestFinishedPodsAreDeletedByThreshold(t *testing.T) {
+	w := newTestEnv(t, 1)
 	w.node("n", func(*corev1.Node) {})
 	for i, name := range []string{"a", "b", "c"} {
 		w.pod(name, func(p *corev1.Pod) {
@@ -146,8 +146,8 @@ func counter(t *testing.T, r *prometheus.Registry, name, reason string) (sum flo
 	return sum
 }
 
-func TestAnOrphanFailsBeforeItIsDeleted(t *testing.T) {
-	w := newWorld(t, 0)
+func TestOrphanIsFailedBeforeItIsDeleted(t *testing.T) {
+	w := newTestEnv(t, 0)
 	w.pod("a", bound("gone"))
 	require.Empty(t, w.round())
 	w.clock.Step(20 * time.Second)
@@ -167,8 +167,8 @@ func TestAnOrphanFailsBeforeItIsDeleted(t *testing.T) {
 	require.Equal(t, "DeletionByPodGC", body.Status.Conditions[0].Reason)
 }
 
-func TestANodeThatTheAPIServerKnowsOrCannotTellIsThere(t *testing.T) {
-	w := newWorld(t, 0)
+func TestOnlyMissingNodesMakeOrphans(t *testing.T) {
+	w := newTestEnv(t, 0)
 	w.pod("a", bound("late"))
 	w.pod("b", bound("unclear"))
 	require.NoError(t, w.client.Tracker().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "late"}}))
@@ -186,11 +186,11 @@ func TestANodeThatTheAPIServerKnowsOrCannotTellIsThere(t *testing.T) {
 	require.Equal(t, 2, asked)
 	w.clock.Step(20 * time.Second)
 	require.Empty(t, w.round())
-	require.Equal(t, 3, asked, "the one that was not answered for, and no other")
+	require.Equal(t, 3, asked, "only the node without an answer is asked for again")
 }
 
 func TestOutOfServiceAndUnscheduled(t *testing.T) {
-	w := newWorld(t, 0)
+	w := newTestEnv(t, 0)
 	w.node("broken", func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
@@ -207,8 +207,8 @@ func TestOutOfServiceAndUnscheduled(t *testing.T) {
 	require.NotContains(t, w.bodies["a"], "conditions")
 }
 
-func TestAFailedPatchMeansNoDelete(t *testing.T) {
-	w := newWorld(t, 0)
+func TestFailedPatchPreventsDeletion(t *testing.T) {
+	w := newTestEnv(t, 0)
 	w.pod("a", terminating(""))
 	w.pod("b", terminating(""))
 	w.pod("gone", terminating(""))
@@ -221,15 +221,15 @@ func TestAFailedPatchMeansNoDelete(t *testing.T) {
 }
 
 func TestNothingIsDeletedWithoutPermission(t *testing.T) {
-	w := newWorld(t, 0)
+	w := newTestEnv(t, 0)
 	w.pod("a", terminating(""))
 	w.refuse = errors.New("another leads")
 	require.Empty(t, w.round())
 	require.Zero(t, counter(t, w.registry, "fastsandbox_gc_deleting_pods_total", "unscheduled"))
 }
 
-func TestRunMakesARoundEachPeriod(t *testing.T) {
-	w := newWorld(t, 0)
+func TestRunMakesOneRoundPerPeriod(t *testing.T) {
+	w := newTestEnv(t, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.collector.Run(ctx) }()
@@ -253,13 +253,13 @@ func TestRunMakesARoundEachPeriod(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestNewNamesWhatIsMissing(t *testing.T) {
+func TestNewNamesMissingFields(t *testing.T) {
 	_, err := podgc.New(podgc.Config{})
 	require.ErrorContains(t, err, "Permit")
 	require.ErrorContains(t, err, "Parallel")
 }
 
-func TestStripLeavesWhatIsLookedAt(t *testing.T) {
+func TestStripKeepsOnlyWhatIsRead(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u", Annotations: map[string]string{"a": "b"}},
 		Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}}, Status: corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"}}
 	out, err := podgc.Strip(pod)

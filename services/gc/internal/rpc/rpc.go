@@ -1,5 +1,5 @@
-// Package rpc is gc.v1.GarbageCollectorService: it asks the graph of owners and translates. It writes nothing. All methods
-// may be called concurrently.
+// Package rpc implements gc.v1.GarbageCollectorService. It queries the graph of owners and translates the answers. It changes
+// nothing. All methods may be called concurrently.
 package rpc
 
 import (
@@ -15,35 +15,35 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// Defaults of requests that leave a bound open.
+// Defaults of requests that do not set a limit.
 const (
 	defaultBlockers = 20
 	defaultDepth    = 2
 	defaultObjects  = 200
 )
 
-// Collector is the collector that is asked.
+// Collector provides the graph of owners.
 type Collector interface {
-	// Query has a function ask the graph. The function must not keep it.
+	// Query calls ask with the graph. ask must not keep it.
 	Query(ask func(*graph.Graph))
-	// Failing are the resources that cannot be listed or watched, with the reason.
+	// Failing returns the resources that cannot be listed or watched, with the error.
 	Failing() map[string]string
 }
 
-// Guard is what stands between the collector and its deletions.
+// Guard decides whether the collector may delete.
 type Guard interface {
-	// Enforcing tells whether this process deletes now.
+	// Enforcing reports whether this process deletes now.
 	Enforcing() bool
-	// Tripped is why nothing is deleted any more, or nil.
+	// Tripped returns why deletions have stopped, or nil.
 	Tripped() error
 }
 
-// Config is what a Server needs. All of it is required.
+// Config is what a Server needs. All fields are required.
 type Config struct {
 	Collector Collector
 	Guard     Guard
 	Feed      *feed.Feed
-	// Closing ends watches: when it is closed the process ends.
+	// Closing ends watches. It is closed when the process shuts down.
 	Closing <-chan struct{}
 }
 
@@ -59,12 +59,12 @@ func New(cfg Config) *Server { return &Server{Config: cfg} }
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { gcv1.RegisterGarbageCollectorServiceServer(r, s) }
 
-// Allow says who may call: people, and the gateway for them.
+// Allow returns the roles that may call: people, and the gateway on their behalf.
 func Allow() map[string][]rpc.Role {
 	return map[string][]rpc.Role{gcv1.GarbageCollectorService_ServiceDesc.ServiceName: {rpc.RoleClient, rpc.RoleGateway}}
 }
 
-// find returns the UID of the object that is selected.
+// find returns the UID of the selected object.
 func find(g *graph.Graph, s *gcv1.Selector) (string, bool) {
 	if p := s.GetPlace(); p != nil {
 		return g.Find(graph.Kind{Group: p.GetKind().GetGroup(), Kind: p.GetKind().GetKind()}, p.GetNamespace(), p.GetName())
@@ -72,7 +72,7 @@ func find(g *graph.Graph, s *gcv1.Selector) (string, bool) {
 	return s.GetUid(), true
 }
 
-// about asks the graph about one object; the answer tells whether there is such an object.
+// about queries the graph about one object. ask reports whether the object exists.
 func (s *Server) about(which *gcv1.Selector, ask func(g *graph.Graph, uid string) bool) error {
 	found := false
 	s.Collector.Query(func(g *graph.Graph) {
@@ -111,9 +111,9 @@ func (s *Server) GetGraph(_ context.Context, req *gcv1.GetGraphRequest) (*gcv1.G
 	if limit == 0 {
 		limit = defaultObjects
 	}
-	var near graph.Neighbourhood
+	var near graph.Neighborhood
 	if err := s.about(req.GetObject(), func(g *graph.Graph, uid string) (ok bool) {
-		near, ok = g.Neighbours(uid, depth, limit)
+		near, ok = g.Neighbors(uid, depth, limit)
 		return ok
 	}); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (s *Server) GetGraph(_ context.Context, req *gcv1.GetGraphRequest) (*gcv1.G
 		out.Vertices = append(out.Vertices, &gcv1.Vertex{Object: object(v.Object), Virtual: v.Virtual, State: states[v.State], Distance: int32(v.Distance)})
 	}
 	for _, r := range near.References {
-		out.References = append(out.References, &gcv1.Reference{Dependent: r.Dependent, Owner: r.Owner, Standing: standings[r.Standing], Block: r.Block})
+		out.References = append(out.References, &gcv1.Reference{Dependent: r.Dependent, Owner: r.Owner, Standing: refStatuses[r.Status], Block: r.Block})
 	}
 	if req.GetDot() {
 		out.Dot = near.Dot()
@@ -146,7 +146,7 @@ func (s *Server) GetStatus(context.Context, *gcv1.GetStatusRequest) (*gcv1.GetSt
 	return out, nil
 }
 
-// notObserved is the error of an object that is not in the graph.
+// notObserved returns the error for an object that is not in the graph.
 func notObserved(which *gcv1.Selector) error {
 	if p := which.GetPlace(); p != nil {
 		return errNotObserved("%s %s/%s", p.GetKind().GetKind(), p.GetNamespace(), p.GetName())

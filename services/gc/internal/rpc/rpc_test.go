@@ -30,8 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var thing = graph.Kind{Group: "g", Kind: "Thing"} //nolint:gochecknoglobals // a constant
 
-// world is a graph that is asked over the wire, and what stands around it.
-type world struct {
+// testEnv is a graph that is asked over the wire, and what stands around it.
+type testEnv struct {
 	graph     *graph.Graph
 	failing   map[string]string
 	enforcing bool
@@ -41,14 +41,14 @@ type world struct {
 	client    func(rpc.Role) gcv1.GarbageCollectorServiceClient
 }
 
-func (w *world) Query(ask func(*graph.Graph)) { ask(w.graph) }
-func (w *world) Failing() map[string]string   { return w.failing }
-func (w *world) Enforcing() bool              { return w.enforcing }
-func (w *world) Tripped() error               { return w.tripped }
+func (w *testEnv) Query(ask func(*graph.Graph)) { ask(w.graph) }
+func (w *testEnv) Failing() map[string]string   { return w.failing }
+func (w *testEnv) Enforcing() bool              { return w.enforcing }
+func (w *testEnv) Tripped() error               { return w.tripped }
 
-func serve(t *testing.T) *world {
+func serve(t *testing.T) *testEnv {
 	t.Helper()
-	w := &world{graph: graph.New(10), closing: make(chan struct{})}
+	w := &testEnv{graph: graph.New(10), closing: make(chan struct{})}
 	w.graph.Kinds(map[graph.Kind]graph.Scope{thing: graph.ScopeNamespaced})
 	ca, listener := pki.New(t), bufconn.Listen(1<<20)
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: ca.TLS(t, rpc.RoleGC), Allow: gcrpc.Allow(), DrainTimeout: 10 * time.Millisecond})
@@ -96,7 +96,7 @@ func TestExplainObject(t *testing.T) {
 	require.Empty(t, cmp.Diff(&gcv1.ExplainObjectResponse{
 		Object: wire("d"), State: gcv1.State_STATE_OWNED, Path: []*gcv1.Object{wire("root")}, Next: &gcv1.Step{},
 		Owners:  []*gcv1.Owner{{Place: byPlace("n-root").GetPlace(), Uid: "root", Version: "v1", Block: true, Standing: gcv1.Standing_STANDING_SOLID}},
-		Unblock: []string{"delete its owner Thing.g n-root (uid root), or take the reference to it away"},
+		Unblock: []string{"delete its owner Thing.g n-root (uid root), or remove the reference to it"},
 	}, got, protocmp.Transform()))
 
 	root := made("root")
@@ -118,7 +118,7 @@ func TestExplainObject(t *testing.T) {
 	got, err = client.ExplainObject(t.Context(), &gcv1.ExplainObjectRequest{Object: byUID("free")})
 	require.NoError(t, err)
 	require.Len(t, got.GetUnblock(), 1)
-	unclear := made("unclear", "nobody")
+	unclear := made("unclear", "absent")
 	unclear.Owners[0].Kind.Kind = "Ghost"
 	for _, i := range w.graph.Observe(unclear).Items {
 		w.graph.Unresolved(i.Owner)
@@ -217,7 +217,7 @@ func TestWatchDeletions(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
-func TestWhatIsRefused(t *testing.T) {
+func TestErrors(t *testing.T) {
 	w := serve(t)
 	client := w.client(rpc.RoleClient)
 	ctx := t.Context()
@@ -226,15 +226,15 @@ func TestWhatIsRefused(t *testing.T) {
 		want codes.Code
 	}{
 		"no object": {func(c gcv1.GarbageCollectorServiceClient) error {
-			_, err := c.ExplainObject(ctx, &gcv1.ExplainObjectRequest{Object: byUID("nobody")})
+			_, err := c.ExplainObject(ctx, &gcv1.ExplainObjectRequest{Object: byUID("absent")})
 			return err
 		}, codes.NotFound},
 		"no object there": {func(c gcv1.GarbageCollectorServiceClient) error {
-			_, err := c.GetGraph(ctx, &gcv1.GetGraphRequest{Object: byPlace("nobody")})
+			_, err := c.GetGraph(ctx, &gcv1.GetGraphRequest{Object: byPlace("absent")})
 			return err
 		}, codes.NotFound},
 		"nothing to preview": {func(c gcv1.GarbageCollectorServiceClient) error {
-			stream, err := c.PreviewDelete(ctx, &gcv1.PreviewDeleteRequest{Object: byUID("nobody")})
+			stream, err := c.PreviewDelete(ctx, &gcv1.PreviewDeleteRequest{Object: byUID("absent")})
 			require.NoError(t, err)
 			_, err = stream.Recv()
 			return err

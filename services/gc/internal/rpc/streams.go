@@ -55,7 +55,7 @@ func (s *Server) PreviewDelete(req *gcv1.PreviewDeleteRequest, stream grpc.Serve
 func (s *Server) WatchDeletions(req *gcv1.WatchDeletionsRequest, stream grpc.ServerStreamingServer[gcv1.WatchDeletionsResponse]) error {
 	items, stop := s.Feed.Listen()
 	defer stop()
-	// The header says that from now on nothing is missed.
+	// The header is sent once the feed is attached: from here on no deletion is missed.
 	if err := stream.SendHeader(nil); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (s *Server) WatchDeletions(req *gcv1.WatchDeletionsRequest, stream grpc.Ser
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		case <-s.Closing:
-			return fault.New(errdefs.ErrUnavailable, fault.APIUnavailable, "this collector ends")
+			return fault.New(errdefs.ErrUnavailable, fault.APIUnavailable, "the collector is shutting down")
 		case i := <-items:
 			missed += i.Missed
 			if req.GetNamespace() != "" && i.Object.Namespace != req.GetNamespace() {

@@ -7,14 +7,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// The words of the graph and those of the API.
+// The terms of the graph in terms of the API.
 var (
 	states = map[graph.State]gcv1.State{ //nolint:gochecknoglobals // a constant
 		graph.Free: gcv1.State_STATE_FREE, graph.Owned: gcv1.State_STATE_OWNED, graph.Unclear: gcv1.State_STATE_UNCLEAR, graph.Doomed: gcv1.State_STATE_DOOMED,
 		graph.AwaitsDependents: gcv1.State_STATE_AWAITS_DEPENDENTS, graph.AwaitsOrphaning: gcv1.State_STATE_AWAITS_ORPHANING,
 		graph.AwaitsFinalizers: gcv1.State_STATE_AWAITS_FINALIZERS, graph.Terminating: gcv1.State_STATE_TERMINATING,
 	}
-	standings = map[graph.Standing]gcv1.Standing{ //nolint:gochecknoglobals // a constant
+	refStatuses = map[graph.RefStatus]gcv1.Standing{ //nolint:gochecknoglobals // a constant
 		graph.Solid: gcv1.Standing_STANDING_SOLID, graph.Dangling: gcv1.Standing_STANDING_DANGLING, graph.Waiting: gcv1.Standing_STANDING_WAITING,
 		graph.Orphaning: gcv1.Standing_STANDING_ORPHANING, graph.Unverified: gcv1.Standing_STANDING_UNVERIFIED,
 		graph.Unresolvable: gcv1.Standing_STANDING_UNRESOLVABLE, graph.NoReference: gcv1.Standing_STANDING_NO_REFERENCE,
@@ -59,12 +59,12 @@ func explained(x graph.Explanation) *gcv1.ExplainObjectResponse {
 	for _, v := range x.Owners {
 		o := v.Owner
 		out.Owners = append(out.Owners, &gcv1.Owner{Place: &gcv1.Place{Kind: kind(o.Kind), Namespace: v.Namespace, Name: o.Name}, Uid: o.UID, Version: o.Version,
-			Block: o.Block == graph.True, Controller: o.Controller == graph.True, Standing: standings[v.Standing]})
+			Block: o.Block == graph.True, Controller: o.Controller == graph.True, Standing: refStatuses[v.Status]})
 	}
 	return out
 }
 
-// unblock says what a person could do to let an object go.
+// unblock returns what a person could do so that the object is deleted.
 func unblock(x graph.Explanation) []string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
@@ -72,22 +72,22 @@ func unblock(x graph.Explanation) []string {
 		what := fmt.Sprintf("%s %s (uid %s)", v.Owner.Kind, v.Owner.Name, v.Owner.UID)
 		switch {
 		case x.Object.Deleting:
-		case v.Standing == graph.Solid:
-			say("delete its owner %s, or take the reference to it away", what)
-		case v.Standing == graph.Unresolvable:
-			say("take the reference to %s away: the API server does not serve that kind in version %s", what, v.Owner.Version)
-		case v.Standing == graph.NoReference:
-			say("take the reference to %s away: it can point at nothing from here", what)
+		case v.Status == graph.Solid:
+			say("delete its owner %s, or remove the reference to it", what)
+		case v.Status == graph.Unresolvable:
+			say("remove the reference to %s: the API server does not serve that kind in version %s", what, v.Owner.Version)
+		case v.Status == graph.NoReference:
+			say("remove the reference to %s: no object can be at its other end", what)
 		}
 	}
 	if x.State == graph.Free {
-		say("delete it: it has no owner that would take it along")
+		say("delete it: it has no owner whose deletion would delete it")
 	}
 	if x.State == graph.AwaitsDependents && x.BlockerCount > 0 {
-		say("wait for its %d blocking dependents to go, or set blockOwnerDeletion of their references to false", x.BlockerCount)
+		say("wait for its %d blocking dependents to be deleted, or set blockOwnerDeletion to false in their references", x.BlockerCount)
 	}
 	for _, f := range x.Finalizers {
-		say("whoever sets the finalizer %s has to take it away", f)
+		say("the component that sets the finalizer %s must remove it", f)
 	}
 	return out
 }

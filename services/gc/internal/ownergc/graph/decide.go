@@ -2,52 +2,52 @@ package graph
 
 import "slices"
 
-// Verb is what is to be done.
+// Verb is the kind of an action.
 type Verb uint8
 
-// The verbs. All that write are bound to the object's UID and resource version: what was decided holds for that one alone.
+// The verbs. A write is bound to the UID and the resource version for which it was decided.
 const (
-	// Keep: nothing.
+	// Keep: do nothing.
 	Keep Verb = iota
-	// Lookup: ask the API server for the owner Ref, and tell Found, Missing or Unresolved. If it was found and nobody
-	// watches it, ask again after a while.
+	// Lookup: ask the API server for the owner Ref, and call Found, Missing or Unresolved. If it was found and is not
+	// watched, ask again later.
 	Lookup
-	// Verify: ask the API server for the Object, and tell Confirm or Remove. If it is there, ask again after a while.
+	// Verify: ask the API server for the Object, and call Confirm or Remove. If it exists, ask again later.
 	Verify
 	// Delete: delete the Object with Policy.
 	Delete
-	// Patch: give the Object the Owners. None of them is new.
+	// Patch: set the Object's owner references to Owners, a subset of the present ones.
 	Patch
-	// Finalize: take Finalizer from the Object, which is being deleted.
+	// Finalize: remove Finalizer from the Object, which is being deleted.
 	Finalize
 )
 
-// Cause says why something is to be done, for logs and metrics.
+// Cause is the reason for an action, for logs and metrics.
 type Cause string
 
 // The causes.
 const (
-	// OwnersGone: all of its owners are, or they wait for it to go.
+	// OwnersGone: all of its owners are deleted, or wait for its deletion.
 	OwnersGone Cause = "owners-gone"
 	// OwnersWait: an owner is being deleted in the foreground and waits for it, and it has dependents of its own.
 	OwnersWait Cause = "owners-wait"
-	// DanglingOwners: some of its owners are gone or going, but not all.
+	// DanglingOwners: some of its owners are deleted or being deleted, but not all.
 	DanglingOwners Cause = "dangling-owners"
-	// Orphaned: an owner is deleted and leaves it behind.
+	// Orphaned: an owner is deleted with the policy Orphan.
 	Orphaned Cause = "orphaned"
-	// WaitCycle: it waits for dependents that, by some way, wait for it.
+	// WaitCycle: it waits for dependents that, directly or not, wait for it.
 	WaitCycle Cause = "wait-cycle"
-	// DependentsGone: nothing blocks its foreground deletion any more.
+	// DependentsGone: no dependent blocks its foreground deletion.
 	DependentsGone Cause = "dependents-gone"
-	// DependentsOrphaned: no dependent refers to it any more.
+	// DependentsOrphaned: no dependent refers to it.
 	DependentsOrphaned Cause = "dependents-orphaned"
-	// Doubtful: a list did not have it any more.
+	// Doubtful: a list no longer contains it.
 	Doubtful Cause = "doubtful"
-	// NotObserved: it is referred to, and was not seen.
+	// NotObserved: it is referred to but was not observed.
 	NotObserved Cause = "not-observed"
 )
 
-// Action is what to do next with an item. What it carries is a copy.
+// Action is the next step for an item. Its fields are copies.
 type Action struct {
 	Verb      Verb
 	Cause     Cause
@@ -60,8 +60,8 @@ type Action struct {
 	orphaning bool
 }
 
-// Decide says what to do with an item now; it may well be nothing, for the graph may have moved on. live, if not nil, is
-// the object as the API server just showed it, and is believed over what was observed: for a write that came too late.
+// Decide returns what to do with an item now, which may be nothing because the graph has changed since it was queued. live, if
+// not nil, is the object as the API server returned it after a conflict; it takes precedence over what was observed.
 func (g *Graph) Decide(i Item, live *Object) Action {
 	if i.UID == "" {
 		return g.decideOwner(i.Owner)
@@ -73,7 +73,7 @@ func (g *Graph) Decide(i Item, live *Object) Action {
 	if live == nil || live.UID != i.UID {
 		return g.decide(e.node)
 	}
-	// The node as it is now, beside the graph: edges to targets that nobody else points at are unknown, and so keep it.
+	// A node for live outside the graph: edges to targets without other dependents are unknown, so they keep it.
 	now := &node{Object: *live, entry: e}
 	now.Owners = nil
 	for _, o := range live.Owners {
@@ -82,9 +82,9 @@ func (g *Graph) Decide(i Item, live *Object) Action {
 	return g.decide(now)
 }
 
-// peek is link without a trace.
+// peek is link without changes to the graph.
 func (g *Graph) peek(n *node, o Owner) edge {
-	ref, valid := g.place(&n.Object, o)
+	ref, valid := g.refOf(&n.Object, o)
 	t := g.lookup(ref)
 	if t == nil {
 		e := g.entries[ref.UID]
@@ -130,8 +130,8 @@ func (g *Graph) decide(n *node) Action {
 	}
 }
 
-// sever takes the references to owners from a dependent that they leave behind. It is done for an object that is itself
-// being deleted, too, or its owner would have to wait for its end.
+// sever removes the references to orphaning owners from a dependent. It applies to an object that is being deleted too;
+// otherwise its owner would have to wait until the object is deleted.
 func (g *Graph) sever(n *node) Action {
 	if !slices.ContainsFunc(n.edges, func(e edge) bool { return e.fate() == orphaning }) {
 		return Action{}
@@ -139,7 +139,7 @@ func (g *Graph) sever(n *node) Action {
 	return n.without(Orphaned, orphaning)
 }
 
-// orphan lets an owner go once all its dependents were taken from it. Each of them is an item of its own.
+// orphan finalizes an owner once no dependent refers to it. Each dependent is an item of its own.
 func (g *Graph) orphan(n *node) Action {
 	if n.hasDependents() {
 		return Action{}
@@ -147,12 +147,12 @@ func (g *Graph) orphan(n *node) Action {
 	return Action{Verb: Finalize, Cause: DependentsOrphaned, Object: n.object(), Finalizer: FinalizerOrphan, orphaning: true}
 }
 
-// await lets an owner go once no dependent blocks it.
+// await finalizes an owner once no dependent blocks it.
 func (g *Graph) await(n *node) Action {
 	if n.blocked() == 0 {
 		return Action{Verb: Finalize, Cause: DependentsGone, Object: n.object(), Finalizer: FinalizerForeground}
 	}
-	// Who waits for itself lets its owners go: in a cycle there is no right order.
+	// An object that waits for itself stops blocking its owners: a cycle has no right order.
 	cyclic := false
 	owners := make([]Owner, 0, len(n.edges))
 	for _, e := range n.edges {
@@ -168,7 +168,7 @@ func (g *Graph) await(n *node) Action {
 	return Action{Verb: Patch, Cause: WaitCycle, Object: n.object(), Owners: owners}
 }
 
-// leadsTo tells whether an object that waits for its dependents, or one that waits for it, and so on, has the UID.
+// leadsTo reports whether from, or a waiting object that transitively waits for from, has the UID.
 func leadsTo(from *node, uid string, seen map[string]bool) bool {
 	if from.UID == uid {
 		return true
@@ -185,13 +185,13 @@ func leadsTo(from *node, uid string, seen map[string]bool) bool {
 	return false
 }
 
-// blocks tells whether an observed owner waits for the dependent.
+// blocks reports whether an observed owner waits for the dependent.
 func (e edge) blocks() bool {
 	owner := e.target.observed()
 	return e.block == True && owner != nil && owner.awaitsDependents()
 }
 
-// collect decides about an object that nobody has deleted.
+// collect decides about an object that is not being deleted.
 func (g *Graph) collect(n *node) Action {
 	var count [fates]int
 	for _, e := range n.edges {
@@ -199,7 +199,7 @@ func (g *Graph) collect(n *node) Action {
 	}
 	switch {
 	case count[orphaning] > 0:
-		// What is gone goes along with it, so that being left behind does not depend on the order.
+		// Dangling references are removed in the same patch, so that orphaning does not depend on the order of events.
 		return n.without(Orphaned, orphaning, dangling, waiting)
 	case count[invalid] > 0 || count[open] > 0:
 		return Action{}
@@ -214,7 +214,7 @@ func (g *Graph) collect(n *node) Action {
 	}
 }
 
-// without is the patch that takes the references of some fates away.
+// without returns the patch that removes the references with the given fates.
 func (n *node) without(why Cause, gone ...fate) Action {
 	a := Action{Verb: Patch, Cause: why, Object: n.object(), Owners: []Owner{}, orphaning: why == Orphaned}
 	for _, e := range n.edges {
@@ -225,21 +225,21 @@ func (n *node) without(why Cause, gone ...fate) Action {
 	return a
 }
 
-// fate is what an owner means to a dependent.
+// fate is what an owner reference implies for the dependent.
 type fate uint8
 
 const (
-	// open: nobody knows yet, or nobody can.
+	// open: whether the owner exists is not known.
 	open fate = iota
-	// invalid: the reference can point at nothing. Its object is left alone.
+	// invalid: no object can be the owner. The dependent is not touched.
 	invalid
-	// solid: the owner is there, and stays as far as its dependents are concerned.
+	// solid: the owner exists and is not being deleted in a way that concerns its dependents.
 	solid
-	// dangling: the owner is gone.
+	// dangling: the owner does not exist.
 	dangling
 	// waiting: the owner is being deleted in the foreground.
 	waiting
-	// orphaning: the owner is being deleted, and leaves its dependents behind.
+	// orphaning: the owner is being deleted with the policy Orphan.
 	orphaning
 	fates
 )
@@ -271,12 +271,12 @@ func (e edge) fate() fate {
 	return open
 }
 
-// hasDependents tells whether any observed object refers to this one.
+// hasDependents reports whether any observed object refers to this one.
 func (n *node) hasDependents() bool {
 	return slices.ContainsFunc(n.entry.targets, func(t *target) bool { return t.ref.names(&n.Object) && len(t.dependents) > 0 })
 }
 
-// blocked is the number of references that keep a foreground deletion from its end.
+// blocked returns the number of references that block a foreground deletion.
 func (n *node) blocked() int {
 	count := 0
 	for _, t := range n.entry.targets {

@@ -1,7 +1,7 @@
 package graph
 
-// Kinds takes in which kinds there are, and whether they have namespaces. What it does not name stays as it was known.
-// Owners whose kind nobody knew are asked for again.
+// Kinds updates the known kinds and their scopes. Kinds that scopes does not contain keep their scope. Owners of unknown kinds
+// are looked up again.
 func (g *Graph) Kinds(scopes map[Kind]Scope) Effects {
 	changed := map[Kind]bool{}
 	for kind, scope := range scopes {
@@ -31,17 +31,17 @@ func (g *Graph) Kinds(scopes map[Kind]Scope) Effects {
 	return g.effects()
 }
 
-// Observe takes in an object as a list or watch shows it. What was shown before, once more, changes nothing. If the UID is
-// known as one of another kind, which one object that two API groups serve is, the first stays.
+// Observe records an object from a list or watch. It is idempotent. One object that two API groups serve has one UID and two
+// kinds; the kind that was observed first stays.
 func (g *Graph) Observe(o Object) Effects {
 	g.observe(o)
 	return g.effects()
 }
 
-// List takes in all objects of a kind as a list shows them, at once: an owner never looks as if it had no dependents only
-// because they come later in the list. Objects of the kind that the list does not have any more, although nobody saw them
-// go, are doubtful until the API server was asked for them, or they are observed again; until then they own and block as
-// before, but nothing is collected because of them.
+// List records a complete list of a kind atomically, so that no owner seems to have no dependents because they come later in
+// the list. Objects of the kind that are missing in the list without a watch event become doubtful until the API server
+// confirms their deletion or they are observed again. Until then they own and block as before, but nothing is deleted
+// because of them.
 func (g *Graph) List(kind Kind, list []Object) Effects {
 	missing := map[string]struct{}{}
 	for uid, e := range g.entries {
@@ -88,7 +88,7 @@ func (g *Graph) observe(o Object) {
 	g.consider(n)
 }
 
-// arrived has the references that already pointed at a node's UID know it.
+// arrived updates the references that already pointed at a node's UID.
 func (g *Graph) arrived(n *node) {
 	for _, t := range n.entry.targets {
 		if t.observed() == n {
@@ -101,7 +101,7 @@ func (g *Graph) arrived(n *node) {
 	}
 }
 
-// relink gives a node the edges of its owner references.
+// relink replaces the edges of a node by those of its owner references.
 func (g *Graph) relink(n *node, owners []Owner) {
 	old := n.edges
 	if sameOwners(old, owners) && g.linkedRight(n, owners) {
@@ -129,10 +129,10 @@ func sameOwners(edges []edge, owners []Owner) bool {
 	return true
 }
 
-// linkedRight tells whether the edges lead where they have to, as the kinds are known now.
+// linkedRight reports whether the edges lead to the right targets for the kinds that are known now.
 func (g *Graph) linkedRight(n *node, owners []Owner) bool {
 	for i, o := range owners {
-		ref, valid := g.place(&n.Object, o)
+		ref, valid := g.refOf(&n.Object, o)
 		if t := n.edges[i].target; t.ref != ref || t.invalid == valid {
 			return false
 		}
@@ -140,12 +140,12 @@ func (g *Graph) linkedRight(n *node, owners []Owner) bool {
 	return true
 }
 
-// Remove takes in that an object is gone: a watch saw it go, or the API server said that it is not there any more. It is
-// gone for good, as UIDs do not come back. Only its place and UID count.
+// Remove records that an object is deleted: a watch reported it, or the API server did not find it. UIDs are never reused, so
+// this is final. Only the kind, namespace, name and UID of o count.
 func (g *Graph) Remove(o Object) Effects {
 	e := g.entries[o.UID]
 	if e != nil && e.node != nil && e.node.Kind != o.Kind {
-		return g.effects() // one of its two faces
+		return g.effects() // it was observed as another kind
 	}
 	g.gone.add(Ref{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID})
 	if e != nil {
@@ -154,8 +154,8 @@ func (g *Graph) Remove(o Object) Effects {
 	return g.effects()
 }
 
-// depart takes an observed object out, and lets the references to it know. References to its UID at another place are none
-// to it: of those the API server says what they are.
+// depart removes an observed object and updates the references to it. References to its UID with another kind, namespace or
+// name are not affected: the API server is asked about those.
 func (g *Graph) depart(e *entry, o *Object, state presence) {
 	n := e.node
 	e.node = nil
@@ -182,7 +182,7 @@ func (g *Graph) depart(e *entry, o *Object, state presence) {
 	g.release(e)
 }
 
-// Confirm takes in that the API server has an object that was doubtful.
+// Confirm records that the API server has an object that was doubtful.
 func (g *Graph) Confirm(uid string) Effects {
 	if e := g.entries[uid]; e != nil && e.node != nil && e.node.doubt == doubtful {
 		e.node.doubt = confirmed
@@ -191,8 +191,8 @@ func (g *Graph) Confirm(uid string) Effects {
 	return g.effects()
 }
 
-// Drop takes in that a kind is served no more. Nothing is known of its objects from then on: they cannot hold up anybody's
-// deletion, and whoever depends on one stays.
+// Drop records that a kind is no longer served. Its objects become unknown: they no longer block a deletion, and their
+// dependents are kept.
 func (g *Graph) Drop(kind Kind) Effects {
 	for _, e := range g.entries {
 		if e.node != nil && e.node.Kind == kind {
@@ -202,7 +202,7 @@ func (g *Graph) Drop(kind Kind) Effects {
 	return g.effects()
 }
 
-// Pending is all that there is to do and to warn of, for a collector that did nothing until now.
+// Pending returns all items and warnings, for a collector that was not permitted to act until now.
 func (g *Graph) Pending() Effects {
 	for _, e := range g.entries {
 		if e.node != nil {
@@ -218,7 +218,7 @@ func (g *Graph) Pending() Effects {
 	return g.effects()
 }
 
-// Doomed counts the objects that are to be deleted, as things stand, of those kinds that count.
+// Doomed returns the number of objects of the selected kinds that would be deleted now.
 func (g *Graph) Doomed(counts func(Kind) bool) int {
 	n := 0
 	for _, e := range g.entries {
@@ -229,15 +229,15 @@ func (g *Graph) Doomed(counts func(Kind) bool) int {
 	return n
 }
 
-// Found takes in that the API server has the owner that was asked for; o is what it said.
+// Found records that the API server has the owner that was looked up; o is the answer.
 func (g *Graph) Found(r Ref, o Object) Effects {
 	return g.answered(r, present, o.awaitsDependents())
 }
 
-// Missing takes in that the API server has no such object where the reference points, or another one of the same name.
+// Missing records that the API server has no such owner, or one with another UID.
 func (g *Graph) Missing(r Ref) Effects { return g.answered(r, absent, false) }
 
-// Unresolved takes in that the API server does not know the owner's kind. Whoever depends on it stays.
+// Unresolved records that the API server does not serve the owner's kind. Its dependents are kept.
 func (g *Graph) Unresolved(r Ref) Effects { return g.answered(r, unresolvable, false) }
 
 func (g *Graph) answered(r Ref, state presence, awaiting bool) Effects {
@@ -246,7 +246,7 @@ func (g *Graph) answered(r Ref, state presence, awaiting bool) Effects {
 	}
 	if e := g.entries[r.UID]; e != nil {
 		for _, t := range e.targets {
-			// What is not there is not there in any version; of what is, another version says nothing.
+			// An owner that does not exist in one version exists in none; an owner that exists says nothing about other references.
 			sibling := t.ref
 			sibling.Version = r.Version
 			if t.ref == r || state == absent && sibling == r {

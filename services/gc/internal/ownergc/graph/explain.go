@@ -2,51 +2,51 @@ package graph
 
 import "slices"
 
-// State is how an object stands with the collector.
+// State is the state of an object as the collector sees it.
 type State string
 
 // The states.
 const (
-	// Free: it has no owner, so that nothing but a request deletes it.
+	// Free: it has no owner. The collector never deletes it.
 	Free State = "Free"
-	// Owned: an owner keeps it.
+	// Owned: at least one owner exists and keeps it.
 	Owned State = "Owned"
-	// Unclear: of an owner it is not known whether it is there. It is left alone.
+	// Unclear: whether one of its owners exists is not known. It is not touched.
 	Unclear State = "Unclear"
-	// Doomed: its owners are gone or wait for it, and it is about to be deleted.
+	// Doomed: its owners are deleted or wait for its deletion, and it is about to be deleted.
 	Doomed State = "Doomed"
-	// AwaitsDependents: it is being deleted, after the dependents that block it.
+	// AwaitsDependents: it is being deleted and waits for the dependents that block its deletion.
 	AwaitsDependents State = "AwaitsDependents"
-	// AwaitsOrphaning: it is being deleted, after its dependents were taken from it.
+	// AwaitsOrphaning: it is being deleted and waits until its dependents no longer refer to it.
 	AwaitsOrphaning State = "AwaitsOrphaning"
-	// AwaitsFinalizers: it is being deleted, after others have taken their finalizers away.
+	// AwaitsFinalizers: it is being deleted and waits for the finalizers of other components.
 	AwaitsFinalizers State = "AwaitsFinalizers"
-	// Terminating: it is being deleted, and no finalizer is in the way.
+	// Terminating: it is being deleted, and has no finalizers.
 	Terminating State = "Terminating"
 )
 
-// Standing is what an owner reference amounts to.
-type Standing string
+// RefStatus is the status of an owner reference.
+type RefStatus string
 
-// The standings.
+// The statuses.
 const (
-	// Solid: the owner is there.
-	Solid Standing = "Solid"
-	// Dangling: the owner is gone.
-	Dangling Standing = "Dangling"
+	// Solid: the owner exists.
+	Solid RefStatus = "Solid"
+	// Dangling: the owner does not exist.
+	Dangling RefStatus = "Dangling"
 	// Waiting: the owner is being deleted in the foreground.
-	Waiting Standing = "Waiting"
-	// Orphaning: the owner is being deleted and leaves its dependents behind.
-	Orphaning Standing = "Orphaning"
-	// Unverified: it is being found out.
-	Unverified Standing = "Unverified"
-	// Unresolvable: the API server does not know its kind.
-	Unresolvable Standing = "Unresolvable"
-	// NoReference: it is malformed, or of an object without a namespace to one in a namespace.
-	NoReference Standing = "NoReference"
+	Waiting RefStatus = "Waiting"
+	// Orphaning: the owner is being deleted with the policy Orphan.
+	Orphaning RefStatus = "Orphaning"
+	// Unverified: the API server has not been asked yet.
+	Unverified RefStatus = "Unverified"
+	// Unresolvable: the API server does not serve the owner's kind in this version.
+	Unresolvable RefStatus = "Unresolvable"
+	// NoReference: it is malformed, or leads from a cluster-scoped object to a namespaced one.
+	NoReference RefStatus = "NoReference"
 )
 
-func (e edge) standing() Standing {
+func (e edge) status() RefStatus {
 	switch e.fate() {
 	case solid:
 		return Solid
@@ -65,29 +65,29 @@ func (e edge) standing() Standing {
 	return Unverified
 }
 
-// OwnerView is an owner as a dependent sees it.
+// OwnerView is an owner reference and its status.
 type OwnerView struct {
 	Owner Owner
-	// Namespace in which the owner is looked for; empty for kinds without.
+	// Namespace in which the owner is looked up; empty for cluster-scoped kinds.
 	Namespace string
-	Standing  Standing
+	Status    RefStatus
 }
 
-// Explanation is why an object is kept, waits or goes.
+// Explanation says why an object is kept, waits, or is deleted.
 type Explanation struct {
 	Object Object
 	State  State
 	Owners []OwnerView
-	// Path leads from the object's owner up to one that has none, by owners that keep it. It ends early at an owner that was
-	// not observed, and in a cycle.
+	// Path is the chain of existing owners, from the object's owner up to one that has no owner. It ends early at an owner that
+	// was not observed, and in a cycle.
 	Path []Object
-	// Blockers are dependents that hold the object's deletion up: those that block a foreground deletion, or are not orphaned
-	// yet. BlockerCount is how many there are; Blockers has at most as many as was asked for, ordered by UID.
+	// Blockers are the dependents that block the object's deletion: they block a foreground deletion, or are not orphaned yet.
+	// BlockerCount is their number; Blockers holds at most the requested number, ordered by UID.
 	Blockers     []Object
 	BlockerCount int
-	// Finalizers are those in the way that others have to take away.
+	// Finalizers are those that other components must remove first.
 	Finalizers []string
-	// Next is what the collector does next.
+	// Next is the next action of the collector.
 	Next Action
 }
 
@@ -100,7 +100,7 @@ func (g *Graph) Explain(uid string, limit int) (Explanation, bool) {
 	n := e.node
 	x := Explanation{Object: n.object(), Next: g.decide(n), State: g.state(n)}
 	for _, e := range n.edges {
-		x.Owners = append(x.Owners, OwnerView{e.owner(), e.target.ref.Namespace, e.standing()})
+		x.Owners = append(x.Owners, OwnerView{e.owner(), e.target.ref.Namespace, e.status()})
 	}
 	x.Path = path(n)
 	if n.Deleting {
@@ -157,7 +157,7 @@ func path(n *node) []Object {
 	}
 }
 
-// blockers are the dependents that hold a deletion up, ordered by UID.
+// blockers returns the dependents that block a deletion, ordered by UID.
 func (n *node) blockers() []*node {
 	var out []*node
 	for _, t := range n.entry.targets {

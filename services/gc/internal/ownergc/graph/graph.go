@@ -1,27 +1,27 @@
-// Package graph is the pure core of the owner-reference garbage collector (seed 004, and what Kubernetes documents of
-// cascading deletion). It takes in what was observed (objects that came, changed and went; what the API server said when
-// it was asked for an owner), and says what to do next with an object. It deletes nothing itself, keeps no time and knows
-// no client. Nothing is ever decided on a guess: an owner counts as gone only when a watch saw its UID go, or the API
-// server said that it is not where a reference points.
+// Package graph is the pure core of the owner-reference garbage collector (seed 004, and the Kubernetes documentation of
+// cascading deletion). It records observations (objects that were added, changed and deleted; what the API server answered
+// about an owner) and decides what to do next with an object. It deletes nothing, keeps no time and has no client. It never
+// guesses: an owner counts as deleted only if a watch reported the deletion of its UID, or the API server did not find it
+// where a reference points.
 //
-// Owner references are edges to targets. Several references to one UID that disagree about where it is (another namespace,
-// kind or name) are several targets, each with a fate of its own; the observed object is at one of them at most.
+// Owner references are edges to targets. References to one UID that disagree about its kind, namespace or name lead to
+// different targets, each with its own fate; the observed object matches at most one of them.
 //
-//	dependent --edge--> target (UID and place) --- entry (UID) --- node, if an object with that UID was observed
+//	dependent --edge--> target (kind, namespace, name, UID) --- entry (UID) --- node, if an object with that UID was observed
 //
-//	a target that no observed node is at:
-//	          Found            Missing, or a watch saw the UID go
+//	the state of a target that matches no observed node:
+//	          Found            Missing, or a watch reported the deletion of the UID
 //	unknown --------> present ----------> absent
-//	   ^ |               |                           any of them becomes the observed node's once that is seen
+//	   ^ |               |                           in each state the target matches a node once that is observed
 //	   | +-> unresolvable (no such kind)
-//	   +---- Kinds, Drop (what was known is not any more)
+//	   +---- Kinds, Drop (the knowledge is outdated)
 //
-// A Graph is not safe for concurrent use; the caller has a lock. Every method is quick and does no I/O.
+// A Graph is not safe for concurrent use; the caller holds a lock. No method blocks or does I/O.
 package graph
 
 import "slices"
 
-// Graph is the dependency graph. Make it with New.
+// Graph is the dependency graph. Create it with New.
 type Graph struct {
 	entries map[string]*entry // by UID
 	scopes  map[Kind]Scope
@@ -33,14 +33,14 @@ type Graph struct {
 	queued  map[Item]struct{}
 }
 
-// entry is all that is known of one UID.
+// entry is everything that is known about one UID.
 type entry struct {
 	uid     string
 	node    *node // nil if no such object was observed
 	targets []*target
 }
 
-// node is an observed object. Its owner references are edges; what they say stands in their targets.
+// node is an observed object. Its owner references are stored as edges.
 type node struct {
 	Object // without Owners
 	edges  []edge
@@ -53,13 +53,13 @@ type edge struct {
 	block, controller Flag
 }
 
-// doubt is about an object that a list did not have any more although no watch had seen it go.
+// doubt is the certainty that an object exists. A list that lacks it, without a watch event, makes it doubtful.
 type doubt uint8
 
 const (
 	certain doubt = iota
 	doubtful
-	confirmed // the API server has it; the watch will, too
+	confirmed // the API server has it; the watch will show it too
 )
 
 type presence uint8
@@ -74,16 +74,16 @@ const (
 type target struct {
 	ref   Ref
 	entry *entry
-	// state, and awaiting that it is in foreground deletion, are what the API server said; an observed node says better.
+	// state and awaiting (a foreground deletion) are from the API server's answer; an observed node takes precedence.
 	state    presence
 	awaiting bool
-	// invalid tells that the reference can point at nothing: see Effects.Invalid, and Ref.malformed.
+	// invalid reports that no object can be the target: see Effects.Invalid and Ref.malformed.
 	invalid    bool
 	dependents map[*node]struct{}
 	blocking   int // the number of edges that block the owner's deletion
 }
 
-// observed is the node that the target is, if it was observed.
+// observed returns the node that the target matches, or nil.
 func (t *target) observed() *node {
 	if n := t.entry.node; n != nil && t.ref.names(&n.Object) {
 		return n
@@ -91,40 +91,40 @@ func (t *target) observed() *node {
 	return nil
 }
 
-// Effects are what an event leaves to be done.
+// Effects are the consequences of an event.
 type Effects struct {
-	// Items are to be looked at: Decide says what to do with them. Each may have been queued before.
+	// Items are to be processed: Decide returns what to do. An item may have been queued before.
 	Items []Item
-	// Invalid are references whose owner is in a namespace where the dependent cannot have one: a Warning Event is due.
+	// Invalid are references to an owner in another namespace. They deserve a Warning Event.
 	Invalid []Invalid
 }
 
-// Invalid is an owner reference across namespaces, or of an object without a namespace to one with.
+// Invalid is an owner reference across namespaces, or from a cluster-scoped object to a namespaced one.
 type Invalid struct {
 	Dependent Object
 	Owner     Ref
 }
 
-// Item is something to decide about: an object if UID is set, or else an owner that was not observed. It is comparable.
+// Item is a unit of work: an object if UID is set, otherwise an owner that was not observed. It is comparable.
 type Item struct {
 	UID   string
 	Owner Ref
-	// Orphan puts it into the queue of orphaning.
+	// Orphan selects the queue for orphaning.
 	Orphan bool
 }
 
-// New returns an empty graph that remembers up to remember owners to be gone, beyond those that it has dependents of.
+// New returns an empty graph. It remembers up to remember deleted owners beyond those that have dependents.
 func New(remember int) *Graph {
 	return &Graph{entries: map[string]*entry{}, scopes: map[Kind]Scope{}, gone: newMemory(remember), queued: map[Item]struct{}{}}
 }
 
-// Size is how much there is in the graph.
+// Size is the size of the graph.
 type Size struct{ Objects, Virtual, References int }
 
-// Size tells the number of observed objects, of owners that were not observed, and of owner references.
+// Size returns the number of observed objects, of owners that were not observed, and of owner references.
 func (g *Graph) Size() Size { return Size{Objects: g.nodes, Virtual: g.virtual, References: g.edges} }
 
-// effects returns what has gathered since it was last called.
+// effects returns the effects since its last call.
 func (g *Graph) effects() Effects {
 	fx := g.fx
 	g.fx = Effects{}
@@ -139,10 +139,10 @@ func (g *Graph) queue(i Item) {
 	}
 }
 
-// consider queues a node if there is something to do with it.
+// consider queues a node if there is an action for it.
 func (g *Graph) consider(n *node) {
 	if n.entry.node != n {
-		return // it is gone
+		return // it was removed
 	}
 	if a := g.decide(n); a.Verb != Keep {
 		g.queue(Item{UID: n.UID, Orphan: a.orphaning})
@@ -161,14 +161,14 @@ func (g *Graph) considerDependentsOf(t *target) {
 	}
 }
 
-// ask queues a target that nobody knows of.
+// ask queues a target that needs a lookup.
 func (g *Graph) ask(t *target) {
 	if t.asks() {
 		g.queue(Item{Owner: t.ref})
 	}
 }
 
-// asks tells whether the API server has to be asked for the target.
+// asks reports whether the API server has to be asked for the target.
 func (t *target) asks() bool {
 	return len(t.dependents) > 0 && !t.invalid && t.state == unknown && t.observed() == nil
 }
@@ -182,7 +182,7 @@ func (g *Graph) entry(uid string) *entry {
 	return e
 }
 
-// release forgets an entry that nothing needs.
+// release drops an entry without node and targets.
 func (g *Graph) release(e *entry) {
 	if e.node == nil && len(e.targets) == 0 {
 		delete(g.entries, e.uid)
@@ -200,8 +200,8 @@ func (g *Graph) lookup(r Ref) *target {
 	return nil
 }
 
-// place is where an owner reference of an object points, and whether it can point anywhere.
-func (g *Graph) place(of *Object, o Owner) (r Ref, valid bool) {
+// refOf returns what an owner reference of an object points at, and whether an object can be there.
+func (g *Graph) refOf(of *Object, o Owner) (r Ref, valid bool) {
 	r = Ref{Kind: o.Kind, Version: o.Version, Namespace: of.Namespace, Name: o.Name, UID: o.UID}
 	scope := g.scopes[o.Kind]
 	if scope == ScopeCluster {
@@ -210,9 +210,9 @@ func (g *Graph) place(of *Object, o Owner) (r Ref, valid bool) {
 	return r, !r.malformed() && (scope != ScopeNamespaced || of.Namespace != "")
 }
 
-// link makes the edge of an owner reference.
+// link creates the edge of an owner reference.
 func (g *Graph) link(n *node, o Owner) edge {
-	ref, valid := g.place(&n.Object, o)
+	ref, valid := g.refOf(&n.Object, o)
 	t := g.lookup(ref)
 	if t == nil {
 		e := g.entry(ref.UID)
@@ -225,7 +225,7 @@ func (g *Graph) link(n *node, o Owner) edge {
 			g.virtual++
 		}
 	}
-	t.invalid = !valid // what is known of the kind may have changed
+	t.invalid = !valid // the scope of the kind may have changed
 	t.dependents[n] = struct{}{}
 	if o.Block == True {
 		t.blocking++
@@ -236,7 +236,7 @@ func (g *Graph) link(n *node, o Owner) edge {
 	return edge{target: t, block: o.Block, controller: o.Controller}
 }
 
-// warn tells of a reference across namespaces.
+// warn records a reference across namespaces.
 func (g *Graph) warn(n *node, t *target) {
 	across := t.invalid && !t.ref.malformed()
 	if o := t.entry.node; o != nil && o.Kind == t.ref.Kind && o.Namespace != t.ref.Namespace && o.Namespace != "" {
@@ -247,11 +247,11 @@ func (g *Graph) warn(n *node, t *target) {
 	}
 }
 
-// unlink takes edges away, and has those owners looked at that may have waited for it.
+// unlink removes edges, and reconsiders the owners that may have waited for that.
 func (g *Graph) unlink(n *node, edges []edge) {
 	for _, e := range edges {
 		t := e.target
-		// A reference may be there twice; the node still is a dependent by another edge.
+		// A reference may occur twice; then the node remains a dependent by the other edge.
 		if !slices.ContainsFunc(n.edges, func(other edge) bool { return other.target == t }) {
 			delete(t.dependents, n)
 		}
@@ -268,11 +268,11 @@ func (g *Graph) unlink(n *node, edges []edge) {
 	}
 }
 
-// dismiss forgets a target that nothing points at.
+// dismiss drops a target without dependents.
 func (g *Graph) dismiss(t *target) {
 	i := slices.Index(t.entry.targets, t)
 	if i < 0 {
-		return // it was pointed at twice
+		return // it was dismissed by the other of two edges
 	}
 	if t.observed() == nil {
 		g.virtual--
@@ -284,7 +284,7 @@ func (g *Graph) dismiss(t *target) {
 	g.release(t.entry)
 }
 
-// object is the observed object as it was observed.
+// object returns the object as it was observed.
 func (n *node) object() Object {
 	o := n.Object
 	for _, e := range n.edges {

@@ -14,7 +14,7 @@ func newGraph(remember int) *graph.Graph {
 	return g
 }
 
-// an apple in namespace one.
+// object returns an apple in namespace one.
 func object(uid string, owners ...graph.Owner) graph.Object {
 	return graph.Object{Kind: apple, Namespace: "one", Name: uid, UID: uid, ResourceVersion: "7", Owners: owners}
 }
@@ -42,7 +42,7 @@ func verb(g *graph.Graph, uid string) graph.Verb {
 	return g.Decide(graph.Item{UID: uid}, nil).Verb
 }
 
-// asked are the owners that an event wants to be asked for; due the objects that it wants to be looked at.
+// asked returns the owners that an event queues for a lookup; due the objects that it queues.
 func asked(fx graph.Effects) (out []string) {
 	for _, i := range fx.Items {
 		if i.UID == "" {
@@ -61,11 +61,11 @@ func due(fx graph.Effects) (out []string) {
 	return out
 }
 
-func TestAnOwnerThatGoesTakesItsDependentAlong(t *testing.T) {
+func TestDependentIsDeletedAfterItsOwner(t *testing.T) {
 	g := newGraph(10)
 	require.Empty(t, g.Observe(object("owner")))
 	require.Empty(t, g.Observe(object("d", ownedBy("owner"))))
-	require.Empty(t, g.Observe(object("d", ownedBy("owner"))), "once more")
+	require.Empty(t, g.Observe(object("d", ownedBy("owner"))), "observed twice")
 	require.Equal(t, graph.Keep, verb(g, "d"))
 	fx := g.Remove(object("owner"))
 	require.Equal(t, []graph.Item{{UID: "d"}}, fx.Items)
@@ -76,7 +76,7 @@ func TestAnOwnerThatGoesTakesItsDependentAlong(t *testing.T) {
 	require.Equal(t, graph.Keep, verb(g, "d"))
 }
 
-func TestTheWishOfAFinalizerIsHeeded(t *testing.T) {
+func TestFinalizerSelectsThePolicy(t *testing.T) {
 	for finalizer, want := range map[string]graph.Policy{graph.FinalizerOrphan: graph.Orphan, graph.FinalizerForeground: graph.Foreground, custom: graph.Background} {
 		g := newGraph(10)
 		o := object("d", ownedBy("owner"))
@@ -84,7 +84,7 @@ func TestTheWishOfAFinalizerIsHeeded(t *testing.T) {
 		g.Observe(o)
 		g.Missing(ref("owner"))
 		require.Equal(t, want, g.Decide(graph.Item{UID: "d"}, nil).Policy)
-		// A waiting owner wants what has dependents deleted in the foreground, but not against such a wish.
+		// A waiting owner asks for a foreground deletion of what has dependents, but the finalizer wins.
 		g = newGraph(10)
 		g.Observe(deleted(object("owner"), graph.FinalizerForeground))
 		o.Owners = []graph.Owner{blocking("owner")}
@@ -97,7 +97,7 @@ func TestTheWishOfAFinalizerIsHeeded(t *testing.T) {
 	}
 }
 
-func TestAForegroundDeletionGoesDownFirst(t *testing.T) {
+func TestForegroundDeletionStartsAtTheLeaves(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("root"))
 	g.Observe(object("middle", blocking("root")))
@@ -116,7 +116,7 @@ func TestAForegroundDeletionGoesDownFirst(t *testing.T) {
 	require.Equal(t, graph.DependentsGone, g.Decide(graph.Item{UID: "root"}, nil).Cause)
 }
 
-func TestWhoDoesNotBlockIsNotWaitedFor(t *testing.T) {
+func TestForegroundDeletionIgnoresNonBlockingDependents(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("d", blocking("root")))
 	fx := g.Observe(deleted(object("root"), graph.FinalizerForeground))
@@ -127,19 +127,19 @@ func TestWhoDoesNotBlockIsNotWaitedFor(t *testing.T) {
 	require.Equal(t, graph.Finalize, verb(g, "root"))
 }
 
-func TestACycleThatWaitsForItselfIsBroken(t *testing.T) {
+func TestWaitCycleIsBroken(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(deleted(object("a", blocking("c")), graph.FinalizerForeground))
 	g.Observe(deleted(object("b", blocking("a"), ownedBy("x")), graph.FinalizerForeground))
 	g.Observe(object("c", blocking("b")))
-	require.Equal(t, graph.Keep, verb(g, "a"), "c is no cycle yet: it is not being deleted")
+	require.Equal(t, graph.Keep, verb(g, "a"), "c is not being deleted: there is no cycle yet")
 	require.ElementsMatch(t, []string{"a", "c"}, due(g.Observe(deleted(object("c", blocking("b")), graph.FinalizerForeground))))
 	a := g.Decide(graph.Item{UID: "c"}, nil)
 	require.Equal(t, graph.WaitCycle, a.Cause)
 	require.Equal(t, graph.False, a.Owners[0].Block)
 }
 
-func TestOrphansAreSetFreeBeforeTheirOwnerGoes(t *testing.T) {
+func TestDependentsAreOrphanedBeforeTheirOwnerIsFinalized(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("stays"))
 	g.Observe(object("d", ownedBy("owner"), ownedBy("stays")))
@@ -154,71 +154,71 @@ func TestOrphansAreSetFreeBeforeTheirOwnerGoes(t *testing.T) {
 	require.Equal(t, graph.FinalizerOrphan, a.Finalizer)
 }
 
-func TestAnOwnerThatNobodySawIsAskedForOnce(t *testing.T) {
+func TestUnobservedOwnerIsLookedUpOnce(t *testing.T) {
 	g := newGraph(10)
 	require.Equal(t, []string{"owner"}, asked(g.Observe(object("a", ownedBy("owner")))))
 	require.Empty(t, due(g.Observe(object("b", ownedBy("owner")))))
 	require.Equal(t, graph.Size{Objects: 2, Virtual: 1, References: 2}, g.Size())
 	lookup := graph.Item{Owner: ref("owner")}
 	require.Equal(t, ref("owner"), g.Decide(lookup, nil).Ref)
-	t.Run("it is there", func(t *testing.T) {
+	t.Run("found", func(t *testing.T) {
 		require.Empty(t, g.Found(ref("owner"), object("owner")).Items)
-		require.Equal(t, graph.Lookup, g.Decide(lookup, nil).Verb, "it was not observed: again, later")
+		require.Equal(t, graph.Lookup, g.Decide(lookup, nil).Verb, "it is not observed yet: look again later")
 		require.Equal(t, graph.Keep, verb(g, "a"))
 	})
-	t.Run("it is there, and waits", func(t *testing.T) {
+	t.Run("found, in foreground deletion", func(t *testing.T) {
 		require.ElementsMatch(t, []string{"a", "b"}, due(g.Found(ref("owner"), deleted(object("owner"), graph.FinalizerForeground))))
 	})
-	t.Run("it is not", func(t *testing.T) {
+	t.Run("missing", func(t *testing.T) {
 		require.ElementsMatch(t, []string{"a", "b"}, due(g.Missing(ref("owner"))))
 		require.Equal(t, graph.Keep, g.Decide(lookup, nil).Verb)
 	})
-	t.Run("it is, after all", func(t *testing.T) {
+	t.Run("observed later", func(t *testing.T) {
 		require.Empty(t, g.Observe(object("owner")).Items)
 		require.Equal(t, graph.Keep, verb(g, "a"))
 	})
 }
 
-func TestWhatIsGoneIsRemembered(t *testing.T) {
+func TestDeletedOwnersAreRemembered(t *testing.T) {
 	g := newGraph(1)
 	g.Remove(object("owner"))
 	fx := g.Observe(object("late", ownedBy("owner")))
 	require.Empty(t, asked(fx))
 	require.Equal(t, []string{"late"}, due(fx))
 	g.Remove(object("late"))
-	require.Empty(t, asked(g.Observe(object("later", ownedBy("owner")))), "what was asked for last is remembered")
+	require.Empty(t, asked(g.Observe(object("later", ownedBy("owner")))), "the last lookup is remembered")
 	g.Remove(object("later"))
-	g.Remove(object("another")) // pushes the owner out
+	g.Remove(object("another")) // displaces the owner
 	require.Equal(t, []string{"owner"}, asked(g.Observe(object("later", ownedBy("owner")))))
 	none := newGraph(0)
 	none.Remove(object("owner"))
 	require.Equal(t, []string{"owner"}, asked(none.Observe(object("late", ownedBy("owner")))))
 }
 
-func TestAnOwnerSomewhereElseIsNone(t *testing.T) {
+func TestOwnerInAnotherNamespaceIsNoOwner(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("owner"))
 	d := object("d", ownedBy("owner"))
 	d.Namespace = "two"
 	fx := g.Observe(d)
-	require.Equal(t, []string{"owner"}, asked(fx), "the API server is asked all the same")
+	require.Equal(t, []string{"owner"}, asked(fx), "the API server is asked regardless")
 	require.Len(t, fx.Invalid, 1)
 	require.Equal(t, "d", fx.Invalid[0].Dependent.UID)
 	require.Equal(t, "two", fx.Invalid[0].Owner.Namespace)
 	require.Equal(t, []string{"d"}, due(g.Missing(fx.Invalid[0].Owner)))
-	t.Run("the owner comes later", func(t *testing.T) {
+	t.Run("the owner is observed later", func(t *testing.T) {
 		g := newGraph(10)
 		require.Empty(t, g.Observe(d).Invalid)
 		require.Len(t, g.Observe(object("owner")).Invalid, 1)
 	})
-	t.Run("its end in its own place says nothing", func(t *testing.T) {
+	t.Run("its deletion in its own namespace means nothing", func(t *testing.T) {
 		g := newGraph(10)
 		g.Observe(d)
 		g.Observe(object("owner"))
 		require.Empty(t, due(g.Remove(object("owner"))))
 		require.Equal(t, graph.Keep, verb(g, "d"))
 	})
-	t.Run("it does not hold up or free anybody", func(t *testing.T) {
+	t.Run("it neither blocks nor frees an object", func(t *testing.T) {
 		g := newGraph(10)
 		d := d
 		d.Owners = []graph.Owner{blocking("owner")}
@@ -228,7 +228,7 @@ func TestAnOwnerSomewhereElseIsNone(t *testing.T) {
 	})
 }
 
-func TestAnObjectOutsideOfNamespacesCannotHaveAnOwnerInOne(t *testing.T) {
+func TestClusterScopedObjectHasNoNamespacedOwner(t *testing.T) {
 	d := graph.Object{Kind: garden, Name: "d", UID: "d", Owners: []graph.Owner{ownedBy("owner")}}
 	g := newGraph(10)
 	fx := g.Observe(d)
@@ -236,7 +236,7 @@ func TestAnObjectOutsideOfNamespacesCannotHaveAnOwnerInOne(t *testing.T) {
 	require.Empty(t, fx.Items)
 	g.Remove(object("owner"))
 	require.Equal(t, graph.Keep, verb(g, "d"))
-	t.Run("its kind is known later", func(t *testing.T) {
+	t.Run("the scope is learned later", func(t *testing.T) {
 		g := graph.New(10)
 		require.Equal(t, []string{"owner"}, asked(g.Observe(d)))
 		require.Len(t, g.Kinds(scopes()).Invalid, 1)
@@ -244,7 +244,7 @@ func TestAnObjectOutsideOfNamespacesCannotHaveAnOwnerInOne(t *testing.T) {
 	})
 }
 
-func TestAKindThatNobodyKnows(t *testing.T) {
+func TestUnknownKind(t *testing.T) {
 	g := graph.New(10)
 	owner := graph.Owner{Kind: garden, Version: "v1", Name: "g", UID: "g"}
 	fx := g.Observe(object("d", owner))
@@ -253,26 +253,26 @@ func TestAKindThatNobodyKnows(t *testing.T) {
 	require.Equal(t, graph.Keep, verb(g, "d"))
 	require.Equal(t, graph.Keep, g.Decide(fx.Items[0], nil).Verb)
 	fx = g.Kinds(scopes())
-	require.Contains(t, fx.Items, graph.Item{Owner: graph.Ref{Kind: garden, Version: "v1", Name: "g", UID: "g"}}, "it has no namespace, as is known now")
+	require.Contains(t, fx.Items, graph.Item{Owner: graph.Ref{Kind: garden, Version: "v1", Name: "g", UID: "g"}}, "it is cluster-scoped, as is known now")
 	require.Empty(t, g.Observe(graph.Object{Kind: garden, Name: "g", UID: "g"}).Items)
 	require.Zero(t, g.Size().Virtual)
 	require.Equal(t, []string{"d"}, due(g.Remove(graph.Object{Kind: garden, Name: "g", UID: "g"})))
 }
 
-func TestAKindThatIsServedNoMore(t *testing.T) {
+func TestKindThatIsNoLongerServed(t *testing.T) {
 	g := newGraph(10)
 	pearTree := graph.Object{Kind: pear, Namespace: "one", Name: "p", UID: "p", Owners: []graph.Owner{blocking("root")}}
 	g.Observe(deleted(object("root"), graph.FinalizerForeground))
 	g.Observe(pearTree)
 	g.Observe(object("d", graph.Owner{Kind: pear, Version: "v1", Name: "p", UID: "p"}))
 	fx := g.Drop(pear)
-	require.Equal(t, []string{"root"}, due(fx), "nothing holds it up any more")
+	require.Equal(t, []string{"root"}, due(fx), "nothing blocks it")
 	require.Equal(t, []string{"p"}, asked(fx))
-	require.Equal(t, graph.Keep, verb(g, "d"), "nobody said that its owner is gone")
+	require.Equal(t, graph.Keep, verb(g, "d"), "no evidence that its owner is deleted")
 	require.Equal(t, graph.Size{Objects: 2, Virtual: 1, References: 1}, g.Size())
 }
 
-func TestAListIsNoEvidence(t *testing.T) {
+func TestMissingInAListIsNoEvidence(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("owner"))
 	g.Observe(object("gone"))
@@ -283,7 +283,7 @@ func TestAListIsNoEvidence(t *testing.T) {
 	require.Equal(t, []string{"owner"}, due(g.List(apple, rest)))
 	require.Equal(t, graph.Verify, verb(g, "owner"))
 	require.Equal(t, graph.Keep, verb(g, "d"))
-	require.Empty(t, due(g.Remove(object("gone"))), "its other owner may be gone, too")
+	require.Empty(t, due(g.Remove(object("gone"))), "its other owner is doubtful")
 	require.Equal(t, []string{"e"}, due(g.Confirm("owner")))
 	require.Equal(t, graph.DanglingOwners, g.Decide(graph.Item{UID: "e"}, nil).Cause)
 	require.Equal(t, graph.Verify, verb(g, "owner"), "the watch has not shown it yet")
@@ -291,18 +291,18 @@ func TestAListIsNoEvidence(t *testing.T) {
 	require.Equal(t, graph.Keep, verb(g, "e"))
 	require.Equal(t, []string{"e"}, due(g.Observe(object("owner"))))
 	require.Equal(t, graph.Keep, verb(g, "owner"))
-	require.Empty(t, due(g.List(pear, nil)), "not a list of its kind")
+	require.Empty(t, due(g.List(pear, nil)), "a list of another kind")
 }
 
-// TestAListComesAtOnce: an owner that sets its dependents free is not let go because they come after it.
-func TestAListComesAtOnce(t *testing.T) {
+// TestListIsAtomic: an orphaning owner is not finalized because its dependents come later in the list.
+func TestListIsAtomic(t *testing.T) {
 	g := newGraph(10)
 	fx := g.List(apple, []graph.Object{deleted(object("owner"), graph.FinalizerOrphan), object("d", ownedBy("owner"))})
 	require.Contains(t, fx.Items, graph.Item{UID: "d", Orphan: true})
 	require.Equal(t, graph.Keep, verb(g, "owner"))
 }
 
-func TestAnObjectWithTwoFaces(t *testing.T) {
+func TestObjectServedByTwoGroups(t *testing.T) {
 	g := newGraph(10)
 	other := object("x")
 	other.Kind = pear
@@ -314,8 +314,8 @@ func TestAnObjectWithTwoFaces(t *testing.T) {
 	require.Equal(t, graph.Keep, verb(g, "d"))
 }
 
-// TestAWriteThatCameTooLate is decided anew by the object as it is.
-func TestAWriteThatCameTooLate(t *testing.T) {
+// TestConflictIsDecidedByTheLiveObject: a write that conflicts is decided again for the object as it is.
+func TestConflictIsDecidedByTheLiveObject(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("d", ownedBy("owner")))
 	g.Observe(object("other"))
@@ -326,24 +326,24 @@ func TestAWriteThatCameTooLate(t *testing.T) {
 	live := object("d", ownedBy("owner"))
 	live.ResourceVersion = "8"
 	require.Equal(t, "8", decide(live).Object.ResourceVersion)
-	require.Equal(t, graph.Keep, decide(object("d")).Verb, "it has no owner any more")
+	require.Equal(t, graph.Keep, decide(object("d")).Verb, "it has no owner now")
 	require.Equal(t, graph.DanglingOwners, decide(object("d", ownedBy("owner"), ownedBy("other"))).Cause)
 	require.Equal(t, graph.Keep, decide(object("d", ownedBy("unheard-of"))).Verb)
 	require.Equal(t, graph.Keep, decide(deleted(object("d", ownedBy("owner")), custom)).Verb)
-	require.Equal(t, graph.Size{Objects: 2, Virtual: 1, References: 1}, g.Size(), "nothing was learned by it")
+	require.Equal(t, graph.Size{Objects: 2, Virtual: 1, References: 1}, g.Size(), "Decide changes nothing")
 }
 
-func TestPendingIsAllThatThereIsToDo(t *testing.T) {
+func TestPendingReturnsAllWork(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("root"))
 	g.Observe(object("kept", ownedBy("root")))
-	g.Observe(object("asks", ownedBy("nobody")))
+	g.Observe(object("asks", ownedBy("absent")))
 	g.Observe(object("d", ownedBy("gone")))
 	g.Missing(ref("gone"))
 	g.Observe(graph.Object{Kind: garden, Name: "x", UID: "x", Owners: []graph.Owner{ownedBy("root")}})
 	fx := g.Pending()
 	require.Len(t, fx.Invalid, 1)
-	require.Equal(t, []string{"nobody"}, asked(fx))
+	require.Equal(t, []string{"absent"}, asked(fx))
 	require.Equal(t, []string{"d"}, due(fx))
 	require.Equal(t, 1, g.Doomed(func(k graph.Kind) bool { return k == apple }))
 	require.Zero(t, g.Doomed(func(k graph.Kind) bool { return k == pear }))

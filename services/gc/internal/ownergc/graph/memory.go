@@ -1,7 +1,7 @@
 package graph
 
-// memory remembers the owners that are gone after the last reference to them has left the graph: dependents that are
-// created late need no further question. It forgets the oldest first. What is gone is gone in every version.
+// memory remembers deleted owners after the last reference to them has left the graph, so that dependents that are created late
+// need no lookup. It drops the oldest first. A deleted owner is deleted in every version.
 type memory struct {
 	limit int
 	known map[Ref]struct{}

@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// drawOwner draws a reference: most of them right, some to what is not there, somewhere else, or of a kind that nobody knows.
-func (w *world) drawOwner(strange bool) (graph.Owner, bool) {
+// drawOwner draws a reference: most are valid, some lead to a missing object, to another namespace, or to an unknown kind.
+func (w *model) drawOwner(strange bool) (graph.Owner, bool) {
 	uids := w.all()
 	if len(uids) == 0 {
 		return graph.Owner{}, false
@@ -25,7 +25,7 @@ func (w *world) drawOwner(strange bool) (graph.Owner, bool) {
 	if strange {
 		switch rapid.IntRange(0, 14).Draw(w.t, "strange") {
 		case 0:
-			r.UID = "nobody's"
+			r.UID = "absent-uid"
 		case 1:
 			r.Name = "another"
 		case 2:
@@ -41,7 +41,7 @@ func (w *world) drawOwner(strange bool) (graph.Owner, bool) {
 	return r, true
 }
 
-func (w *world) drawOwners(strange bool) []graph.Owner {
+func (w *model) drawOwners(strange bool) []graph.Owner {
 	var out []graph.Owner
 	for range rapid.SampledFrom([]int{0, 1, 1, 1, 2, 3}).Draw(w.t, "owners") {
 		if r, ok := w.drawOwner(strange); ok {
@@ -51,7 +51,7 @@ func (w *world) drawOwners(strange bool) []graph.Owner {
 	return out
 }
 
-func (w *world) drawCreate(strange bool, finalizers ...string) {
+func (w *model) drawCreate(strange bool, finalizers ...string) {
 	kind := rapid.SampledFrom([]graph.Kind{apple, apple, pear, pear, garden, hidden}).Draw(w.t, "kind")
 	namespace := ""
 	if kind != garden {
@@ -63,7 +63,7 @@ func (w *world) drawCreate(strange bool, finalizers ...string) {
 	w.create(kind, namespace, w.drawOwners(strange), finalizers...)
 }
 
-func (w *world) drawUID() (string, bool) {
+func (w *model) drawUID() (string, bool) {
 	uids := w.all()
 	if len(uids) == 0 {
 		return "", false
@@ -71,8 +71,8 @@ func (w *world) drawUID() (string, bool) {
 	return rapid.SampledFrom(uids).Draw(w.t, "object"), true
 }
 
-// user does something that a user does.
-func (w *world) user() {
+// user performs one random operation of a user.
+func (w *model) user() {
 	op := rapid.IntRange(0, 9).Draw(w.t, "op")
 	uid, ok := w.drawUID()
 	switch {
@@ -87,16 +87,16 @@ func (w *world) user() {
 	case op == 8:
 		w.finalize(uid, custom)
 	default:
-		o := w.objects[uid] // a change that says nothing
+		o := w.objects[uid] // a change without effect
 		w.wrote(o, false)
 	}
 }
 
-// TestCollector has users and the collector run at the same time, with watches that lag, repeat and break off. Every write
-// is checked against the truth (world.write); in the end nothing is left that should not be.
+// TestCollector runs users and the collector concurrently, with watches that lag, repeat and break. Every write is checked
+// against the API server's state (model.write); in the end no garbage is left.
 func TestCollector(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(t)
+		w := newModel(t)
 		for range rapid.IntRange(1, 25).Draw(t, "ops") {
 			w.user()
 			for range rapid.IntRange(0, 6).Draw(t, "steps") {
@@ -115,12 +115,12 @@ func TestCollector(t *testing.T) {
 	})
 }
 
-// requireClean checks the truth: no garbage, no dangling reference beside a good one, no deletion that is stuck for no reason.
-func (w *world) requireClean() {
+// requireClean checks the final state: no garbage, no dangling reference beside a solid one, no deletion that is stuck without a reason.
+func (w *model) requireClean() {
 	for _, uid := range w.all() {
 		o := w.objects[uid]
 		if o.Kind == hidden {
-			continue // nobody watches it, so nobody collects it
+			continue // it is not watched, so it is not collected
 		}
 		good, bad, unclear := 0, 0, 0
 		for _, r := range o.Owners {
@@ -147,8 +147,8 @@ func (w *world) requireClean() {
 	}
 }
 
-// heldUp tells whether a dependent that nobody can collect blocks an object, by whatever way.
-func (w *world) heldUp(o *graph.Object) bool {
+// heldUp reports whether a dependent that cannot be collected blocks an object, directly or not.
+func (w *model) heldUp(o *graph.Object) bool {
 	for _, d := range w.objects {
 		for _, r := range d.Owners {
 			if owner, _ := w.owner(d, r); owner == o && r.Block == graph.True {
@@ -165,9 +165,9 @@ func (w *world) heldUp(o *graph.Object) bool {
 	return false
 }
 
-// dependsOnThePast tells of a reference in a version that nobody serves: it is known to dangle if the object was seen to
-// go, or another version was asked for, and else never.
-func (w *world) dependsOnThePast() bool {
+// dependsOnThePast reports whether a reference names a version that is not served. Such a reference is known to dangle only if
+// the deletion of the object was observed, or another version was looked up.
+func (w *model) dependsOnThePast() bool {
 	for _, o := range w.objects {
 		for _, r := range o.Owners {
 			if owner, resolvable := w.owner(o, r); owner == nil && !resolvable && w.dangles(o, r) {
@@ -178,34 +178,34 @@ func (w *world) dependsOnThePast() bool {
 	return false
 }
 
-// requireSameGraph: a collector that starts now sees the same, and has nothing to do.
-func (w *world) requireSameGraph() {
+// requireSameGraph requires that a collector that starts now sees the same and has nothing to do.
+func (w *model) requireSameGraph() {
 	if w.dependsOnThePast() {
 		return
 	}
 	before := w.g.Size()
 	w.g = graph.New(10)
 	w.pending, w.parked = nil, map[graph.Item]bool{}
-	w.take(w.g.Kinds(scopes()))
+	w.apply(w.g.Kinds(scopes()))
 	for _, kind := range rapid.Permutation([]graph.Kind{apple, pear, garden}).Draw(w.t, "kinds") {
 		w.list(kind)
 	}
 	require.Equal(w.t, before, w.g.Size())
 	version := w.version
 	w.settle()
-	require.Equal(w.t, version, w.version, "a restart finds something to do")
+	require.Equal(w.t, version, w.version, "a restarted collector finds work")
 	require.Equal(w.t, before, w.g.Size())
 }
 
-// TestCascade deletes one object of a graph at rest, and compares what is left with what a simple rule says: whatever has
-// lost its last owner goes.
+// TestCascade deletes one object of a graph at rest, and compares the result with a simple rule: an object that has lost its
+// last owner is deleted.
 func TestCascade(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(t)
+		w := newModel(t)
 		for range rapid.IntRange(1, 12).Draw(t, "objects") {
 			w.drawCreate(true)
 		}
-		// References that make cycles.
+		// References that form cycles.
 		for range rapid.IntRange(0, 4).Draw(t, "further references") {
 			uid, _ := w.drawUID()
 			o := w.objects[uid]
@@ -225,7 +225,7 @@ func TestCascade(t *testing.T) {
 		w.delete(root, policy)
 		w.settle()
 		if held {
-			return // TestCollector says what is left then
+			return // TestCollector covers this case
 		}
 		got := map[string][]graph.Owner{}
 		for uid, o := range w.objects {
@@ -238,15 +238,15 @@ func TestCascade(t *testing.T) {
 func ownersWithoutBlock(owners []graph.Owner) []graph.Owner {
 	out := []graph.Owner{}
 	for _, o := range owners {
-		o.Block = graph.Unset // cycles lose it
+		o.Block = graph.Unset // wait cycles lose it
 		out = append(out, o)
 	}
 	return out
 }
 
-// naive says what has to be left after a deletion, and whether it cannot say: something that cannot be collected holds a part
-// of it up.
-func (w *world) naive(root string, policy graph.Policy) (left map[string][]graph.Owner, held bool) {
+// naive returns what must be left after a deletion, and whether that can be predicted: it cannot if an object that cannot be
+// collected blocks a part of it.
+func (w *model) naive(root string, policy graph.Policy) (left map[string][]graph.Owner, held bool) {
 	truth := map[string]*graph.Object{}
 	for uid, o := range w.objects {
 		c := copied(*o)

@@ -2,16 +2,16 @@ package graph
 
 import "slices"
 
-// The finalizers that are the collector's own.
+// The collector's own finalizers.
 const (
 	FinalizerOrphan     = "orphan"
 	FinalizerForeground = "foregroundDeletion"
 )
 
-// Kind is a kind of object. All versions of a group's kind are one kind: they are views of the same objects.
+// Kind is a kind of object. All versions of a kind are one Kind: they are views of the same objects.
 type Kind struct{ Group, Kind string }
 
-// String is Kind.group, as kubectl has it.
+// String returns Kind.group, as kubectl prints it.
 func (k Kind) String() string {
 	if k.Group == "" {
 		return k.Kind
@@ -19,10 +19,10 @@ func (k Kind) String() string {
 	return k.Kind + "." + k.Group
 }
 
-// Scope tells whether objects of a kind live in namespaces.
+// Scope says whether objects of a kind are namespaced.
 type Scope uint8
 
-// The zero Scope is that of a kind of which nothing is known.
+// The scopes. ScopeUnknown is that of an unknown kind.
 const (
 	ScopeUnknown Scope = iota
 	ScopeNamespaced
@@ -32,7 +32,7 @@ const (
 // Flag is an optional boolean, as owner references have them.
 type Flag uint8
 
-// The zero Flag was not given.
+// The values. Unset means that the field was absent.
 const (
 	Unset Flag = iota
 	False
@@ -49,7 +49,7 @@ type Owner struct {
 	Block, Controller Flag
 }
 
-// Object is the metadata of an object that counts.
+// Object is the metadata of an object that the collector uses.
 type Object struct {
 	Kind            Kind
 	Namespace, Name string
@@ -57,7 +57,7 @@ type Object struct {
 	ResourceVersion string
 	Owners          []Owner
 	Finalizers      []string
-	// Deleting tells that it has a deletion timestamp.
+	// Deleting reports whether it has a deletion timestamp.
 	Deleting bool
 }
 
@@ -65,12 +65,12 @@ func (o Object) awaitsOrphaning() bool {
 	return o.Deleting && slices.Contains(o.Finalizers, FinalizerOrphan)
 }
 
-// awaitsDependents tells of a foreground deletion: the object stays until the dependents that block it are gone.
+// awaitsDependents reports whether the object is being deleted in the foreground: it waits for the dependents that block it.
 func (o Object) awaitsDependents() bool {
 	return o.Deleting && slices.Contains(o.Finalizers, FinalizerForeground) && !o.awaitsOrphaning()
 }
 
-// policy is how an object has to be deleted so that a wish that it carries as a finalizer is heeded.
+// policy returns the propagation policy with which the object must be deleted so that its finalizers are respected.
 func (o Object) policy() Policy {
 	switch {
 	case slices.Contains(o.Finalizers, FinalizerOrphan):
@@ -82,8 +82,8 @@ func (o Object) policy() Policy {
 	}
 }
 
-// Ref is what an owner reference points at: a place, and the UID that is expected there. Namespace is the dependent's, or
-// empty if the kind has no namespaces.
+// Ref is what an owner reference points at: kind, namespace, name, and the expected UID. Namespace is the dependent's, or empty
+// for cluster-scoped kinds.
 type Ref struct {
 	Kind            Kind
 	Version         string
@@ -95,7 +95,7 @@ func (r Ref) malformed() bool {
 	return r.Kind.Kind == "" || r.Version == "" || r.Name == "" || r.UID == ""
 }
 
-// names tells whether an object is where r points. The version does not matter.
+// names reports whether r points at an object, regardless of the version.
 func (r Ref) names(o *Object) bool {
 	return r.UID == o.UID && r.Kind == o.Kind && r.Namespace == o.Namespace && r.Name == o.Name
 }
@@ -103,7 +103,7 @@ func (r Ref) names(o *Object) bool {
 // Policy is a propagation policy.
 type Policy string
 
-// The policies, as the API spells them.
+// The policies, as the API server spells them.
 const (
 	Background Policy = "Background"
 	Foreground Policy = "Foreground"

@@ -5,39 +5,39 @@ import (
 	"slices"
 )
 
-// Outcome is what a deletion means for an object.
+// Outcome is what a deletion does to an object.
 type Outcome string
 
 // The outcomes.
 const (
 	// Goes: it is deleted.
 	Goes Outcome = "Goes"
-	// Stays: it loses a reference to an owner, and stays.
+	// Stays: it loses an owner reference and is kept.
 	Stays Outcome = "Stays"
-	// Held: it would go, but of another owner it is not known whether it is there.
+	// Held: it would be deleted, but whether another owner exists is not known.
 	Held Outcome = "Held"
 )
 
-// Consequence is what a deletion means for one object.
+// Consequence is what a deletion does to one object.
 type Consequence struct {
 	Object  Object
 	Outcome Outcome
-	// Depth is the number of references between it and what is deleted; Via the UID of the owner that makes the difference.
+	// Depth is the number of references to the deleted object; Via is the UID of the owner through which it is affected.
 	Depth int
 	Via   string
 }
 
-// preview is a deletion thought through.
+// preview is the state of a simulated deletion.
 type preview struct {
 	gone    map[*node]bool
-	severed map[*target]bool // references that an orphaning owner takes away
+	severed map[*target]bool // references that an orphaning owner removes
 	found   map[*node]int    // index in out
 	out     []Consequence
 }
 
-// Preview says what a deletion of an observed object with a policy would take along, the object itself first, then by
-// depth. It is what will happen if nothing else changes: wishes that dependents carry as finalizers are heeded, and
-// finalizers of others are taken to go.
+// Preview returns what the deletion of an observed object with a policy would do: the object itself first, then the others by
+// depth. It holds if nothing else changes, finalizers for orphaning and foreground deletion are respected, and other
+// finalizers are removed in time.
 func (g *Graph) Preview(uid string, policy Policy) ([]Consequence, bool) {
 	e := g.entries[uid]
 	if e == nil || e.node == nil {
@@ -46,7 +46,7 @@ func (g *Graph) Preview(uid string, policy Policy) ([]Consequence, bool) {
 	p := &preview{gone: map[*node]bool{}, severed: map[*target]bool{}, found: map[*node]int{}}
 	p.record(e.node, Goes, 0, "")
 	p.remove(e.node, policy)
-	// By depth: whoever goes has its dependents looked at after those that were found before.
+	// Breadth first: the dependents of a deleted object come after those that were found before.
 	for queue := []*node{e.node}; len(queue) > 0; queue = queue[1:] {
 		owner := queue[0]
 		depth := p.out[p.found[owner]].Depth + 1
@@ -111,7 +111,7 @@ func (p *preview) record(n *node, outcome Outcome, depth int, via string) {
 	p.out = append(p.out, Consequence{Object: n.object(), Outcome: outcome, Depth: depth, Via: via})
 }
 
-// dependents are the observed objects that refer to n, ordered by UID.
+// dependents returns the observed objects that refer to n, ordered by UID.
 func (n *node) dependents() []*node {
 	var out []*node
 	for _, t := range n.entry.targets {

@@ -30,27 +30,27 @@ func TestExplain(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("root"))
 	g.Observe(object("middle", ownedBy("root")))
-	g.Observe(object("leaf", ownedBy("nobody"), ownedBy("middle")))
+	g.Observe(object("leaf", ownedBy("absent"), ownedBy("middle")))
 	x := explain(t, g, "leaf")
 	require.Equal(t, graph.Owned, x.State)
 	require.Equal(t, []string{"middle", "root"}, uids(x.Path))
-	require.Equal(t, []graph.OwnerView{{Owner: ownedBy("nobody"), Namespace: "one", Standing: graph.Unverified}, {Owner: ownedBy("middle"), Namespace: "one", Standing: graph.Solid}}, x.Owners)
+	require.Equal(t, []graph.OwnerView{{Owner: ownedBy("absent"), Namespace: "one", Status: graph.Unverified}, {Owner: ownedBy("middle"), Namespace: "one", Status: graph.Solid}}, x.Owners)
 	require.Equal(t, graph.Free, explain(t, g, "root").State)
 
-	g.Unresolved(ref("nobody"))
-	require.Equal(t, graph.Unresolvable, explain(t, g, "leaf").Owners[0].Standing)
+	g.Unresolved(ref("absent"))
+	require.Equal(t, graph.Unresolvable, explain(t, g, "leaf").Owners[0].Status)
 	g.Remove(object("middle"))
 	require.Equal(t, graph.Unclear, explain(t, g, "leaf").State)
-	g.Remove(object("nobody"))
+	g.Remove(object("absent"))
 	x = explain(t, g, "leaf")
 	require.Equal(t, graph.Doomed, x.State)
 	require.Equal(t, graph.Delete, x.Next.Verb)
-	require.Equal(t, graph.Dangling, x.Owners[0].Standing)
-	_, ok := g.Explain("nobody", 2)
+	require.Equal(t, graph.Dangling, x.Owners[0].Status)
+	_, ok := g.Explain("absent", 2)
 	require.False(t, ok)
 }
 
-func TestExplainADeletion(t *testing.T) {
+func TestExplainDeletion(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(deleted(object("root"), graph.FinalizerForeground, custom))
 	for _, uid := range []string{"c", "a", "b"} {
@@ -62,12 +62,12 @@ func TestExplainADeletion(t *testing.T) {
 	require.Equal(t, []string{"a", "b"}, uids(x.Blockers))
 	require.Equal(t, 3, x.BlockerCount)
 	require.Equal(t, []string{custom}, x.Finalizers)
-	require.Equal(t, graph.Waiting, explain(t, g, "a").Owners[0].Standing)
+	require.Equal(t, graph.Waiting, explain(t, g, "a").Owners[0].Status)
 	g.Observe(deleted(object("root"), graph.FinalizerOrphan))
 	x = explain(t, g, "root")
 	require.Equal(t, graph.AwaitsOrphaning, x.State)
 	require.Equal(t, 4, x.BlockerCount)
-	require.Equal(t, graph.Orphaning, explain(t, g, "a").Owners[0].Standing)
+	require.Equal(t, graph.Orphaning, explain(t, g, "a").Owners[0].Status)
 	require.Equal(t, graph.Owned, explain(t, g, "a").State)
 	g.Observe(deleted(object("root"), custom))
 	x = explain(t, g, "root")
@@ -78,10 +78,10 @@ func TestExplainADeletion(t *testing.T) {
 	g.Observe(graph.Object{Kind: garden, Name: "x", UID: "x", Owners: []graph.Owner{ownedBy("root")}})
 	x = explain(t, g, "x")
 	require.Equal(t, graph.Unclear, x.State)
-	require.Equal(t, graph.NoReference, x.Owners[0].Standing)
+	require.Equal(t, graph.NoReference, x.Owners[0].Status)
 }
 
-func TestExplainACycle(t *testing.T) {
+func TestExplainCycle(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("a", ownedBy("b")))
 	g.Observe(object("b", ownedBy("a")))
@@ -113,14 +113,14 @@ func TestPreview(t *testing.T) {
 	require.Equal(t, want, preview(graph.Background))
 	require.Equal(t, want, preview(graph.Foreground))
 	require.Equal(t, []string{"root Goes ", "a Stays root", "b Stays root", "keeps Stays root", "shared Stays root"}, preview(graph.Orphan))
-	_, ok := g.Preview("nobody", graph.Background)
+	_, ok := g.Preview("absent", graph.Background)
 	require.False(t, ok)
 }
 
-// TestPreviewComesTrue holds what a preview says against what happens then.
-func TestPreviewComesTrue(t *testing.T) {
+// TestPreviewMatchesDeletion compares a preview with what the deletion then does.
+func TestPreviewMatchesDeletion(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(t)
+		w := newModel(t)
 		for range rapid.IntRange(1, 12).Draw(t, "objects") {
 			w.drawCreate(true)
 		}
@@ -156,27 +156,27 @@ func TestPreviewComesTrue(t *testing.T) {
 func TestNeighbours(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("root"))
-	g.Observe(object("middle", blocking("root"), ownedBy("nobody")))
+	g.Observe(object("middle", blocking("root"), ownedBy("absent")))
 	g.Observe(object("leaf", ownedBy("middle")))
 	g.Observe(object("sibling", ownedBy("root")))
-	near, ok := g.Neighbours("middle", 1, 10)
+	near, ok := g.Neighbors("middle", 1, 10)
 	require.True(t, ok)
 	require.False(t, near.Truncated)
 	var names []string
 	for _, v := range near.Vertices {
 		names = append(names, v.Object.UID)
-		require.Equal(t, v.Object.UID == "nobody", v.Virtual)
+		require.Equal(t, v.Object.UID == "absent", v.Virtual)
 	}
-	require.Equal(t, []string{"middle", "nobody", "leaf", "root"}, names)
+	require.Equal(t, []string{"middle", "absent", "leaf", "root"}, names)
 	require.Equal(t, []graph.Reference{
-		{Dependent: "middle", Owner: "root", Standing: graph.Solid, Block: true},
-		{Dependent: "middle", Owner: "nobody", Standing: graph.Unverified},
-		{Dependent: "leaf", Owner: "middle", Standing: graph.Solid}}, near.References)
-	all, _ := g.Neighbours("middle", 2, 10)
+		{Dependent: "middle", Owner: "root", Status: graph.Solid, Block: true},
+		{Dependent: "middle", Owner: "absent", Status: graph.Unverified},
+		{Dependent: "leaf", Owner: "middle", Status: graph.Solid}}, near.References)
+	all, _ := g.Neighbors("middle", 2, 10)
 	require.Len(t, all.Vertices, 5)
-	few, _ := g.Neighbours("middle", 2, 2)
+	few, _ := g.Neighbors("middle", 2, 2)
 	require.True(t, few.Truncated)
-	_, ok = g.Neighbours("nobody", 1, 10)
+	_, ok = g.Neighbors("absent", 1, 10)
 	require.False(t, ok)
 	require.Equal(t, `digraph owners {
   node [shape=box];
@@ -184,7 +184,7 @@ func TestNeighbours(t *testing.T) {
   "middle" [label="Apple.fruit\none/middle\nOwned", style=solid];
   "middle" -> "leaf" [label="Solid", penwidth=1];
 }
-`, func() string { n, _ := g.Neighbours("leaf", 1, 10); return n.Dot() }())
+`, func() string { n, _ := g.Neighbors("leaf", 1, 10); return n.Dot() }())
 }
 
 func TestFind(t *testing.T) {

@@ -1,7 +1,6 @@
-// Package plan decides which Pods are garbage, as seed 003 says: finished ones beyond a number, terminating ones on nodes
-// that are out of service, those of nodes that are no more, and terminating ones that never had a node. It is pure: what
-// was observed and the time come in, deletions go out. A Quarantine belongs to one goroutine; Deletions may be called by
-// many.
+// Package plan decides which Pods are garbage (seed 003): finished ones above a threshold, terminating ones on nodes that are out
+// of service, those of nodes that do not exist, and terminating ones that were never scheduled. It is pure: observations and the
+// time are arguments, deletions are the result. A Quarantine belongs to one goroutine; Deletions may be called concurrently.
 package plan
 
 import (
@@ -10,80 +9,80 @@ import (
 	"time"
 )
 
-// Phases that end a Pod, and the reason of one that was evicted.
+// The phases of finished Pods, and the reason of evicted ones.
 const (
 	PhaseSucceeded = "Succeeded"
 	PhaseFailed    = "Failed"
 	ReasonEvicted  = "Evicted"
 )
 
-// Pod is what counts of a Pod.
+// Pod is the part of a Pod that decisions use.
 type Pod struct {
 	Namespace, Name, UID string
-	// Node is the name of the node that it is bound to; empty if it is bound to none.
+	// Node is the name of the node that it is bound to; empty if it was not scheduled.
 	Node string
 	// Phase and StatusReason are status.phase and status.reason.
 	Phase, StatusReason string
 	// Created is when it was created.
 	Created time.Time
-	// Terminating tells that it has a deletion timestamp.
+	// Terminating reports whether it has a deletion timestamp.
 	Terminating bool
 }
 
-// Finished tells that no container of the Pod runs or ever will again.
+// Finished reports whether no container of the Pod runs or will run again.
 func (p Pod) Finished() bool { return p.Phase == PhaseSucceeded || p.Phase == PhaseFailed }
 
 func (p Pod) evicted() bool { return p.Phase == PhaseFailed && p.StatusReason == ReasonEvicted }
 
-// Node is what counts of a node.
+// Node is the part of a node that decisions use.
 type Node struct {
 	Name string
-	// Ready tells that its condition Ready is true.
+	// Ready reports whether its condition Ready is true.
 	Ready bool
-	// OutOfService tells that it has the taint node.kubernetes.io/out-of-service, with whatever value and effect.
+	// OutOfService reports whether it has the taint node.kubernetes.io/out-of-service, with any value and effect.
 	OutOfService bool
 }
 
 // Reason is why a Pod is deleted.
 type Reason string
 
-// All reasons, in the order in which they are looked for.
+// The reasons, in the order in which they are checked.
 const (
-	// Terminated: it has finished, and more have than are to be kept.
+	// Terminated: it has finished, and more Pods have than are to be kept.
 	Terminated Reason = "terminated"
 	// OutOfService: it is terminating on a node that is not ready and was declared out of service.
 	OutOfService Reason = "out-of-service"
-	// Orphaned: its node is no more.
+	// Orphaned: its node does not exist.
 	Orphaned Reason = "orphaned"
-	// Unscheduled: it is terminating and was bound to no node that could end it.
+	// Unscheduled: it is terminating and was never bound to a node.
 	Unscheduled Reason = "unscheduled"
 )
 
-// Reasons are all of them.
+// Reasons returns all reasons.
 func Reasons() []Reason { return []Reason{Terminated, OutOfService, Orphaned, Unscheduled} }
 
-// Deletion is one Pod that is to go, at once and without grace.
+// Deletion is a Pod to delete without grace.
 type Deletion struct {
 	Pod    Pod
 	Reason Reason
-	// Fail tells that its phase has to be set to Failed before, for it has not finished. If that fails it is not deleted.
+	// Fail reports whether its phase must be set to Failed first, because it has not finished. If that fails, it is not deleted.
 	Fail bool
-	// Disrupted tells that the condition DisruptionTarget goes along with the phase.
+	// Disrupted reports whether the condition DisruptionTarget is set together with the phase.
 	Disrupted bool
 }
 
-// Observation is all that is known at one time.
+// Observation is everything that is known at one time.
 type Observation struct {
 	Pods  []Pod
 	Nodes []Node
-	// Gone are the nodes of which the API server itself said, after their quarantine, that they do not exist.
+	// Gone are the nodes that, after their quarantine, the API server reported as not found.
 	Gone []string
-	// Threshold is how many finished Pods are kept; 0 or less keeps all.
+	// Threshold is the number of finished Pods to keep; 0 or less keeps all.
 	Threshold int
 }
 
-// Deletions are the Pods that are to go, each once, ordered by reason as Reasons is; finished ones in the order in which
-// they are given up. The order of what was observed does not matter.
+// Deletions returns the Pods to delete, each once, ordered by reason as Reasons is; finished ones in the order of terminated. The
+// order of the observations does not matter.
 func Deletions(o Observation) []Deletion {
 	out := terminated(o.Pods, o.Threshold)
 	taken := make(map[string]bool, len(out))
@@ -96,7 +95,7 @@ func Deletions(o Observation) []Deletion {
 	}
 	for _, n := range o.Nodes {
 		outOfService[n.Name] = n.OutOfService && !n.Ready
-		delete(gone, n.Name) // it is back
+		delete(gone, n.Name) // it was registered again
 	}
 	rest := make([]Deletion, 0)
 	for _, p := range o.Pods {
@@ -122,8 +121,8 @@ func Deletions(o Observation) []Deletion {
 
 func rank(r Reason) int { return slices.Index(Reasons(), r) }
 
-// terminated gives up the finished Pods beyond the threshold: evicted ones first, which have nothing to tell that their
-// Event did not, then the oldest.
+// terminated returns the finished Pods above the threshold: evicted ones first, because their Events say all there is to know,
+// then the oldest.
 func terminated(pods []Pod, threshold int) []Deletion {
 	if threshold <= 0 {
 		return nil
@@ -147,7 +146,7 @@ func terminated(pods []Pod, threshold int) []Deletion {
 	return out
 }
 
-// byAge has the oldest first, then goes by name. Names repeat between namespaces; the UID makes the order total.
+// byAge orders by age, then by name. Names repeat between namespaces; the UID makes the order total.
 func byAge(a, b Pod) int {
 	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID))
 }

@@ -98,7 +98,7 @@ func TestDeletions(t *testing.T) {
 	}
 }
 
-func TestWhatHasFinishedIsNotFailed(t *testing.T) {
+func TestFinishedPodIsNotFailed(t *testing.T) {
 	for phase, want := range map[string]bool{"Running": true, "Pending": true, "Unknown": true, "": true, plan.PhaseFailed: false, plan.PhaseSucceeded: false} {
 		got := plan.Deletions(plan.Observation{Gone: []string{"gone"}, Pods: []plan.Pod{
 			{Name: "o", UID: "o", Node: "gone", Phase: phase}, {Name: "u", UID: "u", Phase: phase, Terminating: true}}})
@@ -106,7 +106,7 @@ func TestWhatHasFinishedIsNotFailed(t *testing.T) {
 		require.Equal(t, want, got[0].Fail, phase)
 		require.Equal(t, want, got[0].Disrupted, phase)
 		require.Equal(t, want, got[1].Fail, phase)
-		require.False(t, got[1].Disrupted, "only what lost its node was disrupted")
+		require.False(t, got[1].Disrupted, "only Pods that lost their node are disrupted")
 	}
 }
 
@@ -138,8 +138,8 @@ func observationGen(t *rapid.T) plan.Observation {
 	return o
 }
 
-// TestDeletionsHoldTheRules says each rule of the seed once more, in another way.
-func TestDeletionsHoldTheRules(t *testing.T) {
+// TestDeletionsFollowTheRules states each rule of the seed in a second way.
+func TestDeletionsFollowTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := observationGen(t)
 		got := plan.Deletions(o)
@@ -198,7 +198,7 @@ func requireBefore(t *rapid.T, first, second plan.Pod) {
 	require.LessOrEqual(t, first.Name, second.Name)
 }
 
-func TestTheOrderOfWhatWasObservedDoesNotMatter(t *testing.T) {
+func TestDeletionsDoNotDependOnOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := observationGen(t)
 		shuffled := o
@@ -216,9 +216,9 @@ func TestQuarantine(t *testing.T) {
 	require.Equal(t, 1, q.Waiting())
 	require.Empty(t, q.Due(at(20), pods, nodes))
 	require.Equal(t, []string{"n"}, q.Due(at(40), pods, nodes))
-	require.Equal(t, []string{"n"}, q.Due(at(60), pods, nodes), "nobody answered: again")
+	require.Equal(t, []string{"n"}, q.Due(at(60), pods, nodes), "no answer yet: due again")
 	q.Exists("n")
-	require.Empty(t, q.Due(at(80), pods, nodes), "it exists: all begins anew")
+	require.Empty(t, q.Due(at(80), pods, nodes), "it exists: the quarantine restarts")
 	require.Empty(t, q.Due(at(100), pods, nodes))
 	require.Empty(t, q.Due(at(110), pods, append(nodes, plan.Node{Name: "n"})), "it is known")
 	require.Zero(t, q.Waiting())
@@ -228,8 +228,8 @@ func TestQuarantine(t *testing.T) {
 	require.Equal(t, []string{"n"}, plan.NewQuarantine(0).Due(at(0), pods, nodes))
 }
 
-// TestQuarantineIsWhole: a node is due if and only if it was unknown in every round of the whole period.
-func TestQuarantineIsWhole(t *testing.T) {
+// TestQuarantineIsUninterrupted: a node is due if and only if it was unknown in every round of the whole period.
+func TestQuarantineIsUninterrupted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const period = 4
 		q := plan.NewQuarantine(period * time.Second)

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// Quarantine remembers the nodes that Pods name and nobody knows, and since when. A node is unknown for a while for
-// innocent reasons: caches are not of one age, and a node may register late. Only one that stayed unknown for the whole
-// period is worth asking the API server for, and only the answer to that makes its Pods orphans.
+// Quarantine tracks the nodes that Pods name and that are not known, and since when. A node can be unknown for a while for
+// harmless reasons: caches differ in age, and a node may register late. Only a node that stayed unknown for the whole period is
+// looked up at the API server, and only its answer makes the node's Pods orphans.
 //
-//	named and unknown            period over                   the API server: no such node
-//	------------------> waiting ------------> due, asked for --------------------------------> its Pods go
+//	named and unknown            period over                       the API server: not found
+//	------------------> waiting ------------> due, looked up --------------------------------> its Pods are deleted
 //	                       |                     |  ^ no answer, or Pods remain: again in the next round
-//	                       | known, or not named |  |
-//	                       v   any more          v--+
-//	                    forgotten <--------- the API server: it exists
+//	                       | known, or no longer |  |
+//	                       v named               v--+
+//	                    dropped <--------- the API server: it exists
 //
 // The zero value is not usable; call NewQuarantine. A Quarantine is not safe for concurrent use.
 type Quarantine struct {
@@ -22,12 +22,12 @@ type Quarantine struct {
 	since  map[string]time.Time
 }
 
-// NewQuarantine returns an empty one.
+// NewQuarantine returns an empty quarantine.
 func NewQuarantine(period time.Duration) *Quarantine {
 	return &Quarantine{period: period, since: map[string]time.Time{}}
 }
 
-// Due takes in what was observed at a time, and returns the nodes, sorted, that are to be asked for now.
+// Due records an observation, and returns the nodes to look up now, sorted.
 func (q *Quarantine) Due(now time.Time, pods []Pod, nodes []Node) []string {
 	unknown := map[string]bool{}
 	for _, p := range pods {
@@ -60,8 +60,8 @@ func (q *Quarantine) Due(now time.Time, pods []Pod, nodes []Node) []string {
 	return due
 }
 
-// Exists takes in that the API server knows the node: if it stays unknown to the caches, all begins anew.
+// Exists records that the API server has the node: if it stays unknown to the caches, its quarantine restarts.
 func (q *Quarantine) Exists(name string) { delete(q.since, name) }
 
-// Waiting is the number of nodes in quarantine.
+// Waiting returns the number of nodes in quarantine.
 func (q *Quarantine) Waiting() int { return len(q.since) }

@@ -6,31 +6,31 @@ import (
 	"strings"
 )
 
-// Vertex is an object of a neighbourhood, or an owner that was not observed: its Object then has no more than a place.
+// Vertex is an object of the graph, or an owner that was not observed: then only its kind, namespace, name and UID are known.
 type Vertex struct {
 	Object  Object
 	Virtual bool
 	State   State
-	// Distance is the number of references between it and the object that was asked for.
+	// Distance is the number of references between it and the selected object.
 	Distance int
 }
 
-// Reference is an owner reference of a neighbourhood, from the dependent to the owner, by UIDs.
+// Reference is an owner reference, from the UID of the dependent to the UID of the owner.
 type Reference struct {
 	Dependent, Owner string
-	Standing         Standing
+	Status           RefStatus
 	Block            bool
 }
 
-// Neighbourhood is a part of the graph.
-type Neighbourhood struct {
+// Neighborhood is a part of the graph.
+type Neighborhood struct {
 	Vertices   []Vertex
 	References []Reference
-	// Truncated tells that there is more within the depth that was asked for.
+	// Truncated reports that objects within the requested depth are missing.
 	Truncated bool
 }
 
-// Find returns the UID of the observed object at a place. One that is doubtful counts only if no other is there.
+// Find returns the UID of the observed object with a kind, namespace and name. A doubtful one counts only if there is no other.
 func (g *Graph) Find(kind Kind, namespace, name string) (uid string, ok bool) {
 	for _, e := range g.entries {
 		n := e.node
@@ -45,13 +45,13 @@ func (g *Graph) Find(kind Kind, namespace, name string) (uid string, ok bool) {
 	return uid, ok
 }
 
-// Neighbours are the objects within a number of references of one, in both directions, at most limit of them, nearest first.
-func (g *Graph) Neighbours(uid string, depth, limit int) (Neighbourhood, bool) {
+// Neighbors returns the objects within a number of references of one, in both directions, at most limit, nearest first.
+func (g *Graph) Neighbors(uid string, depth, limit int) (Neighborhood, bool) {
 	e := g.entries[uid]
 	if e == nil || e.node == nil {
-		return Neighbourhood{}, false
+		return Neighborhood{}, false
 	}
-	var out Neighbourhood
+	var out Neighborhood
 	distance := map[*node]int{e.node: 0}
 	order := []*node{e.node}
 	for i := 0; i < len(order); i++ {
@@ -59,7 +59,7 @@ func (g *Graph) Neighbours(uid string, depth, limit int) (Neighbourhood, bool) {
 		if distance[n] == depth {
 			continue
 		}
-		for _, next := range n.neighbours() {
+		for _, next := range n.neighbors() {
 			if _, ok := distance[next]; ok {
 				continue
 			}
@@ -79,7 +79,7 @@ func (g *Graph) Neighbours(uid string, depth, limit int) (Neighbourhood, bool) {
 			if _, in := distance[owner]; owner != nil && !in || owner == nil && distance[n] == depth {
 				continue
 			}
-			out.References = append(out.References, Reference{Dependent: n.UID, Owner: r.UID, Standing: e.standing(), Block: e.block == True})
+			out.References = append(out.References, Reference{Dependent: n.UID, Owner: r.UID, Status: e.status(), Block: e.block == True})
 			if owner == nil && !virtual[r.UID] {
 				virtual[r.UID] = true
 				out.Vertices = append(out.Vertices, Vertex{Virtual: true, Distance: distance[n] + 1,
@@ -90,8 +90,8 @@ func (g *Graph) Neighbours(uid string, depth, limit int) (Neighbourhood, bool) {
 	return out, true
 }
 
-// neighbours are the observed owners and dependents, each once, ordered by UID.
-func (n *node) neighbours() []*node {
+// neighbors returns the observed owners and dependents, each once, ordered by UID.
+func (n *node) neighbors() []*node {
 	out := n.dependents()
 	for _, e := range n.edges {
 		if owner := e.target.observed(); owner != nil {
@@ -102,8 +102,8 @@ func (n *node) neighbours() []*node {
 	return slices.Compact(out)
 }
 
-// Dot is the neighbourhood in the language of Graphviz: arrows point from owners to dependents, as deletions go.
-func (n Neighbourhood) Dot() string {
+// Dot returns the neighborhood in the Graphviz language. Arrows lead from owners to dependents, as deletions do.
+func (n Neighborhood) Dot() string {
 	var b strings.Builder
 	b.WriteString("digraph owners {\n  node [shape=box];\n")
 	for _, v := range n.Vertices {
@@ -128,7 +128,7 @@ func (n Neighbourhood) Dot() string {
 		if r.Block {
 			width = 2
 		}
-		fmt.Fprintf(&b, "  %q -> %q [label=%q, penwidth=%d];\n", r.Owner, r.Dependent, r.Standing, width)
+		fmt.Fprintf(&b, "  %q -> %q [label=%q, penwidth=%d];\n", r.Owner, r.Dependent, r.Status, width)
 	}
 	b.WriteString("}\n")
 	return b.String()

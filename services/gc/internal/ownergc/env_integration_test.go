@@ -33,18 +33,17 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
 const (
-	patience = 30 * time.Second
-	tick     = 20 * time.Millisecond
-	holds    = "example.com/hold"
+	holds = "example.com/hold"
 )
 
-// server is the API server of all tests of this package.
+// server is the API server for all tests of this package.
 type server struct {
 	env  *envtest.Environment
 	rest *rest.Config
@@ -102,8 +101,8 @@ func (s *server) start() error {
 	return err
 }
 
-// world is one namespace and a collector.
-type world struct {
+// testEnv is one namespace and a collector.
+type testEnv struct {
 	*server
 
 	t         *testing.T
@@ -112,7 +111,7 @@ type world struct {
 	collector *ownergc.Collector
 	stop      func()
 
-	// wrap, if not nil, comes between the collector and the API server.
+	// wrap, if not nil, is put between the collector and the API server.
 	wrap func(metadata.Interface) metadata.Interface
 
 	mu     sync.Mutex
@@ -120,9 +119,9 @@ type world struct {
 	scope  func(string) bool
 }
 
-func newWorld(t *testing.T) *world {
+func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
-	w := &world{server: &theServer, t: t, scope: func(string) bool { return true }}
+	w := &testEnv{server: &theServer, t: t, scope: func(string) bool { return true }}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "gc-"}}
 	require.NoError(t, w.kube.Create(t.Context(), ns))
 	w.namespace = ns.Name
@@ -134,8 +133,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// start starts a collector, as whoever api is, and waits until it has seen everything.
-func (w *world) start(api *rest.Config) {
+// start starts a collector with the given credentials, and waits until it has listed everything.
+func (w *testEnv) start(api *rest.Config) {
 	w.t.Helper()
 	var meta metadata.Interface
 	meta, err := metadata.NewForConfig(api)
@@ -167,45 +166,45 @@ func (w *world) start(api *rest.Config) {
 	}
 }
 
-// owner is a reference to an object.
+// owner returns a reference to an object.
 func owner(o client.Object, block bool) metav1.OwnerReference {
 	gvk, err := theServer.kube.GroupVersionKindFor(o)
 	if err != nil {
-		panic(err) // a type that the scheme lacks
+		panic(err) // a type that is missing in the scheme
 	}
 	return metav1.OwnerReference{APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: o.GetName(), UID: o.GetUID(), BlockOwnerDeletion: &block}
 }
 
-// config makes a ConfigMap.
-func (w *world) config(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
+// config creates a ConfigMap.
+func (w *testEnv) config(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
 	w.t.Helper()
 	c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, OwnerReferences: owners}}
 	require.NoError(w.t, w.kube.Create(w.t.Context(), c))
 	return c
 }
 
-func (w *world) delete(o client.Object, policy metav1.DeletionPropagation) {
+func (w *testEnv) delete(o client.Object, policy metav1.DeletionPropagation) {
 	w.t.Helper()
 	require.NoError(w.t, w.kube.Delete(w.t.Context(), o, client.PropagationPolicy(policy)))
 }
 
-// is reads an object; false if it is gone.
-func (w *world) is(o client.Object) bool {
+// is reads an object and reports whether it exists.
+func (w *testEnv) is(o client.Object) bool {
 	w.t.Helper()
 	err := w.kube.Get(w.t.Context(), client.ObjectKeyFromObject(o), o)
 	require.NoError(w.t, client.IgnoreNotFound(err))
 	return !apierrors.IsNotFound(err)
 }
 
-func (w *world) gone(objects ...client.Object) {
+func (w *testEnv) gone(objects ...client.Object) {
 	w.t.Helper()
 	for _, o := range objects {
-		require.Eventually(w.t, func() bool { return !w.is(o) }, patience, tick, "%s is still there: %+v", o.GetName(), o)
+		require.Eventually(w.t, func() bool { return !w.is(o) }, testkit.Timeout, testkit.Tick, "%s is still there: %+v", o.GetName(), o)
 	}
 }
 
-// settled waits until the collector has seen an object as it is, and has nothing to do with it.
-func (w *world) settled(objects ...client.Object) {
+// settled waits until the collector has observed the present version of an object and has nothing to do with it.
+func (w *testEnv) settled(objects ...client.Object) {
 	w.t.Helper()
 	for _, o := range objects {
 		require.True(w.t, w.is(o), o.GetName())
@@ -213,13 +212,13 @@ func (w *world) settled(objects ...client.Object) {
 			var x graph.Explanation
 			var ok bool
 			w.collector.Query(func(g *graph.Graph) { x, ok = g.Explain(string(o.GetUID()), 1) })
-			unverified := slices.ContainsFunc(x.Owners, func(v graph.OwnerView) bool { return v.Standing == graph.Unverified })
+			unverified := slices.ContainsFunc(x.Owners, func(v graph.OwnerView) bool { return v.Status == graph.Unverified })
 			return ok && x.Object.ResourceVersion == o.GetResourceVersion() && x.Next.Verb == graph.Keep && !unverified
-		}, patience, tick, "%s is not settled", o.GetName())
+		}, testkit.Timeout, testkit.Tick, "%s is not settled", o.GetName())
 	}
 }
 
-func (w *world) owners(o client.Object) []string {
+func (w *testEnv) owners(o client.Object) []string {
 	w.t.Helper()
 	require.True(w.t, w.is(o))
 	out := []string{}
@@ -229,19 +228,19 @@ func (w *world) owners(o client.Object) []string {
 	return out
 }
 
-func (w *world) permit(err error) {
+func (w *testEnv) permit(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.refuse = err
 }
 
 // event waits for a Warning.
-func (w *world) event() string {
+func (w *testEnv) event() string {
 	w.t.Helper()
 	select {
 	case e := <-w.recorder.Events:
 		return e
-	case <-time.After(patience):
+	case <-time.After(testkit.Timeout):
 		require.Fail(w.t, "no Event")
 		return ""
 	}

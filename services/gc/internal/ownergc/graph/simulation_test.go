@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
 
-// The kinds of the model. Nobody watches hidden ones, and the API server does not know ghosts.
+// The kinds of the model. Hidden ones are not watched, and the API server does not serve ghosts.
 var (
 	apple  = graph.Kind{Group: "fruit", Kind: "Apple"}
 	pear   = graph.Kind{Group: "fruit", Kind: "Pear"}
@@ -26,7 +26,7 @@ func scopes() map[graph.Kind]graph.Scope {
 	return map[graph.Kind]graph.Scope{apple: graph.ScopeNamespaced, pear: graph.ScopeNamespaced, hidden: graph.ScopeNamespaced, garden: graph.ScopeCluster}
 }
 
-type place struct {
+type location struct {
 	kind            graph.Kind
 	namespace, name string
 }
@@ -36,13 +36,13 @@ type event struct {
 	gone   bool
 }
 
-// world is an API server in small, with watches that lag, and the collector's hands: what it does with an action.
-type world struct {
+// model is a small API server with watches that lag, and executes the collector's actions.
+type model struct {
 	t       *rapid.T
 	g       *graph.Graph
 	objects map[string]*graph.Object
-	// left and waited are the objects that were ever deleted with the policies Orphan and Foreground. That a user thinks
-	// better of it is not known everywhere at once.
+	// left and waited are the objects that were ever deleted with the policies Orphan and Foreground. A user who changes the
+	// policy later is not observed everywhere at once.
 	left, waited map[string]bool
 
 	version int
@@ -54,22 +54,22 @@ type world struct {
 	writes  int
 }
 
-func newWorld(t *rapid.T) *world {
-	w := &world{t: t, g: graph.New(rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "memory")), objects: map[string]*graph.Object{},
+func newModel(t *rapid.T) *model {
+	w := &model{t: t, g: graph.New(rapid.SampledFrom([]int{0, 1, 100}).Draw(t, "memory")), objects: map[string]*graph.Object{},
 		left: map[string]bool{}, waited: map[string]bool{},
 		watches: map[graph.Kind][]event{}, parked: map[graph.Item]bool{}}
-	w.take(w.g.Kinds(scopes()))
+	w.apply(w.g.Kinds(scopes()))
 	return w
 }
 
-func (w *world) take(fx graph.Effects) {
-	slices.SortFunc(fx.Items, compareItems) // or a failure would not repeat
+func (w *model) apply(fx graph.Effects) {
+	slices.SortFunc(fx.Items, compareItems) // so that a failure is reproducible
 	w.pending = append(w.pending, fx.Items...)
 	w.invalid = append(w.invalid, fx.Invalid...)
 }
 
-// wrote stamps an object and tells the watch of its kind.
-func (w *world) wrote(o *graph.Object, gone bool) {
+// wrote sets the resource version of an object and notifies the watch of its kind.
+func (w *model) wrote(o *graph.Object, gone bool) {
 	w.version++
 	o.ResourceVersion = strconv.Itoa(w.version)
 	if gone {
@@ -85,7 +85,7 @@ func copied(o graph.Object) graph.Object {
 	return o
 }
 
-func (w *world) create(kind graph.Kind, namespace string, owners []graph.Owner, finalizers ...string) string {
+func (w *model) create(kind graph.Kind, namespace string, owners []graph.Owner, finalizers ...string) string {
 	w.uids++
 	uid := fmt.Sprint("u", w.uids)
 	o := &graph.Object{Kind: kind, Namespace: namespace, Name: "n" + uid, UID: uid, Owners: owners, Finalizers: finalizers}
@@ -94,26 +94,26 @@ func (w *world) create(kind graph.Kind, namespace string, owners []graph.Owner, 
 	return uid
 }
 
-func (w *world) at(p place) *graph.Object {
+func (w *model) at(p location) *graph.Object {
 	for _, o := range w.objects {
-		if p == (place{o.Kind, o.Namespace, o.Name}) {
+		if p == (location{o.Kind, o.Namespace, o.Name}) {
 			return o
 		}
 	}
 	return nil
 }
 
-// dangles tells whether a reference points at nothing, and that can be known: the API server says so of its place, for one
-// version at least, or its UID was there and is no more.
-func (w *world) dangles(of *graph.Object, r graph.Owner) bool {
+// dangles reports whether a reference points at nothing and this can be known: the API server says so for one version at
+// least, or the deletion of the UID was observed.
+func (w *model) dangles(of *graph.Object, r graph.Owner) bool {
 	in := r
 	in.Version = "v1"
 	o, resolvable := w.owner(of, in)
 	return r.UID != "" && resolvable && o == nil
 }
 
-// owner tells the truth about a reference of an object: what it points at, and whether the API server can say so.
-func (w *world) owner(of *graph.Object, r graph.Owner) (o *graph.Object, resolvable bool) {
+// owner returns the owner that a reference points at, and whether the API server can resolve it.
+func (w *model) owner(of *graph.Object, r graph.Owner) (o *graph.Object, resolvable bool) {
 	namespace := of.Namespace
 	switch scopes()[r.Kind] {
 	case graph.ScopeUnknown:
@@ -125,8 +125,8 @@ func (w *world) owner(of *graph.Object, r graph.Owner) (o *graph.Object, resolva
 			return nil, false
 		}
 	}
-	if o := w.at(place{r.Kind, namespace, r.Name}); o != nil && o.UID == r.UID {
-		return o, r.Version == "v1" || r.Kind != hidden // a watch knows it whatever the version is
+	if o := w.at(location{r.Kind, namespace, r.Name}); o != nil && o.UID == r.UID {
+		return o, r.Version == "v1" || r.Kind != hidden // a watch knows it whatever the version
 	}
 	return nil, r.Version == "v1"
 }
@@ -140,7 +140,7 @@ func orphans(o *graph.Object) bool {
 }
 
 // delete is the API server's DELETE.
-func (w *world) delete(uid string, policy graph.Policy) {
+func (w *model) delete(uid string, policy graph.Policy) {
 	o := w.objects[uid]
 	o.Finalizers = slices.DeleteFunc(slices.Clone(o.Finalizers), func(f string) bool {
 		return f == graph.FinalizerForeground || f == graph.FinalizerOrphan
@@ -157,14 +157,14 @@ func (w *world) delete(uid string, policy graph.Policy) {
 	w.wrote(o, len(o.Finalizers) == 0)
 }
 
-func (w *world) finalize(uid, finalizer string) {
+func (w *model) finalize(uid, finalizer string) {
 	o := w.objects[uid]
 	o.Finalizers = slices.DeleteFunc(slices.Clone(o.Finalizers), func(f string) bool { return f == finalizer })
 	w.wrote(o, o.Deleting && len(o.Finalizers) == 0)
 }
 
-// deliver gives the graph the next event of a watch, now and then twice, or breaks the watch off: then a list follows.
-func (w *world) deliver(kind graph.Kind) {
+// deliver gives the graph the next event of a watch, sometimes twice, or breaks the watch: then a list follows.
+func (w *model) deliver(kind graph.Kind) {
 	events := w.watches[kind]
 	switch rapid.IntRange(0, 19).Draw(w.t, "delivery") {
 	case 0:
@@ -178,26 +178,26 @@ func (w *world) deliver(kind graph.Kind) {
 	w.watches[kind] = events[1:]
 }
 
-func (w *world) show(e event) {
+func (w *model) show(e event) {
 	if e.gone {
-		w.take(w.g.Remove(e.object))
+		w.apply(w.g.Remove(e.object))
 	} else {
-		w.take(w.g.Observe(copied(e.object)))
+		w.apply(w.g.Observe(copied(e.object)))
 	}
 }
 
-func (w *world) list(kind graph.Kind) {
+func (w *model) list(kind graph.Kind) {
 	var list []graph.Object
 	for _, uid := range w.all() {
 		if o := w.objects[uid]; o.Kind == kind {
 			list = append(list, copied(*o))
 		}
 	}
-	w.take(w.g.List(kind, list))
+	w.apply(w.g.List(kind, list))
 }
 
-// all UIDs, in an order that repeats.
-func (w *world) all() []string {
+// all returns all UIDs in a reproducible order.
+func (w *model) all() []string {
 	var out []string
 	for uid := range w.objects {
 		out = append(out, uid)
@@ -206,24 +206,24 @@ func (w *world) all() []string {
 	return out
 }
 
-// execute does what an item wants done.
-func (w *world) execute(i graph.Item) {
+// execute performs the action for an item.
+func (w *model) execute(i graph.Item) {
 	a := w.g.Decide(i, nil)
 	switch a.Verb {
 	case graph.Keep:
 	case graph.Lookup:
 		w.lookup(i, a.Ref)
 	case graph.Verify:
-		if o := w.at(place{a.Object.Kind, a.Object.Namespace, a.Object.Name}); o != nil && o.UID == a.Object.UID {
-			w.take(w.g.Confirm(o.UID))
+		if o := w.at(location{a.Object.Kind, a.Object.Namespace, a.Object.Name}); o != nil && o.UID == a.Object.UID {
+			w.apply(w.g.Confirm(o.UID))
 			w.parked[i] = true
 		} else {
-			w.take(w.g.Remove(a.Object))
+			w.apply(w.g.Remove(a.Object))
 		}
 	default:
 		live := w.objects[a.Object.UID]
 		if live == nil {
-			w.take(w.g.Remove(a.Object))
+			w.apply(w.g.Remove(a.Object))
 			return
 		}
 		if live.ResourceVersion != a.Object.ResourceVersion {
@@ -238,23 +238,22 @@ func (w *world) execute(i graph.Item) {
 	}
 }
 
-func (w *world) lookup(i graph.Item, r graph.Ref) {
+func (w *model) lookup(i graph.Item, r graph.Ref) {
 	if r.Kind == ghost || r.Version != "v1" {
-		w.take(w.g.Unresolved(r))
+		w.apply(w.g.Unresolved(r))
 		return
 	}
-	o := w.at(place{r.Kind, r.Namespace, r.Name})
+	o := w.at(location{r.Kind, r.Namespace, r.Name})
 	if o == nil || o.UID != r.UID {
-		w.take(w.g.Missing(r))
+		w.apply(w.g.Missing(r))
 		return
 	}
-	w.take(w.g.Found(r, copied(*o)))
+	w.apply(w.g.Found(r, copied(*o)))
 	w.parked[i] = true
 }
 
-// write carries a write out, if it is right: whatever the collector does has to be true of the world as it is, not only of
-// what it was told.
-func (w *world) write(live *graph.Object, a graph.Action) {
+// write performs a write and checks that it is right for the API server's state, not only for what the collector observed.
+func (w *model) write(live *graph.Object, a graph.Action) {
 	w.writes++
 	require.Less(w.t, w.writes, 10000, "it never ends: %+v", a)
 	switch a.Verb {
@@ -277,7 +276,7 @@ func (w *world) write(live *graph.Object, a graph.Action) {
 	}
 }
 
-func (w *world) rightPatch(live *graph.Object, a graph.Action) {
+func (w *model) rightPatch(live *graph.Object, a graph.Action) {
 	if a.Cause == graph.WaitCycle {
 		require.Len(w.t, a.Owners, len(live.Owners))
 		require.True(w.t, w.waited[live.UID])
@@ -295,7 +294,7 @@ func (w *world) rightPatch(live *graph.Object, a graph.Action) {
 }
 
 // step does one thing that is due; false if nothing is.
-func (w *world) step() bool {
+func (w *model) step() bool {
 	var kinds []graph.Kind
 	for _, k := range []graph.Kind{apple, pear, garden} {
 		if len(w.watches[k]) > 0 {
@@ -319,8 +318,8 @@ func (w *world) step() bool {
 	return true
 }
 
-// settle goes on until nothing is left to do, asking again for what was parked.
-func (w *world) settle() {
+// settle runs until nothing is left to do, and repeats parked lookups.
+func (w *model) settle() {
 	for range 100 {
 		for w.step() {
 		}
@@ -340,7 +339,7 @@ func (w *world) settle() {
 			return
 		}
 	}
-	require.Fail(w.t, "it does not settle")
+	require.Fail(w.t, "the model does not settle")
 }
 
 func compareItems(a, b graph.Item) int {
