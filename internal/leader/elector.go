@@ -27,7 +27,7 @@ import (
 )
 
 // ErrDeposed tells that another process leads now. What this one has in memory is a former leader's: it ends.
-var ErrDeposed = errors.New("another process leads now")
+var ErrLeadershipLost = errors.New("another process leads now")
 
 // Defaults: a dead leader is replaced within about LeaseDuration + RetryPeriod.
 const (
@@ -101,10 +101,10 @@ func (e *Elector) Run(ctx context.Context) error {
 	go func() { ended <- e.compete(inner) }()
 	for {
 		state, changed := e.State()
-		if state.Deposed {
+		if state.Lost {
 			cancel()
 			_ = <-ended // another holds it; how the attempt to renew ended tells nothing more
-			return fmt.Errorf("%w: %s", ErrDeposed, state.Holder)
+			return fmt.Errorf("%w: %s", ErrLeadershipLost, state.Holder)
 		}
 		select {
 		case <-changed:

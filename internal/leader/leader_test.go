@@ -223,10 +223,10 @@ func TestADeposedLeaderEnds(t *testing.T) {
 	require.EqualValues(t, 1, a.Term(), "a cannot know")
 	require.EqualValues(t, 2, b.Term())
 	a.view.set(false)
-	require.ErrorIs(t, <-a.ended, leader.ErrDeposed)
+	require.ErrorIs(t, <-a.ended, leader.ErrLeadershipLost)
 	require.Zero(t, a.Term())
 	state, _ := a.State()
-	require.True(t, state.Deposed)
+	require.True(t, state.Lost)
 	require.Equal(t, "b", state.Holder)
 	require.True(t, b.leads())
 }
@@ -279,7 +279,7 @@ func TestSuperseded(t *testing.T) {
 		a.Superseded(b.Term())
 		require.Never(t, a.leads, 300*time.Millisecond, tick, "it cannot ask, and does not lead")
 		a.view.set(false)
-		require.ErrorIs(t, <-a.ended, leader.ErrDeposed)
+		require.ErrorIs(t, <-a.ended, leader.ErrLeadershipLost)
 	})
 }
 

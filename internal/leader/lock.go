@@ -25,7 +25,7 @@ type Lock struct {
 	seen   int64     // the highest term that the Lease was seen with
 	holder string
 	// deposed tells that another process was seen to hold it after this one did.
-	deposed bool
+	lost    bool
 	changed chan struct{} // closed at each change of the above
 }
 
@@ -42,15 +42,15 @@ type State struct {
 	// Holder is the identity of the process that holds it, as was seen last; empty if none is known.
 	Holder string
 	// Deposed tells that another process holds it after this one did. It stays true.
-	Deposed bool
+	Lost bool
 }
 
 // State is what is known now, and a channel that is closed when that has changed.
 func (l *Lock) State() (State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := State{Holder: l.holder, Deposed: l.deposed}
-	if l.term >= l.floor && l.holder == l.Identity() && !l.deposed {
+	s := State{Holder: l.holder, Lost: l.lost}
+	if l.term >= l.floor && l.holder == l.Identity() && !l.lost {
 		s.Term = l.term
 	}
 	return s, l.changed
@@ -145,7 +145,7 @@ func (l *Lock) observe(record *resourcelock.LeaderElectionRecord) {
 		return
 	}
 	l.holder = holder
-	l.deposed = l.deposed || l.term > 0 && holder != "" && holder != l.Identity()
+	l.lost = l.lost || l.term > 0 && holder != "" && holder != l.Identity()
 	l.wake()
 }
 

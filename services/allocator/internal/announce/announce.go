@@ -15,7 +15,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
 )
 
@@ -24,7 +24,7 @@ const callTimeout = 5 * time.Second
 
 // Config is what an Announcer needs.
 type Config struct {
-	Lead *lead.Lead
+	Lead *leadership.View
 	// Client returns the connection to an agent; false if there is none (now). Its calls carry the term.
 	Client func(agentUID string) (agentv1.AgentServiceClient, bool)
 	Tasks  *tasks.Set

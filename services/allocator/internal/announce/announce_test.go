@@ -15,7 +15,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/announce"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
 )
 
@@ -79,7 +79,7 @@ func (a *agents) count() int {
 
 func TestAnnouncements(t *testing.T) {
 	e, a, set := &elector{changed: make(chan struct{})}, &agents{fails: 2}, tasks.New()
-	l := lead.Of(e, lead.NewIdentity("a", "10.0.0.1:1"))
+	l := leadership.New(e, leadership.NewIdentity("a", "10.0.0.1:1"))
 	n := announce.New(announce.Config{
 		Lead: l, Tasks: set, Clock: clock.RealClock{}, Client: func(string) (agentv1.AgentServiceClient, bool) { return a, true },
 	})
@@ -113,7 +113,7 @@ func TestAnnouncements(t *testing.T) {
 }
 
 func TestAloneNothingIsAnnounced(t *testing.T) {
-	n := announce.New(announce.Config{Lead: lead.Alone(), Tasks: tasks.New(), Clock: clock.RealClock{}})
+	n := announce.New(announce.Config{Lead: leadership.Alone(), Tasks: tasks.New(), Clock: clock.RealClock{}})
 	n.Connected("a")
 	require.True(t, n.Announced("a"))
 	require.True(t, n.Announced("nobody"))

@@ -35,7 +35,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/forward"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 	allocatorrpc "github.com/fast-sandbox/fast-sandbox/services/allocator/internal/rpc"
@@ -103,7 +103,7 @@ type parts struct {
 	recorder events.EventRecorder
 	// elector is nil for an allocator that runs alone.
 	elector  *leader.Elector
-	lead     *lead.Lead
+	lead     *leadership.View
 	announce *announce.Announcer
 	forward  *forward.Forwarder
 }

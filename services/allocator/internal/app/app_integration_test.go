@@ -221,7 +221,7 @@ func (c *cluster) start(options ...app.Option) *allocator {
 	stop := background(t, func(ctx context.Context) {
 		defer close(out.done)
 		err := a.Run(logr.NewContext(ctx, testr.NewWithOptions(t, testr.Options{Verbosity: verbosity})))
-		if err != nil && !errors.Is(err, leader.ErrDeposed) {
+		if err != nil && !errors.Is(err, leader.ErrLeadershipLost) {
 			t.Error(err)
 		}
 	})

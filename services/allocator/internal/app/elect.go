@@ -12,7 +12,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/announce"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
 // leaseName is the name of the allocators' Lease.
@@ -21,7 +21,7 @@ const leaseName = "fast-sandbox-allocator"
 // elect makes the part in the election, if this allocator takes part in one.
 func (a *App) elect(p *parts, httpClient *http.Client) error {
 	if !a.config.LeaderElect {
-		p.lead = lead.Alone()
+		p.lead = leadership.Alone()
 		return nil
 	}
 	address, err := a.config.advertise(a.config.BindAddress)
@@ -32,12 +32,12 @@ func (a *App) elect(p *parts, httpClient *http.Client) error {
 	if err != nil {
 		return fmt.Errorf("making the client of the Lease: %w", err)
 	}
-	identity := lead.NewIdentity(a.config.PodName, address)
+	identity := leadership.NewIdentity(a.config.PodName, address)
 	p.elector = leader.New(leader.Config{
 		Leases: client, Namespace: a.config.Namespace, Name: leaseName, Identity: identity.String(),
 		Timing: a.config.Lease,
 	})
-	p.lead = lead.Of(p.elector, identity)
+	p.lead = leadership.New(p.elector, identity)
 	return nil
 }
 
@@ -54,7 +54,7 @@ func (a *App) campaign(ctx context.Context, p *parts) error {
 	}
 	ticker := a.clock.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
-	for !p.fleet.Settled(settlePatience) {
+	for !p.fleet.AllReported(settlePatience) {
 		select {
 		case <-ctx.Done():
 			return nil

@@ -10,6 +10,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
@@ -59,11 +60,11 @@ func (s *Server) sweep(ctx context.Context) {
 		return
 	}
 	s.sweepGraves()
-	loose := s.config.Fleet.Loose()
+	loose := s.config.Fleet.Unpersisted()
 	now := s.config.Clock.Now()
-	sightings := make(map[fleet.Key]looseSighting, len(loose))
+	sightings := make(map[identity.Fence]looseSighting, len(loose))
 	for _, l := range loose {
-		key := fleet.KeyOf(l.Report.GetRecord().GetFence())
+		key := identity.FenceOf(l.Report.GetRecord().GetFence())
 		if s.owned(key) || !s.config.Announced(key.AgentUID) {
 			continue
 		}
@@ -82,7 +83,7 @@ func (s *Server) sweep(ctx context.Context) {
 }
 
 // owned tells whether a create, write or delete of this process has a container in hand.
-func (s *Server) owned(key fleet.Key) bool {
+func (s *Server) owned(key identity.Fence) bool {
 	if s.reaper.Driving(key) {
 		return true
 	}
@@ -95,7 +96,7 @@ func (s *Server) owned(key fleet.Key) bool {
 	return creating || marking || writing || burying
 }
 
-func (s *Server) look(ctx context.Context, l fleet.Loose, key fleet.Key, sighting *looseSighting, now time.Time) {
+func (s *Server) look(ctx context.Context, l fleet.Unpersisted, key identity.Fence, sighting *looseSighting, now time.Time) {
 	record := l.Report.GetRecord()
 	name := store.Key{Namespace: record.GetNamespace(), Name: record.GetName()}
 	item, seen := s.store.Get(name)
@@ -105,7 +106,7 @@ func (s *Server) look(ctx context.Context, l fleet.Loose, key fleet.Key, sightin
 	case s.store.Deleting(key.SandboxUID):
 		s.reaper.Drive(reap.Order{Fence: record.GetFence()})
 	case seen && item.Resource != nil && item.Sandbox.GetUid() == key.SandboxUID:
-		if fleet.KeyOf(item.Fence) == key {
+		if identity.FenceOf(item.Fence) == key {
 			s.config.Tasks.Go(func(ctx context.Context) { s.markPersisted(ctx, record.GetFence()) })
 		} else if overdue && s.unassigned(ctx, name, key) {
 			log.Info("deleting a leftover container of a sandbox that runs elsewhere")
@@ -118,7 +119,7 @@ func (s *Server) look(ctx context.Context, l fleet.Loose, key fleet.Key, sightin
 		}
 	case sighting.absent == 0:
 		s.confront(ctx, l, name, sighting)
-	case l.Heard >= sighting.absent+2:
+	case l.Messages >= sighting.absent+2:
 		s.adopt(ctx, l, name)
 	}
 }
@@ -130,7 +131,7 @@ func acknowledged(r *agentv1.SandboxReport) bool {
 
 // unassigned asks the API server itself whether no custom resource assigns a container: the informer may be behind, and
 // what it misses is no evidence. Without an answer it says false.
-func (s *Server) unassigned(ctx context.Context, name store.Key, key fleet.Key) bool {
+func (s *Server) unassigned(ctx context.Context, name store.Key, key identity.Fence) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	there := &v1alpha1.Sandbox{}
@@ -149,11 +150,11 @@ func (s *Server) unassigned(ctx context.Context, name store.Key, key fleet.Key) 
 	case a == nil: // nobody is assigned (yet): an attempt that is over leaves one that is later, or none
 		return there.Status.Attempt >= key.Attempt
 	}
-	return fleet.Key{SandboxUID: a.SandboxUID, Attempt: a.Attempt, AgentUID: a.AgentUID} != key
+	return identity.Fence{SandboxUID: a.SandboxUID, Attempt: a.Attempt, AgentUID: a.AgentUID} != key
 }
 
 // confront asks the API server itself about a container that seems to have no custom resource.
-func (s *Server) confront(ctx context.Context, l fleet.Loose, name store.Key, sighting *looseSighting) {
+func (s *Server) confront(ctx context.Context, l fleet.Unpersisted, name store.Key, sighting *looseSighting) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	there := &v1alpha1.Sandbox{}
@@ -161,14 +162,14 @@ func (s *Server) confront(ctx context.Context, l fleet.Loose, name store.Key, si
 	fence := l.Report.GetRecord().GetFence()
 	switch {
 	case apierrors.IsNotFound(err):
-		sighting.absent = l.Heard
+		sighting.absent = l.Messages
 	case err != nil: // no evidence, no action
 	case there.EffectiveUID() == fence.GetSandboxUid():
 		s.store.SetResource(there)
 	default:
 		logr.FromContextOrDiscard(ctx).Info("deleting a container whose name is another sandbox's",
 			"sandbox", name.String(), "uid", fence.GetSandboxUid())
-		s.store.Bury(name, fence.GetSandboxUid())
+		s.store.MarkGone(name, fence.GetSandboxUid())
 		s.reaper.Drive(reap.Order{Fence: fence})
 	}
 }
@@ -191,9 +192,9 @@ func (s *Server) repeated(record *agentv1.SandboxRecord) (running bool, other st
 
 // adopt writes the custom resource of a sandbox from its agent's record. It waits for nothing: a name that somebody works
 // on is left for the next sweep.
-func (s *Server) adopt(ctx context.Context, l fleet.Loose, name store.Key) {
+func (s *Server) adopt(ctx context.Context, l fleet.Unpersisted, name store.Key) {
 	record := l.Report.GetRecord()
-	key := fleet.KeyOf(record.GetFence())
+	key := identity.FenceOf(record.GetFence())
 	agent, ok := s.config.Fleet.Agent(key.AgentUID)
 	if !ok {
 		return
@@ -206,7 +207,7 @@ func (s *Server) adopt(ctx context.Context, l fleet.Loose, name store.Key) {
 	}
 	defer unlock()
 	item, seen := s.store.Get(name)
-	if s.owned(key) || s.store.Removed(key) || s.store.Deleting(key.SandboxUID) || !seen || item.Resource != nil || fleet.KeyOf(item.Fence) != key {
+	if s.owned(key) || s.store.ContainerRemoved(key) || s.store.Deleting(key.SandboxUID) || !seen || item.Resource != nil || identity.FenceOf(item.Fence) != key {
 		return
 	}
 	if running, other := s.repeated(record); running {

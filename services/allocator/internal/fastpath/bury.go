@@ -13,8 +13,8 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
@@ -67,18 +67,18 @@ func (s *Server) tombstoneOf(item store.Item) *agentv1.Tombstone {
 }
 
 // buried tells whether a deletion was accepted by this leader or a former one.
-func (s *Server) buried(key fleet.Key) bool {
+func (s *Server) buried(key identity.Fence) bool {
 	s.mu.Lock()
 	b := s.burials[key]
 	accepted := b != nil && b.accepted
 	s.mu.Unlock()
-	return accepted || s.config.Graves.Tombstoned(key)
+	return accepted || s.config.Graves.HasTombstone(key)
 }
 
 // entomb has the agent keep a deletion, and carry it out. The key is locked. An error says that the deletion is not
 // durable; unless it says that it goes on, it was given up.
 func (s *Server) entomb(ctx context.Context, item store.Item, b *burial, stopped *job, grace *durationpb.Duration) error {
-	key := fleet.KeyOf(item.Fence)
+	key := identity.FenceOf(item.Fence)
 	s.mu.Lock()
 	s.burials[key] = b
 	s.mu.Unlock()
@@ -131,7 +131,7 @@ func (s *Server) awaitAccepted(ctx context.Context, d *reap.Drive) (bool, error)
 // spare takes a deletion back that no agent has heard of.
 func (s *Server) spare(item store.Item, b *burial, stopped *job) {
 	s.mu.Lock()
-	delete(s.burials, fleet.KeyOf(item.Fence))
+	delete(s.burials, identity.FenceOf(item.Fence))
 	s.mu.Unlock()
 	s.leaveRoom(b)
 	if stopped != nil && item.Resource == nil {
@@ -149,7 +149,7 @@ func (s *Server) bury(key store.Key, b *burial) {
 		err := s.runBurial(ctx, b)
 		s.leaveRoom(b)
 		s.mu.Lock()
-		delete(s.burials, fleet.KeyOf(b.fence()))
+		delete(s.burials, identity.FenceOf(b.fence()))
 		s.mu.Unlock()
 		if err != nil {
 			logr.FromContextOrDiscard(ctx).V(2).Info("leaving a tombstone to the next leader", "sandbox", key.String(), "reason", err.Error())
@@ -161,7 +161,7 @@ func (s *Server) bury(key store.Key, b *burial) {
 func (s *Server) sweepGraves() {
 	s.sweepLate()
 	for _, t := range s.config.Graves.Tombstones() {
-		key := fleet.KeyOf(t.GetFence())
+		key := identity.FenceOf(t.GetFence())
 		if !s.config.Announced(key.AgentUID) {
 			continue
 		}
@@ -197,7 +197,7 @@ func (s *Server) runBurial(ctx context.Context, b *burial) error {
 	if err := s.awaitRemoval(ctx, b); err != nil {
 		return err
 	}
-	for b.absent && !s.store.Bury(b.name(), uid) { // it landed in the very moment, or the informer is behind
+	for b.absent && !s.store.MarkGone(b.name(), uid) { // it landed in the very moment, or the informer is behind
 		if err := s.pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
@@ -251,7 +251,7 @@ func (s *Server) awaitRemoval(ctx context.Context, b *burial) error {
 			return ctx.Err()
 		}
 	}
-	key := fleet.KeyOf(b.fence())
+	key := identity.FenceOf(b.fence())
 	return s.persevere(ctx, func(context.Context) error {
 		if s.config.Graves.Reported(key) && !s.config.Agents.Gone(key.AgentUID) {
 			return errStill
@@ -281,7 +281,7 @@ func (s *Server) forget(ctx context.Context, b *burial) error {
 // vanished tells, by nil, that neither agent nor API server know of the sandbox any more. The informer may miss the end of a
 // custom resource that it never showed.
 func (s *Server) vanished(ctx context.Context, b *burial) error {
-	if s.config.Graves.Tombstoned(fleet.KeyOf(b.fence())) {
+	if s.config.Graves.HasTombstone(identity.FenceOf(b.fence())) {
 		return errStill
 	}
 	if b.absent || s.store.Gone(b.fence().GetSandboxUid()) {
@@ -290,7 +290,7 @@ func (s *Server) vanished(ctx context.Context, b *burial) error {
 	if found, err := s.lookup(ctx, b.name(), b.fence().GetSandboxUid()); err != nil || found != nil {
 		return errStill
 	}
-	s.store.Bury(b.name(), b.fence().GetSandboxUid())
+	s.store.MarkGone(b.name(), b.fence().GetSandboxUid())
 	return nil
 }
 

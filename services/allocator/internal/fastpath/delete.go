@@ -12,7 +12,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/writer"
@@ -72,7 +72,7 @@ func errOther(key store.Key, uid string) error {
 
 // delete makes a deletion durable. The key is locked.
 func (s *Server) delete(ctx context.Context, item store.Item, grace *durationpb.Duration) error {
-	if item.Fence != nil && s.buried(fleet.KeyOf(item.Fence)) { // accepted before
+	if item.Fence != nil && s.buried(identity.FenceOf(item.Fence)) { // accepted before
 		s.hasten(item, grace)
 		return nil
 	}
@@ -156,7 +156,7 @@ func (s *Server) deleteResource(ctx context.Context, item store.Item, resource *
 
 // hasten has a deletion that runs already take a shorter, or longer, grace period.
 func (s *Server) hasten(item store.Item, grace *durationpb.Duration) {
-	if grace != nil && s.reaper.Driving(fleet.KeyOf(item.Fence)) {
+	if grace != nil && s.reaper.Driving(identity.FenceOf(item.Fence)) {
 		s.reaper.Drive(reap.Order{Fence: item.Fence, Grace: grace})
 	}
 }

@@ -34,7 +34,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
@@ -187,7 +187,7 @@ func (m *mesh) start(options ...option) {
 	cfg := fastpath.Config{
 		Store: m.store, Fleet: m.fleet, Graves: m.fleet, Agents: m.feed, Pools: p, Resources: m.api, Tasks: set, Clock: c,
 		Metrics: fastpath.NewMetrics(prometheus.NewRegistry()), Mode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST,
-		Lead: lead.Alone(), Announced: func(string) bool { return true },
+		Lead: leadership.Alone(), Announced: func(string) bool { return true },
 		OrphanTimeout: 100 * time.Millisecond, CreateTimeout: 5 * time.Second, WriteLimit: 100,
 	}
 	for _, o := range options {

@@ -106,7 +106,7 @@ func (s *Server) written(ctx context.Context, r *store.Record, o writer.Outcome,
 		s.tellConflict(r, there)
 		log.Error(nil, "the name was taken in the API server, or its namespace is gone; removing the container of the fast create",
 			"agent", r.AgentPod)
-		s.store.Bury(key, fence.GetSandboxUid())
+		s.store.MarkGone(key, fence.GetSandboxUid())
 		s.reaper.Drive(reap.Order{Fence: fence})
 	}
 	s.mu.Lock()

@@ -20,6 +20,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
@@ -40,7 +41,7 @@ const (
 // what may be left is being removed in the background, as long as this process lives.
 func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxRecord) (*store.Record, stages, error) {
 	var exclude []string
-	var open []fleet.Key // tries of which it is not known what became
+	var open []identity.Fence // tries of which it is not known what became
 	var last error
 	internal := 0
 	fail := func(err error) (*store.Record, stages, error) {
@@ -81,8 +82,8 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 		} else { // the place stays taken until it is known what became of it
 			s.reaper.Drive(reap.Order{Fence: fence})
 			if !atTheDoor(err) {
-				open = append(open, fleet.KeyOf(fence))
-				s.leaveOpen(store.Key{Namespace: record.GetNamespace(), Name: record.GetName()}, fleet.KeyOf(fence))
+				open = append(open, identity.FenceOf(fence))
+				s.leaveOpen(store.Key{Namespace: record.GetNamespace(), Name: record.GetName()}, identity.FenceOf(fence))
 			}
 		}
 		if fault.ReasonOf(err) == fault.LeaderSuperseded {
@@ -105,10 +106,10 @@ func (s *Server) place(ctx context.Context, p *plan, record *agentv1.SandboxReco
 }
 
 // leaveOpen notes a try of a create of which it is not known what became, and whose container is being deleted.
-func (s *Server) leaveOpen(name store.Key, try fleet.Key) {
+func (s *Server) leaveOpen(name store.Key, try identity.Fence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.open, func(_ store.Key, tries []fleet.Key) bool { return !slices.ContainsFunc(tries, s.reaper.Driving) })
+	maps.DeleteFunc(s.open, func(_ store.Key, tries []identity.Fence) bool { return !slices.ContainsFunc(tries, s.reaper.Driving) })
 	s.open[name] = append(s.open[name], try)
 }
 
@@ -123,8 +124,8 @@ func (s *Server) reserve(ctx context.Context, p *plan, record *agentv1.SandboxRe
 	_, span := obs.Tracer().Start(ctx, "reserve")
 	defer span.End()
 	a, err := s.config.Fleet.Reserve(registry.Request{
-		Key:  registry.Key{SandboxUID: record.GetFence().GetSandboxUid(), Attempt: attempt},
-		Pool: registry.Pool{Namespace: record.GetNamespace(), Name: record.GetSpec().GetPool()},
+		Fence: identity.Fence{SandboxUID: record.GetFence().GetSandboxUid(), Attempt: attempt},
+		Pool:  registry.Pool{Namespace: record.GetNamespace(), Name: record.GetSpec().GetPool()},
 		// Short forms of one reference are one image.
 		Image: p.image, Ports: fleet.SharedPorts(record.GetSpec()), Exclude: exclude,
 	})

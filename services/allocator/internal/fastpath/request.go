@@ -15,7 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
@@ -151,9 +151,9 @@ func (s *Server) unsettled(item store.Item) bool {
 	if item.Resource != nil || item.Fence == nil {
 		return false
 	}
-	key := fleet.KeyOf(item.Fence)
+	key := identity.FenceOf(item.Fence)
 	// In this order: between the end of a drive and now it was removed, whatever the item still shows.
-	return s.reaper.Driving(key) || s.store.Removed(key) || !s.config.Announced(key.AgentUID)
+	return s.reaper.Driving(key) || s.store.ContainerRemoved(key) || !s.config.Announced(key.AgentUID)
 }
 
 // itemDigest is the digest of the request that made a sandbox.

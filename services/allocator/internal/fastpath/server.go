@@ -52,6 +52,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/keylock"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
@@ -75,16 +76,16 @@ type Fleet interface {
 	Agent(uid string) (*allocatorv1.Agent, bool)
 	// Agents are those of a namespace, and of a pool if one is named.
 	Agents(namespace, pool string) []*allocatorv1.Agent
-	Loose() []fleet.Loose
+	Unpersisted() []fleet.Unpersisted
 }
 
 // Graves is what agents tell of sandboxes that were deleted.
 type Graves interface {
 	// Tombstones returns all tombstones; Tombstoned tells whether there is one of a container.
 	Tombstones() []*agentv1.Tombstone
-	Tombstoned(key fleet.Key) bool
+	HasTombstone(key identity.Fence) bool
 	// Reported tells whether a container is still reported.
-	Reported(key fleet.Key) bool
+	Reported(key identity.Fence) bool
 }
 
 // Pools finds pools.
@@ -150,25 +151,25 @@ type Server struct {
 	burying chan struct{}
 
 	mu        sync.Mutex
-	flights   map[requestKey]*flight          // creates with a request_id that run now
-	abandoned map[string]struct{}             // creates that failed and are being undone, by momentOf
-	answers   *answers                        // what creates with a request_id were answered
-	open      map[store.Key][]fleet.Key       // tries of creates of which it is not known what became
-	creating  map[string]struct{}             // sandbox uids of creates that run now
-	jobs      map[string]job                  // writes behind, by sandbox uid
-	burials   map[fleet.Key]*burial           // deletions whose custom resource may be there, or come; see bury.go
-	late      map[types.UID]*v1alpha1.Sandbox // custom resources of sandboxes that are gone
-	marking   map[string]struct{}             // sandbox uids whose agent is being told that they are written
-	loose     map[fleet.Key]looseSighting     // see adopt.go
+	flights   map[requestKey]*flight           // creates with a request_id that run now
+	abandoned map[string]struct{}              // creates that failed and are being undone, by momentOf
+	answers   *answers                         // what creates with a request_id were answered
+	open      map[store.Key][]identity.Fence   // tries of creates of which it is not known what became
+	creating  map[string]struct{}              // sandbox uids of creates that run now
+	jobs      map[string]job                   // writes behind, by sandbox uid
+	burials   map[identity.Fence]*burial       // deletions whose custom resource may be there, or come; see bury.go
+	late      map[types.UID]*v1alpha1.Sandbox  // custom resources of sandboxes that are gone
+	marking   map[string]struct{}              // sandbox uids whose agent is being told that they are written
+	loose     map[identity.Fence]looseSighting // see adopt.go
 }
 
 // New returns a server. Its background work runs in cfg.Tasks.
 func New(cfg Config) *Server {
 	s := &Server{
 		config: cfg, store: cfg.Store, locks: keylock.New[store.Key](),
-		flights: map[requestKey]*flight{}, answers: newAnswers(), abandoned: map[string]struct{}{}, open: map[store.Key][]fleet.Key{}, creating: map[string]struct{}{},
-		jobs: map[string]job{}, marking: map[string]struct{}{}, loose: map[fleet.Key]looseSighting{},
-		burials: map[fleet.Key]*burial{}, burying: make(chan struct{}, buryParallel), late: map[types.UID]*v1alpha1.Sandbox{},
+		flights: map[requestKey]*flight{}, answers: newAnswers(), abandoned: map[string]struct{}{}, open: map[store.Key][]identity.Fence{}, creating: map[string]struct{}{},
+		jobs: map[string]job{}, marking: map[string]struct{}{}, loose: map[identity.Fence]looseSighting{},
+		burials: map[identity.Fence]*burial{}, burying: make(chan struct{}, buryParallel), late: map[types.UID]*v1alpha1.Sandbox{},
 	}
 	if s.config.Settle == 0 {
 		s.config.Settle = DefaultSettle
@@ -185,7 +186,7 @@ func New(cfg Config) *Server {
 // removed is told of each container that was driven and is certainly gone: its place is free, and it answers nobody.
 func (s *Server) removed(fence *agentv1.Fence) {
 	s.config.Fleet.Release(fence)
-	s.store.SetRemoved(fence)
+	s.store.SetContainerRemoved(fence)
 }
 
 // Pending is the number of custom resources that wait to be written.

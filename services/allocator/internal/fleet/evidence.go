@@ -8,11 +8,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// Settled tells whether every agent that joined was heard of, or had time enough for it: only then is the absence of a
+// AllReported reports whether every agent that joined was heard of, or had time enough for it: only then is the absence of a
 // sandbox from all reports worth anything.
-func (f *Fleet) Settled(patience time.Duration) bool {
+func (f *Fleet) AllReported(patience time.Duration) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.clock.Now()
@@ -24,21 +25,21 @@ func (f *Fleet) Settled(patience time.Duration) bool {
 	return true
 }
 
-// Loose is a report of a sandbox whose custom resource its agent does not know to be written.
-type Loose struct {
+// Unpersisted is a report of a sandbox whose custom resource its agent does not know to be written.
+type Unpersisted struct {
 	Report *agentv1.SandboxReport
-	// Heard is the number of messages that its agent had sent when the report was looked at.
-	Heard int64
+	// Messages is the number of messages that its agent had sent when Unpersisted was called.
+	Messages int64
 }
 
-// Loose returns all such reports, in no order.
-func (f *Fleet) Loose() []Loose {
+// Unpersisted returns all such reports, in no order.
+func (f *Fleet) Unpersisted() []Unpersisted {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []Loose
+	var out []Unpersisted
 	for _, m := range f.agents {
 		for _, r := range m.loose {
-			out = append(out, Loose{Report: proto.CloneOf(r), Heard: m.heard})
+			out = append(out, Unpersisted{Report: proto.CloneOf(r), Messages: m.heard})
 		}
 	}
 	return out
@@ -50,19 +51,19 @@ func (m *member) bury(list []*agentv1.Tombstone, forgotten []*agentv1.Fence, who
 		return nil, nil
 	}
 	before := m.graves
-	m.graves = map[Key]*agentv1.Tombstone{}
+	m.graves = map[identity.Fence]*agentv1.Tombstone{}
 	if !whole {
 		maps.Copy(m.graves, before)
 	}
 	for _, t := range list {
-		key := KeyOf(t.GetFence())
+		key := identity.FenceOf(t.GetFence())
 		m.graves[key] = t
 		if before[key] == nil {
 			added = append(added, t)
 		}
 	}
 	for _, f := range forgotten {
-		delete(m.graves, KeyOf(f))
+		delete(m.graves, identity.FenceOf(f))
 	}
 	for key, t := range before {
 		if m.graves[key] == nil {
@@ -84,7 +85,7 @@ func (f *Fleet) Tombstones() []*agentv1.Tombstone {
 }
 
 // Tombstoned tells whether the agent of a container keeps a tombstone of it.
-func (f *Fleet) Tombstoned(key Key) bool {
+func (f *Fleet) HasTombstone(key identity.Fence) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m := f.agents[key.AgentUID]
@@ -92,7 +93,7 @@ func (f *Fleet) Tombstoned(key Key) bool {
 }
 
 // Reported tells whether the agent of a container reports it.
-func (f *Fleet) Reported(key Key) bool {
+func (f *Fleet) Reported(key identity.Fence) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m := f.agents[key.AgentUID]

@@ -17,6 +17,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -32,34 +33,17 @@ type Listener interface {
 	AgentGone(agentUID string)
 }
 
-// Key names one container on one agent; it is a fence as a map key.
-type Key struct {
-	SandboxUID string
-	Attempt    int64
-	AgentUID   string
-}
-
-// KeyOf is the key of a fence.
-func KeyOf(f *agentv1.Fence) Key {
-	return Key{SandboxUID: f.GetSandboxUid(), Attempt: f.GetAttempt(), AgentUID: f.GetAgentUid()}
-}
-
-// Fence is the fence of a key.
-func (k Key) Fence() *agentv1.Fence {
-	return &agentv1.Fence{SandboxUid: k.SandboxUID, Attempt: k.Attempt, AgentUid: k.AgentUID}
-}
-
 type member struct {
 	info    *agentv1.AgentInfo // immutable once set
 	address string
 	seen    bool  // a snapshot was received
 	heard   int64 // number of messages received
 	joined  time.Time
-	reports map[Key]*agentv1.SandboxReport // immutable values
-	loose   map[Key]*agentv1.SandboxReport // those of reports whose custom resource is not known to be written
-	graves  map[Key]*agentv1.Tombstone     // immutable values
-	slots   slots                          // by its last word on them
-	told    standing                       // what watchers were told last
+	reports map[identity.Fence]*agentv1.SandboxReport // immutable values
+	loose   map[identity.Fence]*agentv1.SandboxReport // those of reports whose custom resource is not known to be written
+	graves  map[identity.Fence]*agentv1.Tombstone     // immutable values
+	slots   slots                                     // by its last word on them
+	told    standing                                  // what watchers were told last
 }
 
 // standing is what the sweep tells of: what changes of an agent without a word of its own, by time, and by reservations that
@@ -108,7 +92,7 @@ func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
 	}
 	f.agents[info.GetPodUid()] = &member{
 		info: info, address: address, joined: f.clock.Now(),
-		reports: map[Key]*agentv1.SandboxReport{}, loose: map[Key]*agentv1.SandboxReport{},
+		reports: map[identity.Fence]*agentv1.SandboxReport{}, loose: map[identity.Fence]*agentv1.SandboxReport{},
 	}
 }
 
@@ -143,7 +127,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	m.seen = true
 	m.heard++
 	added, removed := m.bury(s.GetTombstones(), nil, true)
-	m.reports, m.loose = make(map[Key]*agentv1.SandboxReport, len(s.GetSandboxes())), map[Key]*agentv1.SandboxReport{}
+	m.reports, m.loose = make(map[identity.Fence]*agentv1.SandboxReport, len(s.GetSandboxes())), map[identity.Fence]*agentv1.SandboxReport{}
 	reports, sandboxes := m.take(s.GetSandboxes())
 	f.registry.ApplySnapshot(f.clock.Now(), registry.Snapshot{
 		UID: uid, Pool: registry.Pool{Namespace: m.info.GetNamespace(), Name: m.info.GetPool()},
@@ -235,8 +219,8 @@ func (f *Fleet) agentLocked(uid string) *allocatorv1.Agent {
 	if v, ok := f.registry.Agent(f.clock.Now(), uid); ok {
 		a.Allocated, a.ImageCount = int32(v.Allocated), int32(v.Images)
 		a.Ready, a.Reason = v.Ready, v.Reason
-		if !v.Heard.IsZero() {
-			a.LastHeartbeatTime = timestamppb.New(v.Heard)
+		if !v.LastHeartbeat.IsZero() {
+			a.LastHeartbeatTime = timestamppb.New(v.LastHeartbeat)
 		}
 	}
 	return a

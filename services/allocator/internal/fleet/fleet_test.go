@@ -14,6 +14,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
@@ -82,19 +83,19 @@ func TestReports(t *testing.T) {
 	agent, ok := f.Agent("a")
 	require.True(t, ok)
 	require.EqualValues(t, 2, agent.GetAllocated(), "what could not be created takes no place, what has ended does")
-	require.True(t, f.Reported(fleet.KeyOf(fence("u1", 1))))
-	require.False(t, f.Reported(fleet.KeyOf(fence("u1", 2))))
-	require.Len(t, f.Loose(), 2)
+	require.True(t, f.Reported(identity.FenceOf(fence("u1", 1))))
+	require.False(t, f.Reported(identity.FenceOf(fence("u1", 2))))
+	require.Len(t, f.Unpersisted(), 2)
 	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("u2", terminated, false)}})
 	require.Equal(t, []string{"some a 1"}, l.take())
-	require.False(t, f.Reported(fleet.KeyOf(fence("u2", 1))))
-	loose := f.Loose()
+	require.False(t, f.Reported(identity.FenceOf(fence("u2", 1))))
+	loose := f.Unpersisted()
 	require.Len(t, loose, 1)
 	f.Heartbeat("a")
-	require.Equal(t, loose[0].Heard+1, f.Loose()[0].Heard, "a heartbeat is a word, too")
+	require.Equal(t, loose[0].Messages+1, f.Unpersisted()[0].Messages, "a heartbeat is a word, too")
 	f.Left("a")
 	require.Equal(t, []string{"graves +0 -1", "gone a"}, l.take())
-	require.Empty(t, f.Loose())
+	require.Empty(t, f.Unpersisted())
 	require.Empty(t, f.Tombstones())
 }
 
@@ -108,11 +109,11 @@ func TestAReportOfAWrittenSandboxIsSlim(t *testing.T) {
 	full.StartTime, full.FinishTime = timestamppb.New(time.Unix(1, 0)), timestamppb.New(time.Unix(2, 0))
 	full.Record.CreateTime = timestamppb.New(time.Unix(0, 0))
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{full}})
-	require.True(t, proto.Equal(full, f.Loose()[0].Report), "it may have to be written from this")
+	require.True(t, proto.Equal(full, f.Unpersisted()[0].Report), "it may have to be written from this")
 	written := proto.CloneOf(full)
 	written.Persisted = true
 	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{written}})
-	require.Empty(t, f.Loose())
+	require.Empty(t, f.Unpersisted())
 	initial, w := f.Watch("", "")
 	defer w.Close()
 	want := proto.CloneOf(written)
@@ -121,7 +122,7 @@ func TestAReportOfAWrittenSandboxIsSlim(t *testing.T) {
 	agent, _ := f.Agent("a")
 	require.EqualValues(t, 1, agent.GetAllocated())
 	_, err := f.Reserve(registry.Request{
-		Key: registry.Key{SandboxUID: "u2", Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}, Ports: []int32{80},
+		Fence: identity.Fence{SandboxUID: "u2", Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}, Ports: []int32{80},
 	})
 	require.Equal(t, fault.PortConflict, fault.ReasonOf(err), "its port counts")
 	f.Left("a")
@@ -133,31 +134,31 @@ func TestTombstones(t *testing.T) {
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t1", 1)}}})
 	f.Delta("a", &agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{{Fence: fence("t1", 1)}, {Fence: fence("t2", 1)}}})
 	require.Len(t, f.Tombstones(), 2)
-	require.True(t, f.Tombstoned(fleet.KeyOf(fence("t2", 1))))
+	require.True(t, f.HasTombstone(identity.FenceOf(fence("t2", 1))))
 	l.take()
 	f.Delta("a", &agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{fence("t1", 1), fence("t3", 1)}})
 	require.Equal(t, []string{"graves +0 -1"}, l.take())
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t4", 1)}}})
 	require.Equal(t, []string{"graves +1 -1", "all a 0"}, l.take(), "a snapshot is all that there is")
-	require.False(t, f.Tombstoned(fleet.KeyOf(fence("t2", 1))))
+	require.False(t, f.HasTombstone(identity.FenceOf(fence("t2", 1))))
 }
 
 func TestSettled(t *testing.T) {
 	f, _, c := newFleet()
-	require.True(t, f.Settled(time.Minute))
+	require.True(t, f.AllReported(time.Minute))
 	f.Joined(info(0), "10.0.0.1:1")
-	require.False(t, f.Settled(time.Minute))
+	require.False(t, f.AllReported(time.Minute))
 	c.SetTime(c.Now().Add(time.Minute))
-	require.True(t, f.Settled(time.Minute), "one that says nothing is not waited for without end")
-	require.False(t, f.Settled(time.Hour))
+	require.True(t, f.AllReported(time.Minute), "one that says nothing is not waited for without end")
+	require.False(t, f.AllReported(time.Hour))
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5)})
-	require.True(t, f.Settled(time.Hour))
+	require.True(t, f.AllReported(time.Hour))
 }
 
 func TestReserveAndSweep(t *testing.T) {
 	f, _, c := newFleet()
 	request := func(uid string) registry.Request {
-		return registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}}
+		return registry.Request{Fence: identity.Fence{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}}
 	}
 	_, err := f.Reserve(request("u1"))
 	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err))
@@ -207,7 +208,7 @@ func TestReservationsAreTold(t *testing.T) {
 	}
 	reserve := func(uid string) *agentv1.Fence {
 		t.Helper()
-		a, err := f.Reserve(registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}})
+		a, err := f.Reserve(registry.Request{Fence: identity.Fence{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}})
 		require.NoError(t, err)
 		return a.GetFence()
 	}
@@ -289,7 +290,7 @@ func TestPlacementFollowsSlots(t *testing.T) {
 	}
 	reserve := func(uid string) string {
 		t.Helper()
-		a, err := f.Reserve(registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}})
+		a, err := f.Reserve(registry.Request{Fence: identity.Fence{SandboxUID: uid, Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}})
 		require.NoError(t, err)
 		return a.GetFence().GetAgentUid()
 	}

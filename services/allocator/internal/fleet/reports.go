@@ -2,6 +2,7 @@ package fleet
 
 import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -49,7 +50,7 @@ func shared(s, known string) string {
 
 // set remembers a report; the last word on a container forgets it.
 func (m *member) set(r *agentv1.SandboxReport) {
-	key := KeyOf(r.GetRecord().GetFence())
+	key := identity.FenceOf(r.GetRecord().GetFence())
 	delete(m.loose, key)
 	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
 		delete(m.reports, key)
@@ -64,8 +65,7 @@ func (m *member) set(r *agentv1.SandboxReport) {
 // place is what a report means for the registry. A sandbox that could not be created takes no place; one whose process has
 // ended keeps its place until it is deleted, and its ports are free.
 func place(r *agentv1.SandboxReport) registry.Sandbox {
-	fence := r.GetRecord().GetFence()
-	s := registry.Sandbox{Key: registry.Key{SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt()}}
+	s := registry.Sandbox{Fence: identity.FenceOf(r.GetRecord().GetFence())}
 	switch r.GetState() {
 	case agentv1.SandboxState_SANDBOX_STATE_TERMINATED, agentv1.SandboxState_SANDBOX_STATE_FAILED:
 		s.Gone = true

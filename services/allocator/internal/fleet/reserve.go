@@ -8,6 +8,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -41,12 +42,12 @@ func (f *Fleet) Reserve(req registry.Request) (*allocatorv1.Assignment, error) {
 		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent that was chosen is gone")
 	}
 	return &allocatorv1.Assignment{
-		Fence:    &agentv1.Fence{SandboxUid: req.Key.SandboxUID, Attempt: req.Key.Attempt, AgentUid: uid},
+		Fence:    &agentv1.Fence{SandboxUid: req.Fence.SandboxUID, Attempt: req.Fence.Attempt, AgentUid: uid},
 		AgentPod: m.info.GetPodName(), NodeName: m.info.GetNodeName(), AgentAddress: m.address,
 	}, nil
 }
 
 // Release gives a reservation up. Releasing again, or what was never reserved, is success.
 func (f *Fleet) Release(fence *agentv1.Fence) {
-	f.registry.Release(f.clock.Now(), registry.Key{SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt()}, fence.GetAgentUid())
+	f.registry.Release(f.clock.Now(), identity.FenceOf(fence))
 }

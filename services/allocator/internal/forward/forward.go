@@ -30,7 +30,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
 // marker is the metadata key of a call that a replica has forwarded.
@@ -49,14 +49,14 @@ const (
 
 // Config is what a Forwarder needs.
 type Config struct {
-	Lead *lead.Lead
+	Lead *leadership.View
 	// Dial makes a connection to another replica that connects when it is used.
 	Dial  func(address string) (*grpc.ClientConn, error)
 	Clock clock.Clock
 	// Services whose calls are forwarded, by full name; all others are handled where they arrive.
 	Services []string
 	// Patience is how long a call without a deadline waits for a leader. Zero: 10 s.
-	Patience time.Duration
+	Timeout time.Duration
 }
 
 // Forwarder forwards calls.
@@ -71,8 +71,8 @@ type Forwarder struct {
 
 // New returns a forwarder. Close it when its server has ended.
 func New(cfg Config) *Forwarder {
-	if cfg.Patience == 0 {
-		cfg.Patience = defaultPatience
+	if cfg.Timeout == 0 {
+		cfg.Timeout = defaultPatience
 	}
 	return &Forwarder{config: cfg, ending: make(chan struct{})}
 }
@@ -112,7 +112,7 @@ type call struct {
 
 // epoch is a time in which one replica leads.
 type epoch struct {
-	lead.State
+	leadership.State
 	changed <-chan struct{}
 }
 
@@ -171,7 +171,7 @@ func (f *Forwarder) forward(ctx context.Context, leader epoch, c call) (bool, er
 func (f *Forwarder) patience(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		return f.config.Patience
+		return f.config.Timeout
 	}
 	left := time.Until(deadline) // a context's deadline goes by the machine's clock
 	return max(left-min(margin, left/4), 0)

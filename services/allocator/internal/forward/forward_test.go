@@ -25,7 +25,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/forward"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,7 +65,7 @@ type replica struct {
 	sandboxv1.UnimplementedSandboxServiceServer
 	name     string
 	elector  *elector
-	identity lead.Identity
+	identity leadership.Identity
 	client   sandboxv1.SandboxServiceClient
 	forward  *forward.Forwarder
 	stop     func()
@@ -132,10 +132,10 @@ func newMesh(t *testing.T) *mesh { return &mesh{t: t, pipes: map[string]*bufconn
 func (m *mesh) replica(name string) *replica {
 	t := m.t
 	t.Helper()
-	r := &replica{name: name, elector: &elector{changed: make(chan struct{})}, identity: lead.NewIdentity(name, name+":9090")}
+	r := &replica{name: name, elector: &elector{changed: make(chan struct{})}, identity: leadership.NewIdentity(name, name+":9090")}
 	r.forward = forward.New(forward.Config{
-		Lead: lead.Of(r.elector, r.identity), Dial: m.dial, Clock: clock.RealClock{}, Services: []string{"fastsandbox.sandbox.v1.SandboxService"},
-		Patience: 300 * time.Millisecond,
+		Lead: leadership.New(r.elector, r.identity), Dial: m.dial, Clock: clock.RealClock{}, Services: []string{"fastsandbox.sandbox.v1.SandboxService"},
+		Timeout: 300 * time.Millisecond,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	pipe := bufconn.Listen(1 << 16)
@@ -225,7 +225,7 @@ func TestWithoutALeader(t *testing.T) {
 	tests := map[string]leader.State{
 		"nobody is known":                     {},
 		"it is suspended itself":              {Holder: b.identity.String()},
-		"who led is gone":                     {Holder: lead.NewIdentity("gone", "gone:9090").String()},
+		"who led is gone":                     {Holder: leadership.NewIdentity("gone", "gone:9090").String()},
 		"the other does not know of its lead": {Holder: a.identity.String()},
 	}
 	for name, state := range tests {
@@ -257,7 +257,7 @@ func TestALeaderIsWaitedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMesh(t)
 			a, b := m.replica("a"), m.replica("b")
-			b.elector.set(leader.State{Holder: lead.NewIdentity("gone", "gone:9090").String()})
+			b.elector.set(leader.State{Holder: leadership.NewIdentity("gone", "gone:9090").String()})
 			ctx, cancel := context.WithTimeout(t.Context(), wait)
 			defer cancel()
 			done := make(chan error, 1)

@@ -12,7 +12,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
 // Unary is the interceptor of unary calls.
@@ -87,7 +87,7 @@ func (f *Forwarder) during(ctx context.Context, leader epoch, repeatable bool) (
 				return
 			case <-changed:
 			}
-			var now lead.State
+			var now leadership.State
 			if now, changed = f.config.Lead.State(); now.Leads || now.Address != "" && now.Address != leader.Address {
 				cancel(errChanged)
 				return

@@ -9,7 +9,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // Order says what to delete and how.
@@ -25,7 +25,7 @@ type Order struct {
 // Drive is one deletion.
 type Drive struct {
 	reaper *Reaper
-	key    fleet.Key
+	key    identity.Fence
 	done   chan struct{}
 
 	// Guarded by Reaper.mu.

@@ -16,9 +16,10 @@ import (
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
 )
 
@@ -47,16 +48,16 @@ type Reaper struct {
 	config Config
 
 	mu     sync.Mutex
-	drives map[fleet.Key]*Drive
+	drives map[identity.Fence]*Drive
 }
 
 // New returns a reaper with nothing to do.
-func New(cfg Config) *Reaper { return &Reaper{config: cfg, drives: map[fleet.Key]*Drive{}} }
+func New(cfg Config) *Reaper { return &Reaper{config: cfg, drives: map[identity.Fence]*Drive{}} }
 
 // Drive has a container deleted in the background. Driving what is driven already joins it: a tombstone, or a grace period,
 // that the first did not have is sent after it.
 func (r *Reaper) Drive(o Order) *Drive {
-	key := fleet.KeyOf(o.Fence)
+	key := identity.FenceOf(o.Fence)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if d, ok := r.drives[key]; ok && !d.withdrawn {
@@ -70,7 +71,7 @@ func (r *Reaper) Drive(o Order) *Drive {
 }
 
 // Driving tells whether a deletion of the container is under way.
-func (r *Reaper) Driving(key fleet.Key) bool {
+func (r *Reaper) Driving(key identity.Fence) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, ok := r.drives[key]
@@ -105,7 +106,7 @@ func (r *Reaper) run(ctx context.Context, d *Drive) {
 	if !d.settle() {
 		return
 	}
-	r.config.Removed(d.key.Fence())
+	r.config.Removed(convert.FenceToProto(d.key))
 	d.end()
 }
 
@@ -134,7 +135,7 @@ func (r *Reaper) attempt(ctx context.Context, d *Drive) error {
 		return errWithdrawn
 	}
 	stream, err := client.DeleteSandbox(ctx, &agentv1.DeleteSandboxRequest{
-		Fence: d.key.Fence(), GracePeriod: order.Grace, Tombstone: order.Tombstone,
+		Fence: convert.FenceToProto(d.key), GracePeriod: order.Grace, Tombstone: order.Tombstone,
 	})
 	if err != nil {
 		return rpc.FromStatus(err)

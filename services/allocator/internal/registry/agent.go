@@ -20,7 +20,7 @@ type View struct {
 	// Reason tells why the agent is not ready; empty while it is.
 	Reason string
 	// Heard is when the agent was last heard of; zero if never.
-	Heard time.Time
+	LastHeartbeat time.Time
 }
 
 // pool is the agents of one pool.
@@ -128,7 +128,7 @@ func (a *agent) setAccepting(accepting bool, reason string) {
 func (a *agent) view() View {
 	v := View{
 		UID: a.uid, Pool: a.pool.name, Capacity: a.capacity, Allocated: a.allocated, FreeSlots: a.freeSlots(),
-		Images: a.pool.index.Images(a.id), Ready: a.ready(), Heard: a.heard,
+		Images: a.pool.index.Images(a.id), Ready: a.ready(), LastHeartbeat: a.heard,
 	}
 	switch {
 	case !a.seen:

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
 )
 
@@ -16,8 +17,9 @@ const retryCapacity = time.Second
 
 // Request asks for a place.
 type Request struct {
-	Key  Key
-	Pool Pool
+	// Fence names the container that will be created; its AgentUID is ignored, for Allocate chooses the agent.
+	Fence identity.Fence
+	Pool  Pool
 	// Image is a normalised reference (docker.io/library/busybox:latest).
 	Image string
 	Ports []int32
@@ -34,7 +36,8 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	first := r.byKey.first(req.Key)
+	key := attempt(req.Fence)
+	first := r.byKey.first(key)
 	if first != nil && first.agent.pool.name == req.Pool {
 		if a := first.agent; !slices.Contains(req.Exclude, a.uid) {
 			if first.reserved {
@@ -43,7 +46,7 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 			return a.uid, nil
 		}
 		r.release(first)
-		first = r.byKey.first(req.Key)
+		first = r.byKey.first(key)
 	}
 	pool := r.pools[req.Pool]
 	if pool == nil {
@@ -65,7 +68,7 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	p := first.on(a)
 	switch {
 	case p == nil:
-		p = r.take(a, req.Key, req.Ports, first, true)
+		p = r.take(a, key, req.Ports, first, true)
 	case p != first: // the agent reports it already
 		r.unchain(p)
 		r.lead(p, first)
@@ -125,14 +128,14 @@ func refusal(req *Request, agents int, v placement.Verdict) error {
 	return err.With("pool", req.Pool.Name).RetryIn(retryCapacity)
 }
 
-// Release gives up the reservation of a key on an agent; an empty agent uid means wherever it is. A sandbox that its agent
+// Release gives up the reservation of a container on its agent; an empty AgentUID means wherever it is. A sandbox that its agent
 // reports keeps its place until the agent says that it is gone. What is not reserved is released already.
-func (r *Registry) Release(now time.Time, key Key, agentUID string) {
+func (r *Registry) Release(now time.Time, fence identity.Fence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	p := r.byKey.first(key)
-	for agentUID != "" && p != nil && p.agent.uid != agentUID {
+	p := r.byKey.first(attempt(fence))
+	for fence.AgentUID != "" && p != nil && p.agent.uid != fence.AgentUID {
 		p = p.twin
 	}
 	if p != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -43,7 +44,7 @@ func newBench(n int, change func(i int, s *registry.Snapshot)) *bench {
 		}
 		ports := b.rnd.Perm(benchPorts)
 		for j := range benchReported - 1 + b.rnd.IntN(3) {
-			sb := registry.Sandbox{Key: registry.Key{SandboxUID: uid(1<<30 + i*16 + j), Attempt: 1}}
+			sb := registry.Sandbox{Fence: identity.Fence{SandboxUID: uid(1<<30 + i*16 + j), Attempt: 1}}
 			if j%2 == 0 {
 				sb.Ports = []int32{int32(8000 + ports[j])}
 			}
@@ -61,7 +62,7 @@ func newBench(n int, change func(i int, s *registry.Snapshot)) *bench {
 func (b *bench) fill(tb testing.TB, n int) *bench {
 	zipf := rand.NewZipf(b.rnd, 1.2, 4, benchImages-1)
 	for i := range 2 * n * benchWindow {
-		req := registry.Request{Key: registry.Key{SandboxUID: uid(i), Attempt: 1}, Pool: pool, Image: image(int(zipf.Uint64()))}
+		req := registry.Request{Fence: identity.Fence{SandboxUID: uid(i), Attempt: 1}, Pool: pool, Image: image(int(zipf.Uint64()))}
 		if i%2 == 0 {
 			req.Ports = []int32{int32(8000 + b.rnd.IntN(benchPorts))}
 		}
@@ -99,7 +100,7 @@ func sizes(b *testing.B, sizes []int, f func(b *testing.B, n int)) {
 var allSizes = []int{100, 1000, 10000, 100000}
 
 func (b *bench) release(request int) {
-	b.r.Release(b.now, b.requests[request].Key, b.agents[request])
+	b.r.Release(b.now, on(b.requests[request], b.agents[request]))
 }
 
 // BenchmarkAllocate is the success path in a steady state: places are reserved, after as many of the oldest reservations
@@ -144,7 +145,7 @@ func BenchmarkLife(b *testing.B) {
 		for b.Loop() {
 			old := w.oldest()
 			d := registry.Delta{UID: w.agents[old], Sandboxes: sandboxes, FreeSlots: &slots}
-			sandboxes[0] = registry.Sandbox{Key: w.requests[old].Key, Ports: w.requests[old].Ports}
+			sandboxes[0] = registry.Sandbox{Fence: w.requests[old].Fence, Ports: w.requests[old].Ports}
 			w.r.ApplyDelta(w.now, d)
 			sandboxes[0].Gone = true
 			w.r.ApplyDelta(w.now, d)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -19,7 +20,7 @@ type history struct {
 	m         *model
 	twins     [2]*registry.Registry
 	uids      *rapid.Generator[string]
-	keys      *rapid.Generator[registry.Key]
+	keys      *rapid.Generator[identity.Fence]
 	sandboxes *rapid.Generator[registry.Sandbox]
 }
 
@@ -28,12 +29,12 @@ type history struct {
 func newHistory(agents, sandboxes int) *history {
 	h := &history{m: newModel(), twins: [2]*registry.Registry{registry.New(0, 0), registry.New(0, 0)}}
 	h.uids = rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}[:agents])
-	h.keys = rapid.Custom(func(t *rapid.T) registry.Key {
+	h.keys = rapid.Custom(func(t *rapid.T) identity.Fence {
 		n := rapid.IntRange(0, sandboxes-1).Draw(t, "sandbox")
-		return registry.Key{SandboxUID: fmt.Sprint(n / 2), Attempt: int64(1 + n%2)}
+		return identity.Fence{SandboxUID: fmt.Sprint(n / 2), Attempt: int64(1 + n%2)}
 	})
 	h.sandboxes = rapid.Custom(func(t *rapid.T) registry.Sandbox {
-		return registry.Sandbox{Key: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Gone: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
+		return registry.Sandbox{Fence: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Gone: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
 	})
 	return h
 }
@@ -86,11 +87,11 @@ func (h *history) delta(t *rapid.T) {
 func (h *history) confirm(t *rapid.T) {
 	d := registry.Delta{UID: h.uids.Draw(t, "agent")}
 	if a := h.m.agents[d.UID]; a != nil {
-		for _, k := range slices.SortedFunc(maps.Keys(a.places), func(a, b registry.Key) int {
+		for _, k := range slices.SortedFunc(maps.Keys(a.places), func(a, b identity.Fence) int {
 			return 2*strings.Compare(a.SandboxUID, b.SandboxUID) + int(a.Attempt-b.Attempt)
 		}) {
 			if a.places[k].reserved && rapid.Bool().Draw(t, "confirmed") {
-				d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Key: k, Ports: a.places[k].ports})
+				d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Fence: k, Ports: a.places[k].ports})
 			}
 		}
 	}
@@ -101,12 +102,14 @@ func (h *history) confirm(t *rapid.T) {
 func (h *history) release(t *rapid.T) {
 	k, uid := h.keys.Draw(t, "key"), rapid.SampledFrom([]string{"", "a", "b", "c", "d", "e"}).Draw(t, "agent")
 	h.m.release(k, uid)
-	h.both(func(r *registry.Registry) { r.Release(h.m.now, k, uid) })
+	h.both(func(r *registry.Registry) {
+		r.Release(h.m.now, identity.Fence{SandboxUID: k.SandboxUID, Attempt: k.Attempt, AgentUID: uid})
+	})
 }
 
 func (h *history) allocate(t *rapid.T) {
 	req := registry.Request{
-		Key: h.keys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
+		Fence: h.keys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
 		Ports: somePorts.Draw(t, "ports"), Exclude: rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "nobody"}), 0, 2).Draw(t, "exclude"),
 	}
 	first, err := h.twins[0].Allocate(h.m.now, req)

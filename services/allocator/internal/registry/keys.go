@@ -1,6 +1,10 @@
 package registry
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
 
 // keys is a hash table of places by key: open addressing, linear probing, and no tombstones, for what comes after a removed
 // cell moves up. A change of a place touches it twice, at random among up to a million places, so that what counts is
@@ -37,13 +41,13 @@ func newKeys() *keys {
 }
 
 // of returns the table of a key, and the key's hash: its upper bits say which table, the lower ones where.
-func (k *keys) of(key Key) (*table, uint64) {
+func (k *keys) of(key identity.Fence) (*table, uint64) {
 	hash := maphash.String(k.seed, key.SandboxUID) ^ uint64(key.Attempt)*0x9e3779b97f4a7c15
 	return &k.tables[hash>>(64-tableBits)], hash
 }
 
 // first returns the place that answers for a key, nil if there is none.
-func (k *keys) first(key Key) *place {
+func (k *keys) first(key identity.Fence) *place {
 	t, hash := k.of(key)
 	return t.cells[t.at(hash, key)].first
 }
@@ -55,13 +59,13 @@ func (k *keys) put(p *place) {
 }
 
 // remove forgets a key.
-func (k *keys) remove(key Key) {
+func (k *keys) remove(key identity.Fence) {
 	t, hash := k.of(key)
 	t.remove(hash, key)
 }
 
 // at is the cell of a key, or the empty one where it belongs.
-func (t *table) at(hash uint64, key Key) int {
+func (t *table) at(hash uint64, key identity.Fence) int {
 	mask := len(t.cells) - 1
 	i := int(hash) & mask
 	for c := &t.cells[i]; c.first != nil && (c.hash != hash || c.first.key != key); c = &t.cells[i] {
@@ -81,7 +85,7 @@ func (t *table) put(hash uint64, p *place) {
 	t.cells[i] = cell{hash, p}
 }
 
-func (t *table) remove(hash uint64, key Key) {
+func (t *table) remove(hash uint64, key identity.Fence) {
 	hole := t.at(hash, key)
 	if t.cells[hole].first == nil {
 		return

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
@@ -19,7 +20,7 @@ type model struct {
 	now    time.Time
 	agents map[string]*modelAgent
 	// where has the agents on which a key has places, the one that answers for it first.
-	where map[registry.Key][]string
+	where map[identity.Fence][]string
 }
 
 type modelAgent struct {
@@ -31,7 +32,7 @@ type modelAgent struct {
 	ports           []int32
 	images          map[string]struct{}
 	slots, claimed  int
-	places          map[registry.Key]*modelPlace
+	places          map[identity.Fence]*modelPlace
 }
 
 type modelPlace struct {
@@ -41,13 +42,13 @@ type modelPlace struct {
 }
 
 func newModel() *model {
-	return &model{now: epoch, agents: map[string]*modelAgent{}, where: map[registry.Key][]string{}}
+	return &model{now: epoch, agents: map[string]*modelAgent{}, where: map[identity.Fence][]string{}}
 }
 
 func (m *model) join(uid string, pool registry.Pool) *modelAgent {
 	a := m.agents[uid]
 	if a == nil {
-		a = &modelAgent{images: map[string]struct{}{}, places: map[registry.Key]*modelPlace{}}
+		a = &modelAgent{images: map[string]struct{}{}, places: map[identity.Fence]*modelPlace{}}
 		m.agents[uid] = a
 	}
 	a.pool = pool
@@ -63,13 +64,13 @@ func (m *model) leave(uid string) {
 	}
 }
 
-func (m *model) remove(uid string, k registry.Key) {
+func (m *model) remove(uid string, k identity.Fence) {
 	delete(m.agents[uid].places, k)
 	m.where[k] = slices.DeleteFunc(m.where[k], func(s string) bool { return s == uid })
 }
 
 // settle removes a place that nobody holds.
-func (m *model) settle(uid string, k registry.Key) {
+func (m *model) settle(uid string, k identity.Fence) {
 	if p := m.agents[uid].places[k]; p != nil && !p.reported && !p.reserved {
 		m.remove(uid, k)
 	}
@@ -89,17 +90,17 @@ func (m *model) pass(d time.Duration) {
 
 func (m *model) report(uid string, sb registry.Sandbox) {
 	a := m.agents[uid]
-	p := a.places[sb.Key]
+	p := a.places[sb.Fence]
 	if sb.Gone {
 		if p != nil {
-			m.remove(uid, sb.Key)
+			m.remove(uid, sb.Fence)
 		}
 		return
 	}
 	if p == nil {
 		p = &modelPlace{}
-		a.places[sb.Key] = p
-		m.where[sb.Key] = slices.Insert(m.where[sb.Key], min(1, len(m.where[sb.Key])), uid)
+		a.places[sb.Fence] = p
+		m.where[sb.Fence] = slices.Insert(m.where[sb.Fence], min(1, len(m.where[sb.Fence])), uid)
 	}
 	if p.reserved && !p.reported {
 		a.claimed++
@@ -115,10 +116,10 @@ func (m *model) snapshot(s registry.Snapshot) {
 	for _, i := range s.Images {
 		a.images[i] = struct{}{}
 	}
-	listed := map[registry.Key]bool{}
+	listed := map[identity.Fence]bool{}
 	for _, sb := range s.Sandboxes {
 		m.report(s.UID, sb)
-		listed[sb.Key] = !sb.Gone
+		listed[sb.Fence] = !sb.Gone
 	}
 	for k, p := range a.places {
 		if p.reported && !listed[k] {
@@ -159,7 +160,7 @@ func (m *model) heartbeat(uid string) {
 	}
 }
 
-func (m *model) release(k registry.Key, uid string) {
+func (m *model) release(k identity.Fence, uid string) {
 	if uid == "" && len(m.where[k]) > 0 {
 		uid = m.where[k][0]
 	}
@@ -195,19 +196,19 @@ func (m *model) seen(uid string) *placement.Agent {
 // place is what is true after the registry has given a place to a key.
 func (m *model) place(uid string, req registry.Request) {
 	a := m.agents[uid]
-	p := a.places[req.Key]
+	p := a.places[req.Fence]
 	if p == nil {
 		p = &modelPlace{ports: req.Ports}
-		a.places[req.Key] = p
+		a.places[req.Fence] = p
 	}
 	p.reserved, p.until = true, m.now.Add(registry.DefaultReservation)
-	m.where[req.Key] = append([]string{uid}, slices.DeleteFunc(m.where[req.Key], func(s string) bool { return s == uid })...)
+	m.where[req.Fence] = append([]string{uid}, slices.DeleteFunc(m.where[req.Fence], func(s string) bool { return s == uid })...)
 }
 
 // allocate compares the registry's answer with what the model makes of the same request.
 func (m *model) allocate(t require.TestingT, req registry.Request, got string, err error) {
-	if uids := m.where[req.Key]; len(uids) > 0 && m.agents[uids[0]].pool == req.Pool {
-		p := m.agents[uids[0]].places[req.Key]
+	if uids := m.where[req.Fence]; len(uids) > 0 && m.agents[uids[0]].pool == req.Pool {
+		p := m.agents[uids[0]].places[req.Fence]
 		if !slices.Contains(req.Exclude, uids[0]) {
 			require.NoError(t, err)
 			require.Equal(t, uids[0], got, "the same key has the same agent")
@@ -217,7 +218,7 @@ func (m *model) allocate(t require.TestingT, req registry.Request, got string, e
 			return
 		}
 		p.reserved = false
-		m.settle(uids[0], req.Key)
+		m.settle(uids[0], req.Fence)
 	}
 	var agents []*placement.Agent
 	for _, uid := range slices.Sorted(maps.Keys(m.agents)) {
@@ -280,7 +281,7 @@ func (m *model) compare(t require.TestingT, views []registry.View) {
 		a, p := m.agents[v.UID], m.seen(v.UID)
 		want := registry.View{
 			UID: v.UID, Pool: a.pool, Capacity: a.capacity, Allocated: len(a.places), FreeSlots: p.FreeSlots,
-			Images: len(a.images), Ready: p.Ready, Heard: a.heard,
+			Images: len(a.images), Ready: p.Ready, LastHeartbeat: a.heard,
 		}
 		switch {
 		case !a.seen:

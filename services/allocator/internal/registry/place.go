@@ -1,10 +1,14 @@
 package registry
 
-import "time"
+import (
+	"time"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
 
 // place is one sandbox's place on one agent. Places are used again, so that none may be touched after free.
 type place struct {
-	key      Key
+	key      identity.Fence
 	agent    *agent
 	ports    []int32
 	reported bool
@@ -29,7 +33,7 @@ func (p *place) on(a *agent) *place {
 
 // take takes a place for a key that has none on the agent. first is the place that answers for the key, nil if there is
 // none; the new one answers in its stead if it leads.
-func (r *Registry) take(a *agent, key Key, ports []int32, first *place, leads bool) *place {
+func (r *Registry) take(a *agent, key identity.Fence, ports []int32, first *place, leads bool) *place {
 	var p *place
 	if n := len(r.spare); n > 0 {
 		p = r.spare[n-1]
@@ -131,7 +135,7 @@ func (r *Registry) free(p *place) {
 	p.agent.drop(p)
 	p.agent.allocated--
 	p.agent.freePorts(p.ports)
-	p.key, p.agent = Key{}, nil
+	p.key, p.agent = identity.Fence{}, nil
 	if len(r.spare) < maxSpare {
 		r.spare = append(r.spare, p)
 	}

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry/index"
 )
 
@@ -37,10 +38,10 @@ const (
 	reasonRefusing   = "NotAccepting"
 )
 
-// Key names a place's sandbox.
-type Key struct {
-	SandboxUID string
-	Attempt    int64
+// attempt is the fence of any container of an attempt, whichever agent has it: the key of byKey.
+func attempt(f identity.Fence) identity.Fence {
+	f.AgentUID = ""
+	return f
 }
 
 // Pool names a pool.

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -29,7 +30,7 @@ func snapshot(uid string, capacity int, images ...string) registry.Snapshot {
 }
 
 func request(uid string, ports ...int32) registry.Request {
-	return registry.Request{Key: registry.Key{SandboxUID: uid, Attempt: 1}, Pool: pool, Image: busybox, Ports: ports}
+	return registry.Request{Fence: identity.Fence{SandboxUID: uid, Attempt: 1}, Pool: pool, Image: busybox, Ports: ports}
 }
 
 func TestAllocate(t *testing.T) {
@@ -47,7 +48,7 @@ func TestAllocate(t *testing.T) {
 		},
 		"the image wins over load": {
 			agents: []registry.Snapshot{snapshot("a", 5), {UID: "b", Pool: pool, Capacity: 5, Images: []string{busybox}, Accepting: true,
-				Sandboxes: []registry.Sandbox{{Key: registry.Key{SandboxUID: "1", Attempt: 1}}}}},
+				Sandboxes: []registry.Sandbox{{Fence: identity.Fence{SandboxUID: "1", Attempt: 1}}}}},
 			request: request("x"), want: "b",
 		},
 		"of equals the first that joined":  {agents: []registry.Snapshot{snapshot("b", 5), snapshot("a", 5)}, request: request("x"), want: "b"},
@@ -62,7 +63,7 @@ func TestAllocate(t *testing.T) {
 		"not accepting": {agents: []registry.Snapshot{{UID: "a", Pool: pool, Capacity: 5, Reason: "Draining"}}, request: request("x"), reason: fault.NoCapacity},
 		"excluded": {
 			agents:  []registry.Snapshot{snapshot("a", 5)},
-			request: registry.Request{Key: registry.Key{SandboxUID: "x", Attempt: 1}, Pool: pool, Exclude: []string{"a"}}, reason: fault.NoCapacity,
+			request: registry.Request{Fence: identity.Fence{SandboxUID: "x", Attempt: 1}, Pool: pool, Exclude: []string{"a"}}, reason: fault.NoCapacity,
 		},
 	}
 	for name, test := range tests {
@@ -99,7 +100,7 @@ func TestReservationExpiresUnlessReported(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.Allocate(epoch, request("kept"))
 	require.NoError(t, err)
-	r.ApplyDelta(epoch, registry.Delta{UID: "a", Sandboxes: []registry.Sandbox{{Key: registry.Key{SandboxUID: "kept", Attempt: 1}}}})
+	r.ApplyDelta(epoch, registry.Delta{UID: "a", Sandboxes: []registry.Sandbox{{Fence: identity.Fence{SandboxUID: "kept", Attempt: 1}}}})
 
 	before, after := epoch.Add(29*time.Second), epoch.Add(30*time.Second)
 	r.Heartbeat(before, "a")
@@ -165,7 +166,7 @@ func TestConcurrentAllocatesNeverOverfill(t *testing.T) {
 		wg.Go(func() {
 			uid, err := r.Allocate(epoch, request(fmt.Sprint(i)))
 			if i%10 == 0 {
-				r.Release(epoch, registry.Key{SandboxUID: fmt.Sprint("nobody", i), Attempt: 1}, uid)
+				r.Release(epoch, identity.Fence{SandboxUID: fmt.Sprint("nobody", i), Attempt: 1, AgentUID: uid})
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -185,7 +186,7 @@ func TestPlacesOfOneKey(t *testing.T) {
 	r := registry.New(0, 0)
 	req := request("x")
 	report := func(uid string, gone bool) {
-		r.ApplyDelta(epoch, registry.Delta{UID: uid, Sandboxes: []registry.Sandbox{{Key: req.Key, Gone: gone}}})
+		r.ApplyDelta(epoch, registry.Delta{UID: uid, Sandboxes: []registry.Sandbox{{Fence: req.Fence, Gone: gone}}})
 	}
 	where := func(exclude ...string) string {
 		excluding := req
@@ -241,7 +242,7 @@ func TestSlotsAreSpokenFor(t *testing.T) {
 	report := func(slots *int, uids ...string) {
 		d := registry.Delta{UID: "a", FreeSlots: slots}
 		for _, uid := range uids {
-			d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Key: request(uid).Key})
+			d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Fence: request(uid).Fence})
 		}
 		r.ApplyDelta(epoch, d)
 	}
@@ -253,8 +254,8 @@ func TestSlotsAreSpokenFor(t *testing.T) {
 	allocate("3")
 	allocate("4")
 	require.Zero(t, free(), "the fourth finds none")
-	r.Release(epoch, request("4").Key, "a")
-	r.Release(epoch, request("3").Key, "a")
+	r.Release(epoch, on(request("4"), "a"))
+	r.Release(epoch, on(request("3"), "a"))
 	require.Equal(t, 1, free(), "what failed has claimed none")
 	report(new(3))
 	require.Equal(t, 1, free(), "counted before the agent knew of the two")
@@ -283,7 +284,7 @@ func TestManyKeys(t *testing.T) {
 		grows := step/4000%2 == 0
 		switch where, ok := at[uid]; {
 		case ok && (!grows || rnd.IntN(4) == 0):
-			r.Release(epoch, request(uid).Key, where)
+			r.Release(epoch, on(request(uid), where))
 			delete(at, uid)
 		case ok || grows:
 			got, err := r.Allocate(epoch, request(uid))
@@ -303,9 +304,15 @@ func TestManyKeys(t *testing.T) {
 		got, err := r.Allocate(epoch, request(uid))
 		require.NoError(t, err)
 		require.Equal(t, where, got, "the same key has the same agent")
-		r.Release(epoch, request(uid).Key, "")
+		r.Release(epoch, request(uid).Fence)
 	}
 	for _, v := range r.Agents(epoch) {
 		require.Zero(t, v.Allocated)
 	}
+}
+
+// on returns the fence of a request's container on an agent.
+func on(req registry.Request, agent string) identity.Fence {
+	req.Fence.AgentUID = agent
+	return req.Fence
 }

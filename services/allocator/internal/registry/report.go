@@ -1,10 +1,15 @@
 package registry
 
-import "time"
+import (
+	"time"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
 
 // Sandbox is an agent's word on one place.
 type Sandbox struct {
-	Key Key
+	// Fence names the container; its AgentUID is ignored, for the agent is the one that reports.
+	Fence identity.Fence
 	// Ports that the sandbox has on its agent.
 	Ports []int32
 	// Gone tells that the place is free again.
@@ -117,7 +122,8 @@ func (r *Registry) Heartbeat(now time.Time, uid string) {
 // report takes an agent's word on one place. A report confirms a reservation and ends its expiry: from here on the agent
 // says when the place is free. The agent must be refreshed afterwards.
 func (r *Registry) report(a *agent, sb *Sandbox) {
-	first := r.byKey.first(sb.Key)
+	key := attempt(sb.Fence)
+	first := r.byKey.first(key)
 	p := first.on(a)
 	switch {
 	case sb.Gone:
@@ -126,7 +132,7 @@ func (r *Registry) report(a *agent, sb *Sandbox) {
 		}
 		return
 	case p == nil:
-		p = r.take(a, sb.Key, sb.Ports, first, false)
+		p = r.take(a, key, sb.Ports, first, false)
 	default:
 		a.freePorts(p.ports)
 		p.ports = append(p.ports[:0], sb.Ports...)

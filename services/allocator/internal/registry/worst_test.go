@@ -3,6 +3,7 @@ package registry_test
 import (
 	"testing"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -11,7 +12,7 @@ const rare = "docker.io/library/rare:latest"
 // load has an agent report n sandboxes more, the first with a port if that is not 0.
 func load(i, n int, port int32, s *registry.Snapshot) {
 	for j := range n {
-		sb := registry.Sandbox{Key: registry.Key{SandboxUID: uid(1<<29 + i*64 + j), Attempt: 1}}
+		sb := registry.Sandbox{Fence: identity.Fence{SandboxUID: uid(1<<29 + i*64 + j), Attempt: 1}}
 		if j == 0 && port != 0 {
 			sb.Ports = []int32{port}
 		}
@@ -74,10 +75,10 @@ func BenchmarkWorst(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			sizes(b, []int{1000, 100000}, func(b *testing.B, n int) {
 				w := newBench(n, c.change)
-				c.request.Key, c.request.Pool = registry.Key{SandboxUID: uid(0), Attempt: 1}, pool
+				c.request.Fence, c.request.Pool = identity.Fence{SandboxUID: uid(0), Attempt: 1}, pool
 				for b.Loop() {
 					if at, err := w.r.Allocate(w.now, c.request); err == nil {
-						w.r.Release(w.now, c.request.Key, at)
+						w.r.Release(w.now, on(c.request, at))
 					}
 				}
 			})

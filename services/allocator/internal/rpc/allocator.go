@@ -16,6 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
@@ -54,8 +55,8 @@ func (a *Allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest
 		return nil, err
 	}
 	assignment, err := a.config.Fleet.Reserve(registry.Request{
-		Key:  registry.Key{SandboxUID: req.GetSandboxUid(), Attempt: req.GetAttempt()},
-		Pool: registry.Pool{Namespace: req.GetNamespace(), Name: req.GetPool()}, Image: image, Ports: req.GetPorts(),
+		Fence: identity.Fence{SandboxUID: req.GetSandboxUid(), Attempt: req.GetAttempt()},
+		Pool:  registry.Pool{Namespace: req.GetNamespace(), Name: req.GetPool()}, Image: image, Ports: req.GetPorts(),
 		Exclude: req.GetExcludeAgents(),
 	})
 	if err != nil {
@@ -99,7 +100,7 @@ func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc
 	defer ticker.Stop()
 	for synced := false; ; {
 		// What was published before the agents had settled goes out before SYNCED does: the events are looked at last.
-		if !synced && a.config.Pools.Synced() && a.config.Fleet.Settled(settlePatience) && len(watch.Events()) == 0 {
+		if !synced && a.config.Pools.Synced() && a.config.Fleet.AllReported(settlePatience) && len(watch.Events()) == 0 {
 			if err := stream.Send(&allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}); err != nil {
 				return err
 			}

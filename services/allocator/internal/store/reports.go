@@ -6,16 +6,16 @@ import (
 	"strings"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // AgentSandboxes implements fleet.Listener.
 func (s *Store) AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	listed := make(map[fleet.Key]bool, len(reports))
+	listed := make(map[identity.Fence]bool, len(reports))
 	for _, r := range reports {
-		listed[fleet.KeyOf(r.GetRecord().GetFence())] = true
+		listed[identity.FenceOf(r.GetRecord().GetFence())] = true
 	}
 	for fk, key := range s.byAgent[agentUID] {
 		if !listed[fk] {
@@ -47,19 +47,19 @@ func (s *Store) AgentGone(agentUID string) {
 
 func (s *Store) setReport(agentUID string, r *agentv1.SandboxReport) {
 	key := Key{r.GetRecord().GetNamespace(), r.GetRecord().GetName()}
-	fk := fleet.KeyOf(r.GetRecord().GetFence())
+	fk := identity.FenceOf(r.GetRecord().GetFence())
 	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
 		s.removeReport(agentUID, fk, key)
 		return
 	}
 	if s.byAgent[agentUID] == nil {
-		s.byAgent[agentUID] = map[fleet.Key]Key{}
+		s.byAgent[agentUID] = map[identity.Fence]Key{}
 	}
 	s.byAgent[agentUID][fk] = key
 	s.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.with(r) })
 }
 
-func (s *Store) removeReport(agentUID string, fk fleet.Key, key Key) {
+func (s *Store) removeReport(agentUID string, fk identity.Fence, key Key) {
 	if keys := s.byAgent[agentUID]; keys != nil {
 		delete(keys, fk)
 		if len(keys) == 0 {
@@ -73,8 +73,8 @@ func (s *Store) removeReport(agentUID string, fk fleet.Key, key Key) {
 
 // SetRemoved tells that a container is certainly gone. Its agent's word of that comes by another stream, and may come after
 // others that are older: none of them shows the sandbox again.
-func (s *Store) SetRemoved(fence *agentv1.Fence) {
-	fk := fleet.KeyOf(fence)
+func (s *Store) SetContainerRemoved(fence *agentv1.Fence) {
+	fk := identity.FenceOf(fence)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removed[fk] = s.clock.Now()
@@ -85,7 +85,7 @@ func (s *Store) SetRemoved(fence *agentv1.Fence) {
 }
 
 // Removed tells whether a container is known to be gone.
-func (s *Store) Removed(key fleet.Key) bool {
+func (s *Store) ContainerRemoved(key identity.Fence) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, removed := s.removed[key]
@@ -95,12 +95,12 @@ func (s *Store) Removed(key fleet.Key) bool {
 // reports are the agents' words on one name, one for each container: hardly ever more than one. They never change.
 type reports []*agentv1.SandboxReport
 
-func (rs reports) find(key fleet.Key) int {
-	return slices.IndexFunc(rs, func(r *agentv1.SandboxReport) bool { return fleet.KeyOf(r.GetRecord().GetFence()) == key })
+func (rs reports) find(key identity.Fence) int {
+	return slices.IndexFunc(rs, func(r *agentv1.SandboxReport) bool { return identity.FenceOf(r.GetRecord().GetFence()) == key })
 }
 
 // get is nil if there is none.
-func (rs reports) get(key fleet.Key) *agentv1.SandboxReport {
+func (rs reports) get(key identity.Fence) *agentv1.SandboxReport {
 	if i := rs.find(key); i >= 0 {
 		return rs[i]
 	}
@@ -109,14 +109,14 @@ func (rs reports) get(key fleet.Key) *agentv1.SandboxReport {
 
 // with has one more, or a newer one in the place of its older.
 func (rs reports) with(r *agentv1.SandboxReport) reports {
-	return append(rs.without(fleet.KeyOf(r.GetRecord().GetFence())), r)
+	return append(rs.without(identity.FenceOf(r.GetRecord().GetFence())), r)
 }
 
 // without is a copy that lacks one.
-func (rs reports) without(key fleet.Key) reports {
+func (rs reports) without(key identity.Fence) reports {
 	var rest reports
 	for _, r := range rs {
-		if fleet.KeyOf(r.GetRecord().GetFence()) != key {
+		if identity.FenceOf(r.GetRecord().GetFence()) != key {
 			rest = append(rest, r)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // snapshot is all that is known of one name at one moment. It is cheap to take, and what it points to never changes: the
@@ -84,9 +84,9 @@ func (n *snapshot) latest(a *v1alpha1.Assignment) *agentv1.SandboxReport {
 	if a == nil {
 		return nil
 	}
-	key := fleet.KeyOf(fenceOf(a))
+	key := identity.FenceOf(fenceOf(a))
 	report := n.reports.get(key)
-	if n.record == nil || fleet.KeyOf(n.recorded().GetFence()) != key {
+	if n.record == nil || identity.FenceOf(n.recorded().GetFence()) != key {
 		return report
 	}
 	if report == nil || report.GetState() == agentv1.SandboxState_SANDBOX_STATE_CREATING {

@@ -21,7 +21,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // tombstoneTTL is how long the uid of a sandbox that is gone is remembered: far longer than any message is late.
@@ -80,14 +80,14 @@ type Store struct {
 
 	mu       sync.Mutex
 	entries  map[Key]*entry
-	sorted   *btree.BTreeG[Key]           // of the entries of which there is something to be seen
-	byAgent  map[string]map[fleet.Key]Key // where reports of an agent are
+	sorted   *btree.BTreeG[Key]                // of the entries of which there is something to be seen
+	byAgent  map[string]map[identity.Fence]Key // where reports of an agent are
 	requests map[requestKey]Key
-	deleting map[string]time.Time                        // by uid: accepted deletions of what is still there
-	gone     map[string]time.Time                        // by uid: tombstones
-	answered map[requestKey]time.Time                    // create calls whose sandbox is gone
-	removed  map[fleet.Key]time.Time                     // containers that are certainly gone
-	graves   map[string]map[fleet.Key]*agentv1.Tombstone // by uid: what agents keep
+	deleting map[string]time.Time                             // by uid: accepted deletions of what is still there
+	gone     map[string]time.Time                             // by uid: tombstones
+	answered map[requestKey]time.Time                         // create calls whose sandbox is gone
+	removed  map[identity.Fence]time.Time                     // containers that are certainly gone
+	graves   map[string]map[identity.Fence]*agentv1.Tombstone // by uid: what agents keep
 	pruned   time.Time
 	watchers map[*Watch]struct{}
 }
@@ -95,9 +95,9 @@ type Store struct {
 // New returns an empty store.
 func New(c clock.PassiveClock) *Store {
 	return &Store{
-		clock: c, entries: map[Key]*entry{}, byAgent: map[string]map[fleet.Key]Key{}, requests: map[requestKey]Key{},
+		clock: c, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, requests: map[requestKey]Key{},
 		deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{}, watchers: map[*Watch]struct{}{},
-		graves: map[string]map[fleet.Key]*agentv1.Tombstone{}, removed: map[fleet.Key]time.Time{},
+		graves: map[string]map[identity.Fence]*agentv1.Tombstone{}, removed: map[identity.Fence]time.Time{},
 		sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
 	}
 }
@@ -271,7 +271,7 @@ func (s *Store) shows(key Key, uid string) bool {
 
 // Bury forgets a sandbox that is gone and remembers its uid, so that no late word brings it back. It returns false, and
 // does nothing, if its custom resource is there.
-func (s *Store) Bury(key Key, uid string) bool {
+func (s *Store) MarkGone(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil && e.resource != nil && e.resource.EffectiveUID() == uid {
@@ -311,7 +311,7 @@ func (s *Store) prune(now time.Time) {
 	old := func(at time.Time) bool { return now.Sub(at) > tombstoneTTL }
 	maps.DeleteFunc(s.gone, func(uid string, at time.Time) bool { return old(at) && s.graves[uid] == nil })
 	maps.DeleteFunc(s.answered, func(_ requestKey, at time.Time) bool { return old(at) })
-	maps.DeleteFunc(s.removed, func(_ fleet.Key, at time.Time) bool { return old(at) })
+	maps.DeleteFunc(s.removed, func(_ identity.Fence, at time.Time) bool { return old(at) })
 }
 
 // Abandoned tells whether a custom resource is marked as that of a create call that failed; nil is not.
@@ -363,7 +363,7 @@ func sameSandbox(a, b *agentv1.SandboxReport) bool {
 // orphaned tells whether a report alone makes a sandbox to be seen: acknowledged, not written, not known to be gone.
 func (s *Store) orphaned(r *agentv1.SandboxReport) bool {
 	_, gone := s.gone[r.GetRecord().GetFence().GetSandboxUid()]
-	_, removed := s.removed[fleet.KeyOf(r.GetRecord().GetFence())]
+	_, removed := s.removed[identity.FenceOf(r.GetRecord().GetFence())]
 	if gone || removed || r.GetPersisted() {
 		return false
 	}

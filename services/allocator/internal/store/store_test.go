@@ -158,7 +158,7 @@ func TestALateWordOnARemovedContainer(t *testing.T) {
 	running := report("u", agentv1.SandboxState_SANDBOX_STATE_RUNNING)
 	s.AgentChanges("a", []*agentv1.SandboxReport{running})
 	require.Equal(t, 1, s.Len())
-	s.SetRemoved(running.GetRecord().GetFence())
+	s.SetContainerRemoved(running.GetRecord().GetFence())
 	require.Zero(t, s.Len())
 	s.AgentChanges("a", []*agentv1.SandboxReport{running})
 	_, ok := s.ByRequest("ns", "r-u")
@@ -173,7 +173,7 @@ func TestRequestTombstone(t *testing.T) {
 	s := newStore()
 	s.SetRecord(record("u"))
 	require.False(t, s.RequestGone("ns", "r-u"))
-	s.Bury(key, "u")
+	s.MarkGone(key, "u")
 	require.True(t, s.RequestGone("ns", "r-u"))
 	require.Zero(t, s.Len())
 }
@@ -221,7 +221,7 @@ func TestListPages(t *testing.T) {
 		if token = next; token == "" {
 			break
 		}
-		s.Bury(store.Key{Namespace: "x", Name: "a"}, "xa") // what goes between pages shifts nothing
+		s.MarkGone(store.Key{Namespace: "x", Name: "a"}, "xa") // what goes between pages shifts nothing
 	}
 	require.Equal(t, []string{"x/a", "x/a-b", "x/b", "x/c", "x-y/a", "x-y/a-b", "x-y/b", "x-y/c"}, got)
 }

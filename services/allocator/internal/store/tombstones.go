@@ -2,7 +2,7 @@ package store
 
 import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // AgentTombstones implements fleet.Listener. What has a tombstone is being deleted as long as there is something of it to be
@@ -21,9 +21,9 @@ func (s *Store) AgentTombstones(added, removed []*agentv1.Tombstone) {
 func (s *Store) entomb(t *agentv1.Tombstone) {
 	key, uid := Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()
 	if s.graves[uid] == nil {
-		s.graves[uid] = map[fleet.Key]*agentv1.Tombstone{}
+		s.graves[uid] = map[identity.Fence]*agentv1.Tombstone{}
 	}
-	s.graves[uid][fleet.KeyOf(t.GetFence())] = t
+	s.graves[uid][identity.FenceOf(t.GetFence())] = t
 	if _, gone := s.gone[uid]; gone {
 		return
 	}
@@ -40,7 +40,7 @@ func (s *Store) entomb(t *agentv1.Tombstone) {
 // forget is told that an agent keeps a tombstone no more: the custom resource is gone or going.
 func (s *Store) forget(t *agentv1.Tombstone) {
 	key, uid := Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()
-	delete(s.graves[uid], fleet.KeyOf(t.GetFence()))
+	delete(s.graves[uid], identity.FenceOf(t.GetFence()))
 	if len(s.graves[uid]) > 0 {
 		return
 	}

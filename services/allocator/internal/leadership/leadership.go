@@ -1,6 +1,6 @@
-// Package lead tells whether this allocator leads, and where the one that does is reached. It is a view of an elector, or
+// Package leadership tells whether this allocator leads, and where the one that does is reached. It is a view of an elector, or
 // of none: an allocator that runs alone always leads. Only Confirm does I/O. All methods may be called concurrently.
-package lead
+package leadership
 
 import (
 	"context"
@@ -26,19 +26,19 @@ type State struct {
 }
 
 // Lead is the view.
-type Lead struct {
+type View struct {
 	elector  Elector
 	identity string
 }
 
 // Alone returns the view of a process that always leads, under no term.
-func Alone() *Lead { return &Lead{} }
+func Alone() *View { return &View{} }
 
 // Of returns the view of an elector that takes part under an identity.
-func Of(e Elector, identity Identity) *Lead { return &Lead{elector: e, identity: identity.String()} }
+func New(e Elector, identity Identity) *View { return &View{elector: e, identity: identity.String()} }
 
 // State is what is known now, and a channel that is closed when that may have changed; nil if it never does.
-func (l *Lead) State() (State, <-chan struct{}) {
+func (l *View) State() (State, <-chan struct{}) {
 	if l.elector == nil {
 		return State{Leads: true}, nil
 	}
@@ -57,13 +57,13 @@ func (l *Lead) State() (State, <-chan struct{}) {
 }
 
 // Leads tells whether this process leads.
-func (l *Lead) Leads() bool {
+func (l *View) Leads() bool {
 	s, _ := l.State()
 	return s.Leads
 }
 
 // Confirm tells whether this process leads for certain, so that nobody else has until now. It may ask the API server.
-func (l *Lead) Confirm(ctx context.Context) (bool, error) {
+func (l *View) Confirm(ctx context.Context) (bool, error) {
 	if l.elector == nil {
 		return true, nil
 	}
@@ -71,13 +71,13 @@ func (l *Lead) Confirm(ctx context.Context) (bool, error) {
 }
 
 // Term implements rpc.Leader.
-func (l *Lead) Term() int64 {
+func (l *View) Term() int64 {
 	s, _ := l.State()
 	return s.Term
 }
 
 // Superseded implements rpc.Leader.
-func (l *Lead) Superseded(term int64) {
+func (l *View) Superseded(term int64) {
 	if l.elector != nil {
 		l.elector.Superseded(term)
 	}

@@ -1,4 +1,4 @@
-package lead_test
+package leadership_test
 
 import (
 	"context"
@@ -7,19 +7,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/lead"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
 func TestIdentity(t *testing.T) {
 	for _, address := range []string{"10.1.2.3:9090", "[fd00::1]:9090", "allocator-0.example:1"} {
-		a, b := lead.NewIdentity("allocator-7d9f-x2", address), lead.NewIdentity("allocator-7d9f-x2", address)
+		a, b := leadership.NewIdentity("allocator-7d9f-x2", address), leadership.NewIdentity("allocator-7d9f-x2", address)
 		require.NotEqual(t, a, b, "one life of a process is not the next")
-		back, err := lead.ParseIdentity(a.String())
+		back, err := leadership.ParseIdentity(a.String())
 		require.NoError(t, err)
 		require.Equal(t, a, back)
 	}
 	for _, bad := range []string{"", "pod", "pod_10.0.0.1_x", "pod_:1_x", "pod_10.0.0.1:_x", "pod_10.0.0.1:1_", "a_b_10.0.0.1:1_x"} {
-		_, err := lead.ParseIdentity(bad)
+		_, err := leadership.ParseIdentity(bad)
 		require.Error(t, err, bad)
 	}
 }
@@ -35,22 +35,22 @@ func (e *elector) Superseded(term int64)                  { e.superseded = term 
 func (e *elector) Confirm(context.Context) (bool, error)  { return e.state.Term > 0, nil }
 
 func TestState(t *testing.T) {
-	self, other := lead.NewIdentity("a", "10.0.0.1:9090"), lead.NewIdentity("b", "10.0.0.2:9090")
+	self, other := leadership.NewIdentity("a", "10.0.0.1:9090"), leadership.NewIdentity("b", "10.0.0.2:9090")
 	tests := map[string]struct {
 		in   leader.State
-		want lead.State
+		want leadership.State
 	}{
-		"nobody":                      {leader.State{}, lead.State{}},
-		"leading":                     {leader.State{Term: 3, Holder: self.String()}, lead.State{Leads: true, Term: 3}},
-		"suspended":                   {leader.State{Holder: self.String()}, lead.State{}},
-		"another":                     {leader.State{Holder: other.String()}, lead.State{Address: "10.0.0.2:9090"}},
-		"deposed":                     {leader.State{Holder: other.String(), Deposed: true}, lead.State{Address: "10.0.0.2:9090"}},
-		"a holder of some other kind": {leader.State{Holder: "somebody"}, lead.State{}},
+		"nobody":                      {leader.State{}, leadership.State{}},
+		"leading":                     {leader.State{Term: 3, Holder: self.String()}, leadership.State{Leads: true, Term: 3}},
+		"suspended":                   {leader.State{Holder: self.String()}, leadership.State{}},
+		"another":                     {leader.State{Holder: other.String()}, leadership.State{Address: "10.0.0.2:9090"}},
+		"deposed":                     {leader.State{Holder: other.String(), Lost: true}, leadership.State{Address: "10.0.0.2:9090"}},
+		"a holder of some other kind": {leader.State{Holder: "somebody"}, leadership.State{}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			e := &elector{state: test.in}
-			l := lead.Of(e, self)
+			l := leadership.New(e, self)
 			got, _ := l.State()
 			require.Equal(t, test.want, got)
 			require.Equal(t, test.want.Term, l.Term())
@@ -62,7 +62,7 @@ func TestState(t *testing.T) {
 			require.EqualValues(t, 9, e.superseded)
 		})
 	}
-	alone := lead.Alone()
+	alone := leadership.Alone()
 	require.True(t, alone.Leads())
 	require.Zero(t, alone.Term(), "calls of an allocator that runs alone carry no term")
 	sure, err := alone.Confirm(t.Context())
