@@ -43,7 +43,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("dialling %s: %w", target, err)
 		}
-		creds = credentials.NewTLS(c)
+		creds = alertCredentials{credentials.NewTLS(c)}
 	}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
