@@ -9,7 +9,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 )
 
-func (c *cli) newAgents() *cobra.Command {
+func newAgents(c *cli) *cobra.Command {
 	all, pool := false, ""
 	cmd := &cobra.Command{
 		Use: "agents", Aliases: []string{"agent"},
@@ -34,7 +34,7 @@ func (c *cli) newAgents() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.printAgents(out.GetAgents(), all)
+			return printAgents(c, out.GetAgents(), all)
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces")
@@ -43,7 +43,7 @@ func (c *cli) newAgents() *cobra.Command {
 	return cmd
 }
 
-func (c *cli) printAgents(agents []*allocatorv1.Agent, namespaces bool) error {
+func printAgents(c *cli, agents []*allocatorv1.Agent, namespaces bool) error {
 	if done, err := printList(c, "agents", agents); done {
 		return err
 	}

@@ -15,10 +15,10 @@ import (
 
 // attach follows a new sandbox's output until its process has ended, deletes the sandbox if it is to be, and returns a
 // processExitError.
-func (c *cli) attach(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, o *runOptions) error {
-	code, err := c.follow(ctx, client, s)
+func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, o *runOptions) error {
+	code, err := follow(ctx, c, client, s)
 	if o.rm {
-		if cleanErr := c.remove(ctx, client, s); cleanErr != nil {
+		if cleanErr := removeSandbox(ctx, c, client, s); cleanErr != nil {
 			c.infof("sandbox %q is left behind: %v", s.GetName(), cleanErr)
 			err = errors.Join(err, cleanErr)
 		}
@@ -34,19 +34,19 @@ func (c *cli) attach(ctx context.Context, client sandboxv1.SandboxServiceClient,
 	return processExitError{code}
 }
 
-func (c *cli) follow(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
+func follow(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
 	in := &sandboxv1.StreamLogsRequest{Namespace: s.GetNamespace(), Name: s.GetName(), Follow: true}
-	if err := c.copyLogs(ctx, client, in); err != nil {
+	if err := copyLogs(ctx, c, client, in); err != nil {
 		return 0, err
 	}
-	return c.exitCode(ctx, client, s)
+	return exitCode(ctx, c, client, s)
 }
 
 // exitCode waits until the end of a sandbox's process is known; its output has ended by now.
-func (c *cli) exitCode(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
+func exitCode(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
 	gone := fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox %q was deleted before its process ended", s.GetName())
 	var last *sandboxv1.Sandbox
-	err := c.watchUntil(ctx, client, s, "waiting for the exit code", func(now *sandboxv1.Sandbox) bool {
+	err := watchUntil(ctx, c, client, s, "waiting for the exit code", func(now *sandboxv1.Sandbox) bool {
 		last = now
 		if now == nil {
 			return true
@@ -75,7 +75,7 @@ func (c *cli) exitCode(ctx context.Context, client sandboxv1.SandboxServiceClien
 
 // watchUntil calls look with every state of the sandbox (nil: it is gone, or another one has its name) until look is
 // content. It survives the allocator's restart and is bounded by the timeout.
-func (c *cli) watchUntil(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, doing string, look func(*sandboxv1.Sandbox) bool) error {
+func watchUntil(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, doing string, look func(*sandboxv1.Sandbox) bool) error {
 	_, err := call(ctx, c, doing, func(ctx context.Context) (struct{}, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -126,7 +126,7 @@ func hangUp[T any](cancel context.CancelFunc, stream grpc.ServerStreamingClient[
 }
 
 // remove deletes the sandbox of `run --rm`, by uid, also when ctx has ended.
-func (c *cli) remove(ctx context.Context, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) error {
+func removeSandbox(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) error {
 	ctx = context.WithoutCancel(ctx)
 	_, err := call(ctx, c, "deleting "+s.GetName(), func(ctx context.Context) (*sandboxv1.DeleteSandboxResponse, error) {
 		return client.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{
@@ -139,5 +139,5 @@ func (c *cli) remove(ctx context.Context, client sandboxv1.SandboxServiceClient,
 	if err != nil {
 		return fmt.Errorf("deleting sandbox %q: %w", s.GetName(), err)
 	}
-	return c.watchUntil(ctx, client, s, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
+	return watchUntil(ctx, c, client, s, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
 }

@@ -110,7 +110,7 @@ Exit codes:
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools, agents, nodes and garbage:"})
 	c.addSandboxCommands(root, groupSandbox)
-	for _, sub := range []*cobra.Command{c.newPool(), c.newAgents(), c.newJanitor(), c.newGC()} {
+	for _, sub := range []*cobra.Command{newPool(c), newAgents(c), newJanitor(c), newGC(c)} {
 		sub.GroupID = groupMesh
 		root.AddCommand(sub)
 	}
@@ -120,7 +120,7 @@ Exit codes:
 		Args: cobra.ArbitraryArgs, RunE: root.RunE,
 	}
 	c.addSandboxCommands(group, "")
-	root.AddCommand(group, c.newConfig(), c.newVersion())
+	root.AddCommand(group, newConfig(c), newVersion(c))
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
 	return root
 }
@@ -132,7 +132,7 @@ const (
 
 func (c *cli) addSandboxCommands(parent *cobra.Command, group string) {
 	for _, sub := range []*cobra.Command{
-		c.newRun(), c.newGet(), c.newList(), c.newDescribe(), c.newLogs(), c.newWatch(), c.newUpdate(), c.newDelete(),
+		newRun(c), newGet(c), newList(c), newDescribe(c), newLogs(c), newWatch(c), newUpdate(c), newDelete(c),
 	} {
 		sub.GroupID = group
 		parent.AddCommand(sub)

@@ -10,7 +10,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/render"
 )
 
-func (c *cli) newConfig() *cobra.Command {
+func newConfig(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "config", Short: "Show the settings",
 		Long:    "Show the settings that are in force.",
@@ -29,12 +29,12 @@ func (c *cli) newConfig() *cobra.Command {
 		Example: `  fsb-ctl config view
   fsb-ctl config view -o yaml > ~/.config/fast-sandbox/config.yaml`,
 		Args: exactly(), ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(*cobra.Command, []string) error { return c.viewConfig() },
+		RunE: func(*cobra.Command, []string) error { return viewConfig(c) },
 	})
 	return cmd
 }
 
-func (c *cli) viewConfig() error {
+func viewConfig(c *cli) error {
 	if c.settings.Output == "json" || c.settings.Output == "yaml" {
 		values := map[string]string{}
 		for _, v := range c.settings.Values {
@@ -55,7 +55,7 @@ func (c *cli) viewConfig() error {
 	return t.Flush(c.Out)
 }
 
-func (c *cli) newVersion() *cobra.Command {
+func newVersion(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version",
 		Long: "Print the version of this program.", Example: "  fsb-ctl version",

@@ -31,7 +31,7 @@ type deleteOptions struct {
 	graceSet                 bool
 }
 
-func (c *cli) newDelete() *cobra.Command {
+func newDelete(c *cli) *cobra.Command {
 	o := &deleteOptions{}
 	cmd := &cobra.Command{
 		Use: "delete NAME... | --all | -l SELECTOR", Aliases: []string{"rm"},
@@ -45,7 +45,7 @@ func (c *cli) newDelete() *cobra.Command {
 		ValidArgsFunction: c.completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.graceSet = cmd.Flags().Changed("grace")
-			return c.delete(cmd.Context(), o, args)
+			return deleteSandboxes(cmd.Context(), c, o, args)
 		},
 	}
 	o.addFlags(c, cmd, false)
@@ -56,7 +56,7 @@ func (c *cli) newDelete() *cobra.Command {
 	return cmd
 }
 
-func (c *cli) delete(ctx context.Context, o *deleteOptions, args []string) error {
+func deleteSandboxes(ctx context.Context, c *cli, o *deleteOptions, args []string) error {
 	selects := o.selector != "" || o.pool != ""
 	switch {
 	case len(args) > 0 && (o.everything || selects):
@@ -85,13 +85,13 @@ func (c *cli) delete(ctx context.Context, o *deleteOptions, args []string) error
 		c.infof("no sandboxes found in namespace %s", c.settings.Namespace)
 	}
 	if len(targets) == 1 {
-		return c.deleteOne(ctx, client, o, targets[0])
+		return deleteOne(ctx, c, client, o, targets[0])
 	}
-	return c.deleteMany(ctx, client, o, targets)
+	return deleteMany(ctx, c, client, o, targets)
 }
 
 // deleteMany deletes side by side, tells of each, and returns the first error once all are done.
-func (c *cli) deleteMany(ctx context.Context, client sandboxv1.SandboxServiceClient, o *deleteOptions, targets []*sandboxv1.Sandbox) error {
+func deleteMany(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, o *deleteOptions, targets []*sandboxv1.Sandbox) error {
 	results := make([]error, len(targets))
 	out := &lockedWriter{w: c.Out}
 	var g errgroup.Group
@@ -100,7 +100,7 @@ func (c *cli) deleteMany(ctx context.Context, client sandboxv1.SandboxServiceCli
 		g.Go(func() error {
 			quiet := *c
 			quiet.progress, quiet.Out = &progress{w: c.Err, clock: c.Clock}, out // one line cannot show several
-			results[i] = quiet.deleteOne(ctx, client, o, s)
+			results[i] = deleteOne(ctx, &quiet, client, o, s)
 			return nil
 		})
 	}
@@ -119,7 +119,7 @@ func (c *cli) deleteMany(ctx context.Context, client sandboxv1.SandboxServiceCli
 	return first
 }
 
-func (c *cli) deleteOne(ctx context.Context, client sandboxv1.SandboxServiceClient, o *deleteOptions, s *sandboxv1.Sandbox) error {
+func deleteOne(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, o *deleteOptions, s *sandboxv1.Sandbox) error {
 	in := &sandboxv1.DeleteSandboxRequest{Namespace: s.GetNamespace(), Name: s.GetName(), Uid: s.GetUid(), RequestId: uuid.NewString()}
 	if o.graceSet {
 		in.GracePeriod = durationpb.New(o.grace)
@@ -136,20 +136,20 @@ func (c *cli) deleteOne(ctx context.Context, client sandboxv1.SandboxServiceClie
 		return err
 	}
 	if !o.wait {
-		return c.deleted(s, "deletion accepted")
+		return deleted(c, s, "deletion accepted")
 	}
 	gone := &sandboxv1.Sandbox{Namespace: s.GetNamespace(), Name: s.GetName(), Uid: out.GetSandbox().GetUid()}
-	err = c.watchUntil(ctx, client, gone, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
+	err = watchUntil(ctx, c, client, gone, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("waiting for sandbox %q to end: %w", s.GetName(), err)
 	}
 	if err != nil {
 		return err
 	}
-	return c.deleted(s, "deleted")
+	return deleted(c, s, "deleted")
 }
 
-func (c *cli) deleted(s *sandboxv1.Sandbox, what string) error {
+func deleted(c *cli, s *sandboxv1.Sandbox, what string) error {
 	c.progress.pause()
 	if c.settings.Output == "name" {
 		return c.printNames("sandbox", s.GetName())

@@ -22,7 +22,7 @@ const gcLabels = "app.kubernetes.io/name=gc"
 // collectors is which garbage collectors a command asks, and how they are found.
 type collectors struct{ namespace, kubeconfig, context string }
 
-func (c *cli) newGC() *cobra.Command {
+func newGC(c *cli) *cobra.Command {
 	g := &collectors{}
 	cmd := &cobra.Command{
 		Use: "gc", Aliases: []string{"garbage"}, Short: "See why objects of Kubernetes are kept, what a deletion takes along, and what is deleted",
@@ -50,7 +50,7 @@ same certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 	fs.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
 	fs.StringVar(&g.context, "context", "", "`context` of the kubeconfig (default: its current one)")
 	fs.StringVar(&g.namespace, "gc-namespace", systemNamespace, "`namespace` that the garbage collector runs in")
-	cmd.AddCommand(c.newGCExplain(g), c.newGCPreview(g), c.newGCGraph(g), c.newGCWatch(g), c.newGCStatus(g))
+	cmd.AddCommand(newGCExplain(c, g), newGCPreview(c, g), newGCGraph(c, g), newGCWatch(c, g), newGCStatus(c, g))
 	for _, sub := range cmd.Commands() {
 		_ = sub.RegisterFlagCompletionFunc("context", cobra.NoFileCompletions)
 		_ = sub.RegisterFlagCompletionFunc("gc-namespace", cobra.NoFileCompletions)
@@ -58,12 +58,12 @@ same certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 	return cmd
 }
 
-func (c *cli) clusterOf(g collectors) (Cluster, error) {
+func clusterOf(c *cli, g collectors) (Cluster, error) {
 	return c.Cluster(tunnel.Options{Kubeconfig: g.kubeconfig, Context: g.context, Getenv: c.Getenv})
 }
 
 // findCollectors returns the Pods of collectors that have seen everything; if none has, all.
-func (c *cli) findCollectors(ctx context.Context, cluster Cluster, g collectors) ([]tunnel.Pod, error) {
+func findCollectors(ctx context.Context, c *cli, cluster Cluster, g collectors) ([]tunnel.Pod, error) {
 	found, err := call(ctx, c, "looking for garbage collectors", func(ctx context.Context) ([]tunnel.Pod, error) {
 		return cluster.Pods(ctx, tunnel.Selector{Namespace: g.namespace, Labels: gcLabels})
 	})
@@ -82,21 +82,21 @@ func (c *cli) findCollectors(ctx context.Context, cluster Cluster, g collectors)
 }
 
 // atCollector calls do with one collector.
-func (c *cli) atCollector(ctx context.Context, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
+func atCollector(ctx context.Context, c *cli, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
 	return c.at(ctx, cluster, p, remote{"the garbage collector in Pod " + p.Name, rpc.RoleGC}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		return do(ctx, c, gcv1.NewGarbageCollectorServiceClient(conn))
 	})
 }
 
 // askCollector calls do with a collector that can be reached: each of them sees the same objects.
-func (c *cli) askCollector(ctx context.Context, cluster Cluster, g collectors, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
-	found, err := c.findCollectors(ctx, cluster, g)
+func askCollector(ctx context.Context, c *cli, cluster Cluster, g collectors, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
+	found, err := findCollectors(ctx, c, cluster, g)
 	if err != nil {
 		return err
 	}
 	var first error
 	for _, p := range found {
-		err := c.atCollector(ctx, cluster, p, do)
+		err := atCollector(ctx, c, cluster, p, do)
 		if err == nil || ctx.Err() != nil || !errdefs.IsUnavailable(err) {
 			return err
 		}
@@ -124,7 +124,7 @@ func (s *subject) addFlags(c *cli, g *collectors, cmd *cobra.Command) {
 		return nil
 	}
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-		return c.completion(cmd, func(ctx context.Context) ([]string, error) { return c.completeObject(ctx, *g, args, toComplete) })
+		return c.completion(cmd, func(ctx context.Context) ([]string, error) { return completeObject(ctx, c, *g, args, toComplete) })
 	}
 }
 
@@ -155,8 +155,8 @@ func (s *subject) of(ctx context.Context, c *cli, cluster Cluster, args []string
 }
 
 // about calls do with a collector and the object that it is asked for.
-func (c *cli) about(ctx context.Context, g collectors, s subject, args []string, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient, *gcv1.Selector) error) error {
-	cluster, err := c.clusterOf(g)
+func aboutObject(ctx context.Context, c *cli, g collectors, s subject, args []string, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient, *gcv1.Selector) error) error {
+	cluster, err := clusterOf(c, g)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (c *cli) about(ctx context.Context, g collectors, s subject, args []string,
 	if err != nil {
 		return err
 	}
-	return c.askCollector(ctx, cluster, g, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
+	return askCollector(ctx, c, cluster, g, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
 		err := do(ctx, c, client, selector)
 		if errdefs.IsNotFound(err) {
 			return fault.New(errdefs.ErrNotFound, reasonNoObject, "the garbage collector knows of no %s", label)
@@ -174,8 +174,8 @@ func (c *cli) about(ctx context.Context, g collectors, s subject, args []string,
 }
 
 // completeObject completes kinds, and after a kind names.
-func (c *cli) completeObject(ctx context.Context, g collectors, args []string, toComplete string) ([]string, error) {
-	cluster, err := c.clusterOf(g)
+func completeObject(ctx context.Context, c *cli, g collectors, args []string, toComplete string) ([]string, error) {
+	cluster, err := clusterOf(c, g)
 	if err != nil || len(args) > 1 {
 		return nil, err
 	}

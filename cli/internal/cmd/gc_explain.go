@@ -9,7 +9,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-func (c *cli) newGCExplain(g *collectors) *cobra.Command {
+func newGCExplain(c *cli, g *collectors) *cobra.Command {
 	s, in := &subject{}, &gcv1.ExplainObjectRequest{}
 	cmd := &cobra.Command{
 		Use:   "explain OBJECT",
@@ -20,13 +20,13 @@ finalizers and dependents hold its deletion up, what the collector does next wit
   fsb-ctl gc explain rs web-5d8f -n shop -o json
   fsb-ctl gc explain --uid 5f0c9a52-7f0e-4a76-9a54-0d1c7b0d7d1c`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.about(cmd.Context(), *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
+			return aboutObject(cmd.Context(), c, *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
 				in.Object = which
 				out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.ExplainObjectResponse, error) { return client.ExplainObject(ctx, in) })
 				if err != nil {
 					return err
 				}
-				return c.printExplanation(out)
+				return printExplanation(c, out)
 			})
 		},
 	}
@@ -36,18 +36,18 @@ finalizers and dependents hold its deletion up, what the collector does next wit
 	return cmd
 }
 
-func (c *cli) printExplanation(x *gcv1.ExplainObjectResponse) error {
+func printExplanation(c *cli, x *gcv1.ExplainObjectResponse) error {
 	if done, err := c.print(x); done {
 		return err
 	}
 	if c.settings.Output == "name" {
-		return c.printObjectNames(append([]*gcv1.Object{x.GetObject()}, x.GetPath()...)...)
+		return printObjectNames(c, append([]*gcv1.Object{x.GetObject()}, x.GetPath()...)...)
 	}
 	return render.Explanation(c.Out, x)
 }
 
 // printObjectNames writes names of objects as kubectl does.
-func (c *cli) printObjectNames(objects ...*gcv1.Object) error {
+func printObjectNames(c *cli, objects ...*gcv1.Object) error {
 	for _, o := range objects {
 		if err := c.printNames(render.KindWord(o.GetPlace().GetKind()), o.GetPlace().GetName()); err != nil {
 			return err

@@ -16,7 +16,7 @@ const (
 	dotAnnotation = "fast-sandbox.io/dot"
 )
 
-func (c *cli) newGCGraph(g *collectors) *cobra.Command {
+func newGCGraph(c *cli, g *collectors) *cobra.Command {
 	s, in := &subject{}, &gcv1.GetGraphRequest{}
 	cmd := &cobra.Command{
 		Use: "graph OBJECT", Annotations: map[string]string{dotAnnotation: "yes"},
@@ -28,13 +28,13 @@ dashed boxes are owners that are referred to and were not seen, dotted ones are 
   fsb-ctl gc graph deploy/web --depth 5 -o dot | dot -Tsvg > web.svg`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Dot = c.settings.Output == outputDot
-			return c.about(cmd.Context(), *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
+			return aboutObject(cmd.Context(), c, *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
 				in.Object = which
 				out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.GetGraphResponse, error) { return client.GetGraph(ctx, in) })
 				if err != nil {
 					return err
 				}
-				return c.printGraph(out)
+				return printGraph(c, out)
 			})
 		},
 	}
@@ -47,7 +47,7 @@ dashed boxes are owners that are referred to and were not seen, dotted ones are 
 	return cmd
 }
 
-func (c *cli) printGraph(out *gcv1.GetGraphResponse) error {
+func printGraph(c *cli, out *gcv1.GetGraphResponse) error {
 	if out.GetTruncated() {
 		c.infof("note: there is more within that depth: --max-objects")
 	}
@@ -60,7 +60,7 @@ func (c *cli) printGraph(out *gcv1.GetGraphResponse) error {
 		return err
 	case "name":
 		for _, v := range out.GetVertices() {
-			if err := c.printObjectNames(v.GetObject()); err != nil {
+			if err := printObjectNames(c, v.GetObject()); err != nil {
 				return err
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-func (c *cli) newGCPreview(g *collectors) *cobra.Command {
+func newGCPreview(c *cli, g *collectors) *cobra.Command {
 	s, cascade := &subject{}, ""
 	cmd := &cobra.Command{
 		Use:   "preview OBJECT",
@@ -32,8 +32,8 @@ theirs to say. --cascade is that of kubectl delete.`,
 			if !ok {
 				return usagef("--cascade is %q, want background, foreground or orphan", cascade)
 			}
-			return c.about(cmd.Context(), *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
-				return c.preview(ctx, client, &gcv1.PreviewDeleteRequest{Object: which, Policy: policy})
+			return aboutObject(cmd.Context(), c, *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
+				return preview(ctx, c, client, &gcv1.PreviewDeleteRequest{Object: which, Policy: policy})
 			})
 		},
 	}
@@ -43,7 +43,7 @@ theirs to say. --cascade is that of kubectl delete.`,
 	return cmd
 }
 
-func (c *cli) preview(ctx context.Context, client gcv1.GarbageCollectorServiceClient, in *gcv1.PreviewDeleteRequest) error {
+func preview(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, in *gcv1.PreviewDeleteRequest) error {
 	var all []*gcv1.Consequence
 	var summary *gcv1.PreviewSummary
 	o, err := openStream(ctx, c, "asking "+c.peer, func(ctx context.Context) (grpc.ServerStreamingClient[gcv1.PreviewDeleteResponse], error) {
@@ -63,10 +63,10 @@ func (c *cli) preview(ctx context.Context, client gcv1.GarbageCollectorServiceCl
 	case summary == nil:
 		return c.classify(ended(err)) // what ends without a summary is not all
 	}
-	return c.printPreview(all, summary)
+	return printPreview(c, all, summary)
 }
 
-func (c *cli) printPreview(all []*gcv1.Consequence, summary *gcv1.PreviewSummary) error {
+func printPreview(c *cli, all []*gcv1.Consequence, summary *gcv1.PreviewSummary) error {
 	switch c.settings.Output {
 	case "json", "yaml":
 		list, err := render.List("consequences", all)
@@ -81,7 +81,7 @@ func (c *cli) printPreview(all []*gcv1.Consequence, summary *gcv1.PreviewSummary
 	case "name":
 		for _, one := range all {
 			if one.GetOutcome() == gcv1.Outcome_OUTCOME_GOES {
-				if err := c.printObjectNames(one.GetObject()); err != nil {
+				if err := printObjectNames(c, one.GetObject()); err != nil {
 					return err
 				}
 			}

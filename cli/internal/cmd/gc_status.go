@@ -11,7 +11,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-func (c *cli) newGCStatus(g *collectors) *cobra.Command {
+func newGCStatus(c *cli, g *collectors) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show whether the garbage collectors work",
@@ -21,17 +21,17 @@ objects of those is left alone.`,
 		Example:           "  fsb-ctl gc status\n  fsb-ctl gc status -o json",
 		Args:              exactly(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return c.collectorStatus(cmd.Context(), *g) },
+		RunE:              func(cmd *cobra.Command, _ []string) error { return collectorStatus(cmd.Context(), c, *g) },
 	}
 }
 
 // collectorStatus prints those of the collectors that answered, whatever became of the others.
-func (c *cli) collectorStatus(ctx context.Context, g collectors) error {
-	cluster, err := c.clusterOf(g)
+func collectorStatus(ctx context.Context, c *cli, g collectors) error {
+	cluster, err := clusterOf(c, g)
 	if err != nil {
 		return err
 	}
-	found, err := c.findCollectors(ctx, cluster, g)
+	found, err := findCollectors(ctx, c, cluster, g)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (c *cli) collectorStatus(ctx context.Context, g collectors) error {
 	all := []one{}
 	var failed error
 	for _, p := range found {
-		err := c.atCollector(ctx, cluster, p, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
+		err := atCollector(ctx, c, cluster, p, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
 			out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.GetStatusResponse, error) {
 				return client.GetStatus(ctx, &gcv1.GetStatusRequest{})
 			})

@@ -12,7 +12,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-func (c *cli) newGCWatch(g *collectors) *cobra.Command {
+func newGCWatch(c *cli, g *collectors) *cobra.Command {
 	all := false
 	cmd := &cobra.Command{
 		Use:   "watch",
@@ -28,7 +28,7 @@ may change.`,
 			if all {
 				namespace = ""
 			}
-			return c.watchDeletions(cmd.Context(), *g, &gcv1.WatchDeletionsRequest{Namespace: namespace})
+			return watchDeletions(cmd.Context(), c, *g, &gcv1.WatchDeletionsRequest{Namespace: namespace})
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "deletions everywhere")
@@ -48,14 +48,14 @@ type deletionWatcher struct {
 }
 
 // watchDeletions prints until ctx ends, which is no error. When a collector ends, all are looked for anew.
-func (c *cli) watchDeletions(ctx context.Context, g collectors, in *gcv1.WatchDeletionsRequest) error {
-	cluster, err := c.clusterOf(g)
+func watchDeletions(ctx context.Context, c *cli, g collectors, in *gcv1.WatchDeletionsRequest) error {
+	cluster, err := clusterOf(c, g)
 	if err != nil {
 		return err
 	}
 	w := &deletionWatcher{c: c, in: in, cluster: cluster, table: render.Deletions(c.settings.Output == "wide")}
 	for ever := false; ; {
-		found, err := c.findCollectors(ctx, cluster, g)
+		found, err := findCollectors(ctx, c, cluster, g)
 		if err == nil {
 			err = w.round(ctx, found)
 		}
@@ -85,7 +85,7 @@ func (w *deletionWatcher) round(ctx context.Context, found []tunnel.Pod) error {
 	results := make(chan error, len(found))
 	for _, p := range found {
 		go func() {
-			results <- quiet.atCollector(ctx, w.cluster, p, w.watch)
+			results <- atCollector(ctx, &quiet, w.cluster, p, w.watch)
 		}()
 	}
 	first := <-results
@@ -154,7 +154,7 @@ func (w *deletionWatcher) print(event *gcv1.WatchDeletionsResponse) error {
 		return err
 	}
 	if w.c.settings.Output == "name" {
-		return w.c.printObjectNames(event.GetObject())
+		return printObjectNames(w.c, event.GetObject())
 	}
 	w.table.Add(render.DeletionRow(event, w.c.settings.Output == "wide")...)
 	return w.table.Flush(w.c.Out)

@@ -9,7 +9,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-func (c *cli) newGet() *cobra.Command {
+func newGet(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:   "get NAME",
 		Short: "Show one sandbox",
@@ -28,7 +28,7 @@ func (c *cli) newGet() *cobra.Command {
 	}
 }
 
-func (c *cli) newDescribe() *cobra.Command {
+func newDescribe(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:               "describe NAME",
 		Short:             "Show all that is known of a sandbox",

@@ -28,7 +28,7 @@ type janitors struct {
 	node, namespace, kubeconfig, context string
 }
 
-func (c *cli) newJanitor() *cobra.Command {
+func newJanitor(c *cli) *cobra.Command {
 	j := &janitors{}
 	cmd := &cobra.Command{
 		Use: "janitor", Aliases: []string{"janitors"}, Short: "See what the janitors of the nodes would remove, and have them do it",
@@ -53,10 +53,10 @@ certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 	fs.StringVar(&j.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
 	fs.StringVar(&j.context, "context", "", "`context` of the kubeconfig (default: its current one)")
 	fs.StringVar(&j.namespace, "janitor-namespace", systemNamespace, "`namespace` that the janitors run in")
-	cmd.AddCommand(c.newJanitorVerdicts(j), c.newJanitorSweep(j))
+	cmd.AddCommand(newJanitorVerdicts(c, j), newJanitorSweep(c, j))
 	for _, sub := range cmd.Commands() {
 		_ = sub.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return c.completion(cmd, func(ctx context.Context) ([]string, error) { return c.janitorNodes(ctx, *j) })
+			return c.completion(cmd, func(ctx context.Context) ([]string, error) { return janitorNodes(ctx, c, *j) })
 		})
 		_ = sub.RegisterFlagCompletionFunc("context", cobra.NoFileCompletions)
 		_ = sub.RegisterFlagCompletionFunc("janitor-namespace", cobra.NoFileCompletions)
@@ -65,7 +65,7 @@ certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 }
 
 // find returns the janitors' Pods.
-func (c *cli) find(ctx context.Context, j janitors) (Cluster, []tunnel.Pod, error) {
+func findJanitors(ctx context.Context, c *cli, j janitors) (Cluster, []tunnel.Pod, error) {
 	cluster, err := c.Cluster(tunnel.Options{Kubeconfig: j.kubeconfig, Context: j.context, Getenv: c.Getenv})
 	if err != nil {
 		return nil, nil, err
@@ -87,9 +87,9 @@ func (c *cli) find(ctx context.Context, j janitors) (Cluster, []tunnel.Pod, erro
 }
 
 // janitorNodes completes nodes that have a janitor.
-func (c *cli) janitorNodes(ctx context.Context, j janitors) ([]string, error) {
+func janitorNodes(ctx context.Context, c *cli, j janitors) ([]string, error) {
 	j.node = ""
-	_, found, err := c.find(ctx, j)
+	_, found, err := findJanitors(ctx, c, j)
 	nodes := make([]string, len(found))
 	for i, p := range found {
 		nodes[i] = p.Node
@@ -99,14 +99,14 @@ func (c *cli) janitorNodes(ctx context.Context, j janitors) ([]string, error) {
 
 // eachJanitor calls do with each janitor, one after the other, and goes on after a failure: it tells of all but the first and
 // returns that.
-func (c *cli) eachJanitor(ctx context.Context, j janitors, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
-	cluster, found, err := c.find(ctx, j)
+func eachJanitor(ctx context.Context, c *cli, j janitors, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
+	cluster, found, err := findJanitors(ctx, c, j)
 	if err != nil {
 		return err
 	}
 	var first error
 	for _, p := range found {
-		err := c.atJanitor(ctx, cluster, p, do)
+		err := atJanitor(ctx, c, cluster, p, do)
 		switch {
 		case ctx.Err() != nil:
 			return err
@@ -121,7 +121,7 @@ func (c *cli) eachJanitor(ctx context.Context, j janitors, do func(context.Conte
 }
 
 // atJanitor calls do with one janitor.
-func (c *cli) atJanitor(ctx context.Context, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
+func atJanitor(ctx context.Context, c *cli, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
 	return c.at(ctx, cluster, p, remote{"the janitor of node " + p.Node, rpc.RoleJanitor}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		return do(ctx, c, janitorv1.NewJanitorServiceClient(conn))
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-func (c *cli) newJanitorSweep(j *janitors) *cobra.Command {
+func newJanitorSweep(c *cli, j *janitors) *cobra.Command {
 	f, in := &verdictFilter{}, &janitorv1.SweepRequest{}
 	cmd := &cobra.Command{
 		Use:   "sweep [CONTAINER...]",
@@ -41,7 +41,7 @@ A janitor goes on by itself with what it could not delete; the exit code is then
 			if _, in.Reasons, err = f.parse(); err != nil {
 				return err
 			}
-			return c.sweep(cmd.Context(), *j, in)
+			return sweepNodes(cmd.Context(), c, *j, in)
 		},
 	}
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "delete nothing, and show what would be deleted")
@@ -61,9 +61,9 @@ type sweeper struct {
 }
 
 // sweep has one janitor after the other sweep its node.
-func (c *cli) sweep(ctx context.Context, j janitors, in *janitorv1.SweepRequest) error {
+func sweepNodes(ctx context.Context, c *cli, j janitors, in *janitorv1.SweepRequest) error {
 	s := &sweeper{c: c, table: render.Sweeps(), missing: map[string]*janitorv1.SweepResponse{}, known: map[string]bool{}}
-	err := c.eachJanitor(ctx, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
+	err := eachJanitor(ctx, c, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
 		return s.at(ctx, c, client, in)
 	})
 	if outcome := s.finish(in, j.node != ""); err == nil {

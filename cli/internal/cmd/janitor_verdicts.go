@@ -11,7 +11,7 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 )
 
-func (c *cli) newJanitorVerdicts(j *janitors) *cobra.Command {
+func newJanitorVerdicts(c *cli, j *janitors) *cobra.Command {
 	f, watch := &verdictFilter{}, false
 	cmd := &cobra.Command{
 		Use: "verdicts", Aliases: []string{"verdict", "list", "ls"},
@@ -33,9 +33,9 @@ It is judged by what the janitor knows at this moment. Before it deletes anythin
 				return err
 			}
 			if watch {
-				return c.watchVerdicts(cmd.Context(), *j, &janitorv1.WatchVerdictsRequest{Actions: actions, Reasons: reasons})
+				return watchVerdicts(cmd.Context(), c, *j, &janitorv1.WatchVerdictsRequest{Actions: actions, Reasons: reasons})
 			}
-			return c.listVerdicts(cmd.Context(), *j, &janitorv1.ListVerdictsRequest{Actions: actions, Reasons: reasons})
+			return listVerdicts(cmd.Context(), c, *j, &janitorv1.ListVerdictsRequest{Actions: actions, Reasons: reasons})
 		},
 	}
 	cmd.Flags().StringSliceVar(&f.actions, "action", nil, "only these `actions`: "+strings.Join(render.VerdictActions(), ", "))
@@ -46,9 +46,9 @@ It is judged by what the janitor knows at this moment. Before it deletes anythin
 }
 
 // listVerdicts prints those of the janitors that answered, whatever became of the others.
-func (c *cli) listVerdicts(ctx context.Context, j janitors, in *janitorv1.ListVerdictsRequest) error {
+func listVerdicts(ctx context.Context, c *cli, j janitors, in *janitorv1.ListVerdictsRequest) error {
 	var all []*janitorv1.Verdict
-	failed := c.eachJanitor(ctx, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
+	failed := eachJanitor(ctx, c, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
 		out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*janitorv1.ListVerdictsResponse, error) {
 			return client.ListVerdicts(ctx, in)
 		})
@@ -58,13 +58,13 @@ func (c *cli) listVerdicts(ctx context.Context, j janitors, in *janitorv1.ListVe
 	if failed != nil && len(all) == 0 {
 		return failed
 	}
-	if err := c.printVerdicts(all); err != nil {
+	if err := printVerdicts(c, all); err != nil {
 		return err
 	}
 	return failed
 }
 
-func (c *cli) printVerdicts(all []*janitorv1.Verdict) error {
+func printVerdicts(c *cli, all []*janitorv1.Verdict) error {
 	if done, err := printList(c, "verdicts", all); done {
 		return err
 	}
@@ -92,15 +92,15 @@ func verdictIDs(all []*janitorv1.Verdict) []string {
 }
 
 // watchVerdicts prints until ctx ends, which is no error.
-func (c *cli) watchVerdicts(ctx context.Context, j janitors, in *janitorv1.WatchVerdictsRequest) error {
-	cluster, found, err := c.find(ctx, j)
+func watchVerdicts(ctx context.Context, c *cli, j janitors, in *janitorv1.WatchVerdictsRequest) error {
+	cluster, found, err := findJanitors(ctx, c, j)
 	if err != nil {
 		return err
 	}
 	if len(found) > 1 {
 		return usagef("--watch looks at one node: there are %d janitors, and --node names one", len(found))
 	}
-	err = c.atJanitor(ctx, cluster, found[0], func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
+	err = atJanitor(ctx, c, cluster, found[0], func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
 		w := &verdictWatcher{c: c, columns: render.Columns{Event: true, Wide: c.settings.Output == "wide"}}
 		w.table = render.Verdicts(w.columns)
 		o, err := openStream(ctx, c, "watching "+c.peer, func(ctx context.Context) (grpc.ServerStreamingClient[janitorv1.WatchVerdictsResponse], error) {

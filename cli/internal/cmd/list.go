@@ -52,7 +52,7 @@ func (s *selection) request(c *cli) (*sandboxv1.ListSandboxesRequest, error) {
 	return in, nil
 }
 
-func (c *cli) newList() *cobra.Command {
+func newList(c *cli) *cobra.Command {
 	s := &selection{}
 	watch := false
 	cmd := &cobra.Command{
@@ -71,9 +71,9 @@ func (c *cli) newList() *cobra.Command {
 				return err
 			}
 			if watch {
-				return c.watch(cmd.Context(), watchOf(in), s.all, false)
+				return watchSandboxes(cmd.Context(), c, watchOf(in), s.all, false)
 			}
-			return c.list(cmd.Context(), in, s.all)
+			return listSandboxes(cmd.Context(), c, in, s.all)
 		},
 	}
 	s.addFlags(c, cmd, true)
@@ -81,7 +81,7 @@ func (c *cli) newList() *cobra.Command {
 	return cmd
 }
 
-func (c *cli) list(ctx context.Context, in *sandboxv1.ListSandboxesRequest, namespaces bool) error {
+func listSandboxes(ctx context.Context, c *cli, in *sandboxv1.ListSandboxesRequest, namespaces bool) error {
 	all, err := c.listAll(ctx, in)
 	if err != nil {
 		return err

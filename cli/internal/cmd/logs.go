@@ -15,7 +15,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-func (c *cli) newLogs() *cobra.Command {
+func newLogs(c *cli) *cobra.Command {
 	var follow bool
 	var tail int64
 	var since time.Duration
@@ -46,7 +46,7 @@ func (c *cli) newLogs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.copyLogs(cmd.Context(), client, in)
+			return copyLogs(cmd.Context(), c, client, in)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the process has ended")
@@ -58,12 +58,12 @@ func (c *cli) newLogs() *cobra.Command {
 // copyLogs copies a sandbox's output until the stream ends. A stream that breaks is opened again, within the timeout, and
 // what was printed before is skipped; where that cannot be counted, because the request asks for a part alone, the break
 // is an error once something was printed. The time that the stream itself takes is not bounded.
-func (c *cli) copyLogs(ctx context.Context, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) error {
+func copyLogs(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) error {
 	var printed int64
 	whole := in.TailLines == nil && in.GetSince() == nil
 	for {
 		before := printed
-		err := c.copyOnce(ctx, client, in, &printed)
+		err := copyOnce(ctx, c, client, in, &printed)
 		broken := err != nil && ctx.Err() == nil && errdefs.IsUnavailable(err)
 		if !broken || printed == before || !whole {
 			return err
@@ -71,10 +71,10 @@ func (c *cli) copyLogs(ctx context.Context, client sandboxv1.SandboxServiceClien
 	}
 }
 
-func (c *cli) copyOnce(ctx context.Context, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest, printed *int64) error {
+func copyOnce(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest, printed *int64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, first, err := c.openLogs(ctx, client, in)
+	stream, first, err := openLogs(ctx, c, client, in)
 	skip := *printed
 	for chunk := first; ; {
 		if err != nil {
@@ -103,7 +103,7 @@ type opened struct {
 // openLogs opens the stream and returns its first message, or io.EOF. Only this much is repeated while the server is
 // unavailable, and only this much is bounded by the timeout, for one who does not follow: a follower of a silent process
 // waits for its first message for as long as it takes.
-func (c *cli) openLogs(ctx context.Context, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) (sandboxv1.SandboxService_StreamLogsClient, *sandboxv1.StreamLogsResponse, error) {
+func openLogs(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) (sandboxv1.SandboxService_StreamLogsClient, *sandboxv1.StreamLogsResponse, error) {
 	doing := "reading the output"
 	if in.GetFollow() {
 		doing = "" // silence is the process's

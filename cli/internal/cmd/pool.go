@@ -9,7 +9,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 )
 
-func (c *cli) newPool() *cobra.Command {
+func newPool(c *cli) *cobra.Command {
 	pool := &cobra.Command{
 		Use: "pool", Aliases: []string{"pools", "sbp"},
 		Short: "Show pools",
@@ -24,11 +24,11 @@ func (c *cli) newPool() *cobra.Command {
 			return cmd.Help()
 		},
 	}
-	pool.AddCommand(c.newPoolList(), c.newPoolGet())
+	pool.AddCommand(newPoolList(c), newPoolGet(c))
 	return pool
 }
 
-func (c *cli) newPoolList() *cobra.Command {
+func newPoolList(c *cli) *cobra.Command {
 	all := false
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"},
@@ -50,14 +50,14 @@ func (c *cli) newPoolList() *cobra.Command {
 				c.infof("no pools found")
 				return nil
 			}
-			return c.printPools(pools, all)
+			return printPools(c, pools, all)
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces")
 	return cmd
 }
 
-func (c *cli) newPoolGet() *cobra.Command {
+func newPoolGet(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:               "get NAME",
 		Short:             "Show one pool",
@@ -79,7 +79,7 @@ func (c *cli) newPoolGet() *cobra.Command {
 			if done, err := c.print(out.GetPool()); done {
 				return err
 			}
-			return c.printPools([]*allocatorv1.Pool{out.GetPool()}, false)
+			return printPools(c, []*allocatorv1.Pool{out.GetPool()}, false)
 		},
 	}
 }
@@ -95,7 +95,7 @@ func (c *cli) pools(ctx context.Context, namespace string) ([]*allocatorv1.Pool,
 	return out.GetPools(), err
 }
 
-func (c *cli) printPools(pools []*allocatorv1.Pool, namespaces bool) error {
+func printPools(c *cli, pools []*allocatorv1.Pool, namespaces bool) error {
 	if done, err := printList(c, "pools", pools); done {
 		return err
 	}

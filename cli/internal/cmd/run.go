@@ -21,7 +21,7 @@ type runOptions struct {
 	attach, rm, quiet bool
 }
 
-func (c *cli) newRun() *cobra.Command {
+func newRun(c *cli) *cobra.Command {
 	o := &runOptions{}
 	cmd := &cobra.Command{
 		Use:   "run [NAME] --image IMAGE [flags] [-- COMMAND [ARG...]]",
@@ -95,7 +95,7 @@ func (c *cli) run(cmd *cobra.Command, o *runOptions, name string, command []stri
 	}
 	createCtx, settled := ctx, func() {}
 	if o.rm {
-		createCtx, settled = c.outlive(ctx, settleTime)
+		createCtx, settled = outlive(ctx, c, settleTime)
 	}
 	begin := c.Clock.Now()
 	out, err := call(createCtx, c, "starting "+in.GetSpec().GetImage(), func(ctx context.Context) (*sandboxv1.CreateSandboxResponse, error) {
@@ -107,16 +107,16 @@ func (c *cli) run(cmd *cobra.Command, o *runOptions, name string, command []stri
 	}
 	took := c.Clock.Since(begin)
 	if !o.quiet {
-		c.timings(out, took)
+		timings(c, out, took)
 	}
 	if !o.attach && !o.rm {
-		return c.printCreated(out, o.quiet)
+		return printCreated(c, out, o.quiet)
 	}
-	return c.attach(ctx, client, out.GetSandbox(), o)
+	return attach(ctx, c, client, out.GetSandbox(), o)
 }
 
 // outlive returns a context that ends some time after ctx does. The returned function ends it and must be called.
-func (c *cli) outlive(ctx context.Context, by time.Duration) (context.Context, func()) {
+func outlive(ctx context.Context, c *cli, by time.Duration) (context.Context, func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() {
@@ -138,7 +138,7 @@ func (c *cli) outlive(ctx context.Context, by time.Duration) (context.Context, f
 }
 
 // printCreated writes what scripts want to know of a new sandbox.
-func (c *cli) printCreated(out *sandboxv1.CreateSandboxResponse, quiet bool) error {
+func printCreated(c *cli, out *sandboxv1.CreateSandboxResponse, quiet bool) error {
 	if done, err := c.print(out); done {
 		return err
 	}
@@ -158,7 +158,7 @@ func (c *cli) printCreated(out *sandboxv1.CreateSandboxResponse, quiet bool) err
 }
 
 // timings tells which way the create went, and where the time went.
-func (c *cli) timings(out *sandboxv1.CreateSandboxResponse, took time.Duration) {
+func timings(c *cli, out *sandboxv1.CreateSandboxResponse, took time.Duration) {
 	s := out.GetSandbox()
 	how := strings.ToLower(strings.TrimPrefix(out.GetConsistencyMode().String(), "CONSISTENCY_MODE_"))
 	if out.GetReplayed() {

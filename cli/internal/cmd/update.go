@@ -24,7 +24,7 @@ type updateOptions struct {
 	labels          []string
 }
 
-func (c *cli) newUpdate() *cobra.Command {
+func newUpdate(c *cli) *cobra.Command {
 	o := &updateOptions{}
 	cmd := &cobra.Command{
 		Use:   "update NAME [flags]",
@@ -44,7 +44,7 @@ func (c *cli) newUpdate() *cobra.Command {
 		Args:              exactly("NAME"),
 		ValidArgsFunction: c.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.update(cmd.Context(), o, cmd.Flags(), args[0])
+			return updateSandbox(cmd.Context(), c, o, cmd.Flags(), args[0])
 		},
 	}
 	fs := cmd.Flags()
@@ -58,7 +58,7 @@ func (c *cli) newUpdate() *cobra.Command {
 	return cmd
 }
 
-func (c *cli) update(ctx context.Context, o *updateOptions, fs *pflag.FlagSet, name string) error {
+func updateSandbox(ctx context.Context, c *cli, o *updateOptions, fs *pflag.FlagSet, name string) error {
 	in := &sandboxv1.UpdateSandboxRequest{
 		Sandbox:    &sandboxv1.Sandbox{Namespace: c.settings.Namespace, Name: name, Spec: &sandboxv1.SandboxSpec{}},
 		UpdateMask: &fieldmaskpb.FieldMask{}, RequestId: uuid.NewString(),
@@ -67,7 +67,7 @@ func (c *cli) update(ctx context.Context, o *updateOptions, fs *pflag.FlagSet, n
 		return err
 	}
 	if o.reset || len(o.labels) > 0 {
-		if err := c.build(ctx, o, in); err != nil {
+		if err := buildUpdate(ctx, c, o, in); err != nil {
 			return err
 		}
 	}
@@ -128,7 +128,7 @@ func (o *updateOptions) fill(c *cli, fs *pflag.FlagSet, in *sandboxv1.UpdateSand
 
 // build fills what builds on the sandbox as it is: labels and the revision. The uid keeps the change from another sandbox
 // of the name.
-func (c *cli) build(ctx context.Context, o *updateOptions, in *sandboxv1.UpdateSandboxRequest) error {
+func buildUpdate(ctx context.Context, c *cli, o *updateOptions, in *sandboxv1.UpdateSandboxRequest) error {
 	if _, _, err := split(o.labels); err != nil {
 		return err
 	}

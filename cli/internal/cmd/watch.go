@@ -14,7 +14,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-func (c *cli) newWatch() *cobra.Command {
+func newWatch(c *cli) *cobra.Command {
 	s := &selection{}
 	cmd := &cobra.Command{
 		Use:   "watch [NAME]",
@@ -39,7 +39,7 @@ func (c *cli) newWatch() *cobra.Command {
 			if len(args) == 1 {
 				in.Name = args[0]
 			}
-			return c.watch(cmd.Context(), in, s.all, true)
+			return watchSandboxes(cmd.Context(), c, in, s.all, true)
 		},
 	}
 	s.addFlags(c, cmd, true)
@@ -63,7 +63,7 @@ type watcher struct {
 }
 
 // watch prints until ctx ends, which is no error.
-func (c *cli) watch(ctx context.Context, in *sandboxv1.WatchSandboxesRequest, namespaces, events bool) error {
+func watchSandboxes(ctx context.Context, c *cli, in *sandboxv1.WatchSandboxesRequest, namespaces, events bool) error {
 	client, err := c.sandboxes()
 	if err != nil {
 		return err
