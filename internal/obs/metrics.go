@@ -14,18 +14,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// LatencyBuckets are the histogram buckets, in seconds, of everything on or near the fast path: 0.5 ms to 65 s.
+// LatencyBuckets are the histogram buckets, in seconds, of all operations on or near the fast path: 0.5 ms to 65 s.
 var LatencyBuckets = prometheus.ExponentialBuckets(0.0005, 2, 18)
 
-// NewRegistry returns a registry that holds the process's and the Go runtime's metrics.
+// NewRegistry returns a registry with the metrics of the process and of the Go runtime.
 func NewRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
 	return r
 }
 
-// ServeMetrics serves /metrics on address until ctx ends, and with profiling what net/http/pprof has at /debug/pprof/, too.
-// An empty address or "0" serves nothing and waits for ctx.
+// ServeMetrics serves /metrics on address, and with profiling the profiles of net/http/pprof at /debug/pprof/. It blocks
+// until ctx ends. An empty address or "0" serves nothing.
 func ServeMetrics(ctx context.Context, address string, g prometheus.Gatherer, profiling bool) error {
 	if address == "" || address == "0" {
 		<-ctx.Done()

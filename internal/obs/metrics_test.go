@@ -5,20 +5,19 @@ import (
 	"net"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Profiles are served beside the metrics to those that ask for it, and to nobody else.
-func TestProfiling(t *testing.T) {
-	for name, profiling := range map[string]bool{"with": true, "without": false} {
+func TestServeMetricsServesProfilesOnlyWhenEnabled(t *testing.T) {
+	for name, profiling := range map[string]bool{"enabled": true, "disabled": false} {
 		t.Run(name, func(t *testing.T) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
@@ -40,7 +39,7 @@ func TestProfiling(t *testing.T) {
 				_ = resp.Body.Close()
 				return resp.StatusCode
 			}
-			require.Eventually(t, func() bool { return status("/metrics") == http.StatusOK }, time.Minute, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return status("/metrics") == http.StatusOK }, testkit.Timeout, testkit.Tick)
 			want := http.StatusNotFound
 			if profiling {
 				want = http.StatusOK

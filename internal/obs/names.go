@@ -49,6 +49,11 @@ const (
 	KeyPolicy     = "policy"
 	KeyCount      = "count"
 	KeyPath       = "path"
+	KeyLine       = "line" // a line that a library logged
+	KeyService    = "service"
+	KeyVersion    = "version"
+	KeyStack      = "stack"
+	KeyTraceID    = "traceID"
 	KeyPID        = "pid"
 	KeyExitCode   = "exitCode"
 	KeyDuration   = "duration"

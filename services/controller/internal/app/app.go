@@ -28,9 +28,9 @@ import (
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
-	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool"
@@ -174,10 +174,10 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 	return m, nil
 }
 
-// telemetryEnv is where this process sends its traces, for agents to send theirs there too.
+// telemetryEnv returns the telemetry settings of agents: those of this process, under the agents' own service name.
 func telemetryEnv() []corev1.EnvVar {
 	var out []corev1.EnvVar
-	for _, kv := range config.Environ("OTEL_EXPORTER", "OTEL_TRACES", "OTEL_PROPAGATORS") {
+	for _, kv := range obs.SharedEnviron() {
 		name, value, _ := strings.Cut(kv, "=")
 		out = append(out, corev1.EnvVar{Name: name, Value: value})
 	}
