@@ -1,6 +1,6 @@
-// Package config fills a command's flags from, in falling order of rank, the command line, the environment and a YAML
-// file. It is the only package that reads the environment. Not safe for concurrent use: it runs once, before anything
-// else starts.
+// Package config sets the flags of a command from the command line, the environment and a YAML file, in this order of
+// precedence. It is the only package that reads the environment. Load and the functions that change a flag set run once,
+// before anything else starts, and are not safe for concurrent use; Env and Environ are.
 package config
 
 import (
@@ -22,14 +22,14 @@ const envAnnotation = "fast-sandbox.io/env"
 
 // AddFileFlag adds the flag that names the YAML file.
 func AddFileFlag(fs *pflag.FlagSet) {
-	fs.String(FileFlag, "", "YAML `file` of flag names and values; flags and environment win over it")
+	fs.String(FileFlag, "", "YAML `file` of flag names and values; flags and environment take precedence")
 }
 
-// BindEnv makes a flag readable from one more environment variable, by its exact name.
+// BindEnv adds an environment variable, by its exact name, from which a flag is read. It panics if there is no such flag.
 func BindEnv(fs *pflag.FlagSet, flag, env string) {
 	f := fs.Lookup(flag)
 	if f == nil {
-		panic("config: no flag " + flag) // a programming error, met at every start
+		panic("config: no flag " + flag) // a programming error that every start shows
 	}
 	if f.Annotations == nil {
 		f.Annotations = map[string][]string{}
@@ -38,9 +38,9 @@ func BindEnv(fs *pflag.FlagSet, flag, env string) {
 	f.Usage += " [$" + env + "]"
 }
 
-// Load fills every flag of cmd that the command line did not set: first from its own variables (BindEnv) and from
-// PREFIX_FLAG_NAME, then from the file that --config names. It returns every problem at once, each naming where the
-// value came from; a key of the file that is no flag is one.
+// Load sets every flag of cmd that the command line did not set: from the variables of BindEnv, else from PREFIX_FLAG_NAME,
+// else from the file that --config names. It returns all problems at once, and each names the source of the value. A key of
+// the file that is not a flag is a problem.
 func Load(cmd *cobra.Command, prefix string) error {
 	fs := cmd.Flags()
 	var problems []error
@@ -81,15 +81,15 @@ func Load(cmd *cobra.Command, prefix string) error {
 	return errors.Join(problems...)
 }
 
-// EnvName is the environment variable of a flag: `FSB`, `bind-address` -> `FSB_BIND_ADDRESS`.
+// EnvName returns the name of the environment variable of a flag: `FSB`, `bind-address` -> `FSB_BIND_ADDRESS`.
 func EnvName(prefix, flag string) string {
 	return prefix + "_" + strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(flag))
 }
 
-// Env reads one environment variable that is no flag.
+// Env returns the value of an environment variable that does not set a flag, or "".
 func Env(name string) string { return os.Getenv(name) }
 
-// Environ returns the variables (NAME=value) whose names begin with one of the prefixes.
+// Environ returns the variables (NAME=value) whose names have one of the prefixes.
 func Environ(prefixes ...string) []string {
 	var out []string
 	for _, kv := range os.Environ() {

@@ -31,7 +31,7 @@ func writeFile(t *testing.T, text string) string {
 	return path
 }
 
-func TestLoadRanksFlagsThenEnvironmentThenFile(t *testing.T) {
+func TestLoadPrecedence(t *testing.T) {
 	file := writeFile(t, "bind-address: :file\ncapacity: 7\nlist: [a, b]\n")
 	tests := []struct {
 		name         string
@@ -58,7 +58,7 @@ func TestLoadRanksFlagsThenEnvironmentThenFile(t *testing.T) {
 	}
 }
 
-func TestLoadNamesWhatIsWrong(t *testing.T) {
+func TestLoadErrorsNameTheSource(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"unknown field", "bindaddress: x\n", `unknown field "bindaddress"`},
 		{"wrong type", "capacity: many\n", "--capacity"},

@@ -1,5 +1,6 @@
-// Package daemon is what every server process shares: its flags, the order in which its parts start and end, and the
-// frame of its main function. It runs once for each process.
+// Package daemon is the main function of every server process: common flags, configuration, telemetry, signals and exit
+// codes, and the order in which the parts of a process start and stop (Group). It knows nothing about what a process serves.
+// It runs once for each process, from its main goroutine.
 package daemon
 
 import (
@@ -22,27 +23,27 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// EnvPrefix is the prefix of the environment variables that stand for flags.
+// EnvPrefix is the prefix of the environment variables that set flags.
 const EnvPrefix = "FSB"
 
 // version is set by the linker: -X github.com/fast-sandbox/fast-sandbox/internal/daemon.version=...
 var version = "dev"
 
-// Version is the version of this build.
+// Version returns the version of this build.
 func Version() string { return version }
 
-// Common are the settings that every daemon has.
+// Common holds the settings that all daemons have.
 type Common struct {
 	TLS rpc.TLS
-	// MetricsAddress serves /metrics; HealthAddress the plaintext gRPC health service for probes. "0" turns one off.
+	// MetricsAddress serves /metrics; HealthAddress serves the plaintext gRPC health service for probes. "0" disables either.
 	MetricsAddress, HealthAddress string
-	// Profiling serves profiles beside the metrics.
+	// Profiling serves profiles on the metrics address.
 	Profiling bool
 	// Verbosity of logs.
 	Verbosity int
 }
 
-// AddFlags adds the flags of c, with its present values as defaults where they are set.
+// AddFlags adds the flags of c. Its current values are the defaults where they are set.
 func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	if c.MetricsAddress == "" {
 		c.MetricsAddress = ":9091"
@@ -51,9 +52,9 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 		c.HealthAddress = ":8081"
 	}
 	c.TLS.AddFlags(fs)
-	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", c.MetricsAddress, "`address` of the Prometheus endpoint; 0 turns it off")
-	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve profiles (/debug/pprof/) beside the metrics")
-	fs.StringVar(&c.HealthAddress, "health-probe-bind-address", c.HealthAddress, "`address` of the plaintext gRPC health service for probes; 0 turns it off")
+	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", c.MetricsAddress, "`address` of the Prometheus endpoint; 0 disables it")
+	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve profiles (/debug/pprof/) on the metrics address")
+	fs.StringVar(&c.HealthAddress, "health-probe-bind-address", c.HealthAddress, "`address` of the plaintext gRPC health service for probes; 0 disables it")
 	fs.IntVarP(&c.Verbosity, "verbosity", "v", c.Verbosity, "verbosity of logs: 0 state changes, 2 details, 4 debugging")
 	config.AddFileFlag(fs)
 }
@@ -67,7 +68,7 @@ func (c *Common) Validate() []error {
 	return problems
 }
 
-// Serve adds the metrics endpoint and the health probe to a group, as dependencies: they are the last to go.
+// Serve adds the metrics endpoint and the health probe to a group as dependencies, so they stop last.
 func (c *Common) Serve(g *Group, gatherer prometheus.Gatherer, health healthv1.HealthServer) {
 	g.After("metrics", func(ctx context.Context) error { return obs.ServeMetrics(ctx, c.MetricsAddress, gatherer, c.Profiling) })
 	g.After("health", func(ctx context.Context) error { return rpc.ServeHealth(ctx, c.HealthAddress, health) })
@@ -81,23 +82,23 @@ type Config interface {
 	Validate() error
 }
 
-// Program is a daemon's main.
+// Program describes a daemon.
 type Program struct {
-	// Name of the binary and of the service in traces; Short and Long for --help; Example of a command line.
+	// Name of the binary and of the service in traces; Short, Long and Example for --help.
 	Name, Short, Long, Example string
-	// Config is filled from flags, environment and file before Run.
+	// Config is set from flags, environment and file, and validated, before Run.
 	Config Config
 	// Run runs until ctx ends. ctx carries the logger.
 	Run func(ctx context.Context) error
 }
 
-// Main runs p as the whole process: it parses, validates, logs, handles SIGTERM and SIGINT, and exits: 0 after an
-// orderly end, 2 on wrong usage, 1 on any other error.
+// Main runs p as the whole process and exits: with 0 after an orderly shutdown by SIGTERM or SIGINT, with 2 after a usage
+// error, and with 1 after any other error.
 func Main(p Program) {
 	os.Exit(run(p, os.Args[1:]))
 }
 
-// usageError marks what is wrong with the command line, as against what went wrong later.
+// usageError marks an error of the command line, the environment or the configuration file.
 type usageError struct{ error }
 
 func run(p Program, args []string) int {
@@ -143,13 +144,13 @@ func start(cmd *cobra.Command, p Program) error {
 		return err
 	}
 	log := logr.FromContextOrDiscard(ctx)
-	log.Info("starting", "service", p.Name, "version", version)
+	log.Info("starting", obs.KeyService, p.Name, obs.KeyVersion, version)
 	err = p.Run(ctx)
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
 	if flushErr := flush(stop); flushErr != nil {
-		log.V(2).Info("flushing traces", "err", flushErr.Error())
+		log.V(2).Info("exporting the remaining spans failed", obs.KeyError, flushErr.Error())
 	}
-	log.Info("stopped", "service", p.Name)
+	log.Info("stopped", obs.KeyService, p.Name)
 	return err
 }

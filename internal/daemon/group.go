@@ -7,8 +7,9 @@ import (
 	"sync"
 )
 
-// Group runs the parts of a process and ends them in order: when a sibling fails or the context ends, all siblings are
-// told to end; once they have returned, the dependencies that they used are. Build it before Run; Run is called once.
+// Group runs the parts of a process and stops them in order. When a part returns or the context ends, the contexts of all
+// siblings are canceled. Once the siblings have returned, the contexts of the dependencies that they use are canceled. Add
+// all parts before Run. Call Run once.
 type Group struct {
 	siblings, dependencies []part
 }
@@ -21,18 +22,18 @@ type part struct {
 // NewGroup returns an empty group.
 func NewGroup() *Group { return &Group{} }
 
-// Go adds a sibling. run must return soon after its context has ended; returning before that, with or without an error,
-// ends the group.
+// Go adds a sibling. run must return soon after its context ends. If it returns earlier, with or without an error, the group
+// stops.
 func (g *Group) Go(name string, run func(context.Context) error) {
 	g.siblings = append(g.siblings, part{name, run})
 }
 
-// After adds a dependency: it is running while the siblings are, and is told to end only when all of them have returned.
+// After adds a dependency. It runs while the siblings run; its context is canceled after all of them have returned.
 func (g *Group) After(name string, run func(context.Context) error) {
 	g.dependencies = append(g.dependencies, part{name, run})
 }
 
-// Run runs the group until it has ended and returns all errors; the end of ctx is none.
+// Run blocks until all parts have returned and returns their errors. The end of ctx is not an error.
 func (g *Group) Run(ctx context.Context) error {
 	siblingCtx, stopSiblings := context.WithCancel(ctx)
 	defer stopSiblings()

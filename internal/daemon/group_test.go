@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestDependenciesEndAfterSiblings(t *testing.T) {
-	var order []string // written by one goroutine at a time, as the group promises
+func TestDependenciesStopAfterSiblings(t *testing.T) {
+	var order []string // not synchronized: the group orders the writes
 	g := daemon.NewGroup()
 	g.After("store", func(ctx context.Context) error {
 		<-ctx.Done()
@@ -32,7 +32,7 @@ func TestDependenciesEndAfterSiblings(t *testing.T) {
 	require.Equal(t, []string{"server", "store"}, order)
 }
 
-func TestOnePartsFailureEndsAll(t *testing.T) {
+func TestFailureOfOnePartStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	for name, add := range map[string]func(*daemon.Group){
 		"sibling":    func(g *daemon.Group) { g.Go("bad", func(context.Context) error { return broken }) },
@@ -49,7 +49,7 @@ func TestOnePartsFailureEndsAll(t *testing.T) {
 	}
 }
 
-func TestASiblingThatReturnsEndsTheGroup(t *testing.T) {
+func TestGroupStopsWhenASiblingReturns(t *testing.T) {
 	g := daemon.NewGroup()
 	g.Go("short", func(context.Context) error { return nil })
 	g.Go("long", func(ctx context.Context) error { <-ctx.Done(); return nil })

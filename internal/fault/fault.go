@@ -1,6 +1,6 @@
-// Package fault holds the errors that cross a component's border: an errdefs class that says how a caller should react,
-// a Reason that says what happened, a message for people, and metadata. It is pure data; internal/rpc alone turns a
-// fault into a gRPC status and back. Values are immutable once returned and safe for concurrent use.
+// Package fault defines the errors that components return to each other: an errdefs class that determines how a caller
+// reacts, a Reason that states what happened, a message for people, and metadata. It is pure data. internal/rpc alone
+// converts a fault to a gRPC status and back. Values are immutable and safe for concurrent use.
 package fault
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Reason says what happened, for machines. It equals the name of a value of the API's ErrorReason without its prefix.
+// Reason states what happened, for machines. It is the name of a value of the API's ErrorReason without the prefix.
 type Reason string
 
-// The reasons. proto/fastsandbox/sandbox/v1/errors.proto documents each; a test keeps the two lists equal.
+// Reasons of errors, documented in proto/fastsandbox/sandbox/v1/errors.proto. A test keeps the two lists equal.
 const (
 	InvalidField         Reason = "INVALID_FIELD"
 	PoolNotFound         Reason = "POOL_NOT_FOUND"
@@ -49,17 +49,17 @@ const (
 	ImageInvalid         Reason = "IMAGE_INVALID"
 )
 
-// FieldKey is the metadata key under which an InvalidField error names the field, in proto notation (`spec.image`).
+// FieldKey is the metadata key of the field that an InvalidField error names, in proto notation (`spec.image`).
 const FieldKey = "field"
 
-// OutcomeKey is the metadata key that an error has, with the value OutcomeUnknown, if what it reports on may still have
-// been, or come to be, carried out. An error without it leaves nothing behind.
+// OutcomeKey is a metadata key. Its value OutcomeUnknown states that the failed operation may have taken effect, or may
+// still take effect. After an error without it, nothing of the operation remains.
 const (
 	OutcomeKey     = "outcome"
 	OutcomeUnknown = "unknown"
 )
 
-// Error is a classified error.
+// Error is an error with a class, a reason, a message and metadata.
 type Error struct {
 	class      error
 	cause      error
@@ -74,19 +74,19 @@ func New(class error, reason Reason, format string, args ...any) *Error {
 	return &Error{class: class, reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// Wrap is New with a cause, which is for logs: clients of an API see the message alone.
+// Wrap returns an error like New with a cause. The cause appears in logs; clients of an API receive only the message.
 func Wrap(cause, class error, reason Reason, format string, args ...any) *Error {
 	e := New(class, reason, format, args...)
 	e.cause = cause
 	return e
 }
 
-// Field returns an invalid-argument error that names the field.
+// Field returns an InvalidField error that names the field.
 func Field(field, format string, args ...any) *Error {
 	return New(errdefs.ErrInvalidArgument, InvalidField, "%s: %s", field, fmt.Sprintf(format, args...)).With(FieldKey, field)
 }
 
-// With returns a copy that carries one more metadata entry.
+// With returns a copy with one more metadata entry.
 func (e *Error) With(key, value string) *Error {
 	c := *e
 	c.metadata = maps.Clone(e.metadata)
@@ -97,8 +97,8 @@ func (e *Error) With(key, value string) *Error {
 	return &c
 }
 
-// Unsettled returns a copy of the first fault in err's chain that tells that the outcome is not known; any other error as
-// it is: it promises nothing anyway.
+// Unsettled returns a copy of the first fault in err's chain that states that the outcome is unknown. Any other error makes
+// no statement about the outcome and is returned unchanged.
 func Unsettled(err error) error {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -107,20 +107,20 @@ func Unsettled(err error) error {
 	return e.With(OutcomeKey, OutcomeUnknown)
 }
 
-// IsUnsettled tells whether the first fault in err's chain says that the outcome is not known.
+// IsUnsettled reports whether the first fault in err's chain states that the outcome is unknown.
 func IsUnsettled(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.metadata[OutcomeKey] == OutcomeUnknown
 }
 
-// RetryIn returns a copy that tells the caller to retry after d.
+// RetryIn returns a copy that asks the caller to retry after d.
 func (e *Error) RetryIn(d time.Duration) *Error {
 	c := *e
 	c.retryAfter = d
 	return &c
 }
 
-// Error is the message followed by the cause, for logs.
+// Error returns the message followed by the cause, for logs.
 func (e *Error) Error() string {
 	if e.cause == nil {
 		return e.message
@@ -128,7 +128,7 @@ func (e *Error) Error() string {
 	return e.message + ": " + e.cause.Error()
 }
 
-// Unwrap makes errors.Is see the class and the cause.
+// Unwrap returns the class and the cause, for errors.Is and errors.As.
 func (e *Error) Unwrap() []error {
 	if e.cause == nil {
 		return []error{e.class}
@@ -136,19 +136,19 @@ func (e *Error) Unwrap() []error {
 	return []error{e.class, e.cause}
 }
 
-// Class is the errdefs sentinel.
+// Class returns the errdefs sentinel.
 func (e *Error) Class() error { return e.class }
 
-// Reason says what happened.
+// Reason returns the reason.
 func (e *Error) Reason() Reason { return e.reason }
 
-// Message is the sentence for people, without the cause.
+// Message returns the message for people, without the cause.
 func (e *Error) Message() string { return e.message }
 
-// Metadata is a copy of the metadata.
+// Metadata returns a copy of the metadata.
 func (e *Error) Metadata() map[string]string { return maps.Clone(e.metadata) }
 
-// ReasonOf is the reason of the first fault in err's chain, or "" if there is none.
+// ReasonOf returns the reason of the first fault in err's chain, or "" without one.
 func ReasonOf(err error) Reason {
 	var e *Error
 	if errors.As(err, &e) {
@@ -157,7 +157,7 @@ func ReasonOf(err error) Reason {
 	return ""
 }
 
-// RetryAfter is how long the first fault in err's chain tells its caller to wait; false if it does not say.
+// RetryAfter returns the retry delay of the first fault in err's chain, and false if it has none.
 func RetryAfter(err error) (time.Duration, bool) {
 	var e *Error
 	if errors.As(err, &e) && e.retryAfter > 0 {

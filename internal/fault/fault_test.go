@@ -14,7 +14,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-func TestErrorKeepsClassCauseAndMessageApart(t *testing.T) {
+func TestErrorHasClassCauseAndMessage(t *testing.T) {
 	err := fault.Wrap(io.ErrUnexpectedEOF, errdefs.ErrUnavailable, fault.AgentUnavailable, "agent %s is away", "a1")
 	require.True(t, errdefs.IsUnavailable(err))
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
@@ -24,7 +24,7 @@ func TestErrorKeepsClassCauseAndMessageApart(t *testing.T) {
 	require.Empty(t, fault.ReasonOf(io.EOF))
 }
 
-func TestWithAndRetryInLeaveTheOriginalAlone(t *testing.T) {
+func TestWithAndRetryInReturnCopies(t *testing.T) {
 	base := fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full").With("pool", "p")
 	changed := base.With("pool", "q").RetryIn(time.Minute)
 	require.Equal(t, map[string]string{"pool": "p"}, base.Metadata())
@@ -36,15 +36,15 @@ func TestWithAndRetryInLeaveTheOriginalAlone(t *testing.T) {
 	require.Equal(t, time.Minute, after)
 }
 
-func TestFieldNamesTheField(t *testing.T) {
+func TestFieldHasTheFieldAsMetadata(t *testing.T) {
 	err := fault.Field("spec.image", "is %q", "")
 	require.True(t, errdefs.IsInvalidArgument(err))
 	require.Equal(t, "spec.image", err.Metadata()[fault.FieldKey])
 	require.Contains(t, err.Error(), "spec.image")
 }
 
-// TestReasonsAreTheAPIs keeps the pure list here and the proto's enum equal, in both directions.
-func TestReasonsAreTheAPIs(t *testing.T) {
+// The reasons and the values of the API's enum are equal in both directions.
+func TestReasonsEqualTheAPI(t *testing.T) {
 	ours := map[string]bool{}
 	for _, r := range []fault.Reason{
 		fault.InvalidField, fault.PoolNotFound, fault.SandboxNotFound, fault.SandboxExists, fault.RequestIDReused,

@@ -1,6 +1,6 @@
-// Package identity translates between the labels of a container and the identity of the sandbox that it belongs to. The
-// labels are the only evidence that outlives every process of ours, so parsing is strict: a container whose labels do
-// not add up has no identity, never a guessed one. Pure.
+// Package identity converts between the labels of a container and the identity of its sandbox, and defines the fence that
+// every operation on a container carries. The labels are the only evidence that outlives all our processes, so parsing is
+// strict: a container with inconsistent labels has no identity. The package is pure; its values are safe for concurrent use.
 package identity
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The label keys. internal/apis/v1alpha1 documents them; a test keeps the two lists equal (this package is pure and may
-// not import that one).
+// Label keys, documented in internal/apis/v1alpha1. A test keeps the two lists equal, because this package is pure and must
+// not import that one.
 const (
 	KeyManaged          = "fast-sandbox.io/managed"
 	KeyAgentUID         = "fast-sandbox.io/agent-uid"
@@ -31,39 +31,40 @@ const (
 	StateClaimed = "claimed"
 )
 
-// Identity is who a container is.
+// Identity is the identity of a container.
 type Identity struct {
 	// Namespace and Name of the sandbox.
 	Namespace, Name string
 	// SandboxUID is the incarnation of the sandbox; Attempt counts its containers from 1.
 	SandboxUID string
 	Attempt    int64
-	// AgentUID is the uid of the agent Pod; Pool the pool that it belongs to.
+	// AgentUID is the uid of the agent Pod; Pool is its pool.
 	AgentUID, Pool string
 	// State is StateSlot or StateClaimed. A slot has no sandbox: Namespace, Name, SandboxUID and Attempt are zero.
 	State string
-	// Persisted tells that the sandbox's custom resource is known to have been written.
+	// Persisted states that the sandbox's custom resource was written.
 	Persisted bool
 }
 
-// ContainerID is the id of the sandbox's container in containerd.
+// ContainerID returns the id of the sandbox's container in containerd, unless it was started as a slot.
 func (i Identity) ContainerID() string { return containerID(i.SandboxUID, i.Attempt) }
 
 func containerID(uid string, attempt int64) string {
 	return uid + "-" + strconv.FormatInt(attempt, 10)
 }
 
-// slotPrefix begins the ids of containers that were started as slots, for all of their lives. No uid of a sandbox has a dot.
+// slotPrefix is the prefix of the id of every container that was started as a slot, also after its claim. The uid of a
+// sandbox never contains a dot.
 const slotPrefix = "slot."
 
-// SlotID is the id of a slot, given a name that is unique on its node for all time.
+// SlotID returns the id of a slot. The name must never be used twice on a node.
 func SlotID(unique string) string { return slotPrefix + unique }
 
-// IsSlotID tells whether a container was started as a slot.
+// IsSlotID reports whether a container with this id was started as a slot.
 func IsSlotID(id string) bool { return strings.HasPrefix(id, slotPrefix) }
 
-// IsContainerID tells whether an id is of the form that our containers have, so that what is left of one whose record is
-// gone can be told from everybody else's: a slot's, or a uid with the number of an attempt.
+// IsContainerID reports whether an id has the form of our containers: that of a slot, or a sandbox uid followed by an
+// attempt. It identifies remnants of containers whose record no longer exists.
 func IsContainerID(id string) bool {
 	if name, ok := strings.CutPrefix(id, slotPrefix); ok {
 		return len(name) == 20 && isHex(name)
@@ -92,12 +93,12 @@ func isHex(s string) bool {
 	return true
 }
 
-// Fits tells whether a container of the id can be of this identity: a slot keeps its id when it is claimed.
+// Fits reports whether a container with this id can have identity i. A claimed slot keeps its id.
 func (i Identity) Fits(id string) bool {
 	return IsSlotID(id) || (i.State == StateClaimed && i.ContainerID() == id)
 }
 
-// Labels are the labels that a container of this identity carries.
+// Labels returns the labels of a container with identity i.
 func (i Identity) Labels() map[string]string {
 	l := map[string]string{KeyManaged: "true", KeyAgentUID: i.AgentUID, KeyPool: i.Pool, KeyState: i.State}
 	if i.State == StateSlot {
@@ -113,8 +114,8 @@ func (i Identity) Labels() map[string]string {
 	return l
 }
 
-// Parse reads an identity from labels. The error is errdefs.ErrNotFound for a container that is not ours at all, and
-// errdefs.ErrInvalidArgument, naming every label that is missing or wrong, for one that is ours and does not add up.
+// Parse returns the identity that labels describe. The error is errdefs.ErrNotFound for a container that is not ours, and
+// errdefs.ErrInvalidArgument, naming every missing or invalid label, for one of ours with inconsistent labels.
 func Parse(labels map[string]string) (Identity, error) {
 	if labels[KeyManaged] != "true" {
 		return Identity{}, fmt.Errorf("label %s is not \"true\": %w", KeyManaged, errdefs.ErrNotFound)

@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-func TestKeysAreTheAPIs(t *testing.T) {
+func TestKeysEqualTheAPI(t *testing.T) {
 	require.Equal(t, []string{
 		v1alpha1.LabelManaged, v1alpha1.LabelAgentUID, v1alpha1.LabelPool, v1alpha1.LabelSandboxNamespace,
 		v1alpha1.LabelSandboxName, v1alpha1.LabelSandboxUID, v1alpha1.LabelAttempt, v1alpha1.LabelState,
@@ -40,7 +40,7 @@ func TestLabelsRoundTrip(t *testing.T) {
 	})
 }
 
-func TestParseRefusesWhatDoesNotAddUp(t *testing.T) {
+func TestParseRefusesInconsistentLabels(t *testing.T) {
 	good := identity.Identity{
 		Namespace: "ns", Name: "n", SandboxUID: "u", Attempt: 2, AgentUID: "a", Pool: "p", State: identity.StateClaimed,
 	}
@@ -69,7 +69,7 @@ func TestParseRefusesWhatDoesNotAddUp(t *testing.T) {
 		})
 	}
 	_, err := identity.Parse(map[string]string{identity.KeyManaged: "yes"})
-	require.True(t, errdefs.IsNotFound(err), "another's container: %v", err)
+	require.True(t, errdefs.IsNotFound(err), "container of another system: %v", err)
 }
 
 func TestIsContainerID(t *testing.T) {

@@ -18,20 +18,20 @@ import (
 // KubernetesScheme is the scheme of targets that are Services: kubernetes:///NAME.NAMESPACE:PORT.
 const KubernetesScheme = "kubernetes"
 
-// ClientConfig says how a client connects.
+// ClientConfig configures a client connection.
 type ClientConfig struct {
 	// TLS of the client.
 	TLS TLS
 	// ServerName is the name that the server's certificate must have. Empty: the host of the target.
 	ServerName string
-	// Leader has calls carry a leader's term; nil for calls that carry none.
+	// Leader supplies the term that calls carry. Nil: calls carry none.
 	Leader Leader
 	// Options are added after the defaults.
 	Options []grpc.DialOption
 }
 
-// Dial makes a connection that connects when it is first used, and again whenever it breaks, within about a second. It
-// does no I/O but reading the certificates.
+// Dial returns a connection that is established on first use and re-established within about a second whenever it breaks.
+// It reads the certificates and does no other I/O.
 func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if !cfg.TLS.Insecure {
@@ -41,7 +41,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 		}
 		c, err := cfg.TLS.ClientConfig(name)
 		if err != nil {
-			return nil, fmt.Errorf("dialling %s: %w", target, err)
+			return nil, fmt.Errorf("dialing %s: %w", target, err)
 		}
 		creds = alertCredentials{credentials.NewTLS(c)}
 	}
@@ -54,7 +54,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
-		// An allocator has a connection to every agent, most of which say little. TLS reads ahead as it is.
+		// An allocator has a connection to every agent, and most carry little data. TLS has a read buffer already.
 		grpc.WithReadBufferSize(4 << 10),
 	}
 	if strings.HasPrefix(target, KubernetesScheme+":") {
@@ -66,12 +66,12 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient(target, append(options, cfg.Options...)...)
 	if err != nil {
-		return nil, fmt.Errorf("dialling %s: %w", target, err)
+		return nil, fmt.Errorf("dialing %s: %w", target, err)
 	}
 	return conn, nil
 }
 
-// hostOf is the host of a target such as `dns:///host:port` or `host:port`.
+// hostOf returns the host of a target such as `dns:///host:port` or `host:port`.
 func hostOf(target string) string {
 	if i := strings.LastIndex(target, "/"); i >= 0 {
 		target = target[i+1:]

@@ -11,8 +11,6 @@ import (
 	"buf.build/go/protovalidate"
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -21,18 +19,20 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// open are the services that every authenticated peer may call.
-var open = []string{"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
+// openServices are the services that every authenticated peer may call.
+var openServices = []string{"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
 
-// check is what is asked of each call before its handler sees it, and of each message.
+// check holds the checks of each call, before its handler runs, and of each received message.
 type check struct {
 	call    func(ctx context.Context, method string) error
 	message func(m any) error
 }
 
 func (c check) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	identify(ctx, req)
 	if err := c.call(ctx, info.FullMethod); err != nil {
 		return nil, err
 	}
@@ -54,19 +54,21 @@ type checkedStream struct {
 	check check
 }
 
-// RecvMsg checks each message that it receives.
+// RecvMsg checks each message.
 func (s checkedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
+	identify(s.Context(), m)
 	return s.check.message(m)
 }
 
-// authorize allows a call by its method's entry, else by its service's, else to every authenticated peer.
+// authorize returns a check of the caller's role against the entry of the method, else against that of its service. Without
+// an entry every authenticated peer may call.
 func authorize(allow map[string][]Role, insecure bool) func(context.Context, string) error {
 	return func(ctx context.Context, method string) error {
 		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-		if insecure || slices.Contains(open, service) {
+		if insecure || slices.Contains(openServices, service) {
 			return nil
 		}
 		roles, ok := allow[method]
@@ -78,11 +80,11 @@ func authorize(allow map[string][]Role, insecure bool) func(context.Context, str
 			return nil
 		}
 		return fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied,
-			"a certificate of role %q may not call %s", role, method).With("role", string(role))
+			"role %q may not call %s", role, method).With("role", string(role))
 	}
 }
 
-// guarded asks allow and then guard, which no health check and no reflection has to pass.
+// guarded returns a check by allow and then by guard. Calls of the health and reflection services skip guard.
 func guarded(allow, guard func(context.Context, string) error) func(context.Context, string) error {
 	if guard == nil {
 		return allow
@@ -91,14 +93,14 @@ func guarded(allow, guard func(context.Context, string) error) func(context.Cont
 		if err := allow(ctx, method); err != nil {
 			return err
 		}
-		if service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/"); slices.Contains(open, service) {
+		if service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/"); slices.Contains(openServices, service) {
 			return nil
 		}
 		return guard(ctx, method)
 	}
 }
 
-// PeerRole is the role of the caller by its certificate, or "" if it showed none.
+// PeerRole returns the role in the caller's certificate, or "" without a certificate.
 func PeerRole(ctx context.Context) Role {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -121,7 +123,7 @@ func validate(v protovalidate.Validator, maxBytes int) func(any) error {
 		}
 		if size := proto.Size(msg); size > maxBytes {
 			return fault.New(errdefs.ErrInvalidArgument, fault.RequestTooLarge,
-				"the request has %d bytes, at most %d are taken", size, maxBytes)
+				"request of %d bytes exceeds the limit of %d bytes", size, maxBytes)
 		}
 		err := v.Validate(msg)
 		var violations *protovalidate.ValidationError
@@ -139,54 +141,23 @@ func validate(v protovalidate.Validator, maxBytes int) func(any) error {
 
 func statusUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
-	return resp, reveal(ctx, info.FullMethod, err)
+	return resp, statusOf(ctx, info.FullMethod, err)
 }
 
 func statusStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return reveal(ss.Context(), info.FullMethod, handler(srv, ss))
+	return statusOf(ss.Context(), info.FullMethod, handler(srv, ss))
 }
 
-// reveal makes a status of err and logs what the status hides.
-func reveal(ctx context.Context, method string, err error) error {
+// statusOf converts err and logs the errors whose text the status omits.
+func statusOf(ctx context.Context, method string, err error) error {
 	st := ToStatus(err)
 	if status.Code(st) == codes.Internal {
-		logr.FromContextOrDiscard(ctx).Error(err, "handling call", "method", method)
+		logr.FromContextOrDiscard(ctx).Error(err, "handling call", obs.KeyMethod, method)
 	}
 	return st
 }
 
-// recovered turns a handler's panic into an error that carries the stack.
+// recovered converts a panic of a handler to an error that carries the stack.
 func recovered(_ context.Context, p any) error {
 	return fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
-}
-
-// accessLogger writes the access log: failures of the server as errors, other failures as information, the rest as
-// detail.
-func accessLogger(log logr.Logger) logging.Logger {
-	return logging.LoggerFunc(func(_ context.Context, level logging.Level, msg string, fields ...any) {
-		switch level {
-		case logging.LevelError:
-			log.Error(nil, msg, fields...)
-		case logging.LevelDebug:
-			log.V(2).Info(msg, fields...)
-		default:
-			log.Info(msg, fields...)
-		}
-	})
-}
-
-func levelOf(code codes.Code) logging.Level {
-	switch code {
-	case codes.OK, codes.Canceled:
-		return logging.LevelDebug
-	case codes.Internal, codes.DataLoss, codes.Unknown:
-		return logging.LevelError
-	default:
-		return logging.LevelInfo
-	}
-}
-
-// notOpen leaves the probes and the reflection out of the access log.
-func notOpen(_ context.Context, meta interceptors.CallMeta) bool {
-	return !slices.Contains(open, meta.Service)
 }

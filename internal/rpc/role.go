@@ -2,7 +2,8 @@ package rpc
 
 import "crypto/tls"
 
-// RoleOf is the role of the peer of a TLS connection that no gRPC server made (the gateway's), or "" if it showed none.
+// RoleOf returns the role of the peer of a TLS connection that does not belong to a gRPC server, as in the gateway. It
+// returns "" if the peer presented no certificate.
 func RoleOf(state *tls.ConnectionState) Role {
 	if state == nil || len(state.PeerCertificates) == 0 {
 		return ""

@@ -29,35 +29,36 @@ import (
 
 const (
 	defaultMaxRecvBytes = 1 << 20
-	// hardMaxRecvBytes is where gRPC itself cuts a message off, without a typed error; far above what validation takes.
+	// hardMaxRecvBytes is the limit of gRPC itself, which rejects larger messages without a typed error. Validation has a much
+	// lower limit.
 	hardMaxRecvBytes    = 16 << 20
 	defaultDrainTimeout = 10 * time.Second
 )
 
-// ServerConfig says what a server is.
+// ServerConfig configures a server.
 type ServerConfig struct {
-	// Address to listen on (host:port), or Listener in its place.
+	// Address to listen on (host:port). Listener, if set, is used instead.
 	Address  string
 	Listener net.Listener
 	// TLS of the server.
 	TLS TLS
-	// Allow maps a full method (/package.Service/Method) or a service (package.Service) to the roles that may call it; the
-	// method's entry rules. What has no entry is open to every authenticated peer.
+	// Allow maps a full method (/package.Service/Method) or a service (package.Service) to the roles that may call it. A
+	// method's entry takes precedence. Without an entry, every authenticated peer may call.
 	Allow map[string][]Role
-	// Guard is asked of each call that Allow lets through, but those of the health and reflection services; nil for none.
+	// Guard checks each call that Allow permits, except calls of the health and reflection services. Nil: no check.
 	Guard func(ctx context.Context, method string) error
-	// Unary and Stream come between all checks and the handler.
+	// Unary and Stream run after all checks and before the handler.
 	Unary  []grpc.UnaryServerInterceptor
 	Stream []grpc.StreamServerInterceptor
-	// Registry takes the server's metrics; nil for none.
+	// Registry registers the server's metrics. Nil: none.
 	Registry prometheus.Registerer
-	// DrainTimeout is how long running calls may go on after the end has begun. Zero: 10 s.
+	// DrainTimeout bounds how long running calls continue after shutdown begins. Zero: 10 s.
 	DrainTimeout time.Duration
-	// MaxRecvBytes is the largest message that is taken. Zero: 1 MiB. At most 16 MiB.
+	// MaxRecvBytes is the size of the largest accepted message. Zero: 1 MiB. At most 16 MiB.
 	MaxRecvBytes int
 }
 
-// Server is a gRPC server with all that every server of the project has.
+// Server is a gRPC server with the interceptors and services that every server of the project has.
 type Server struct {
 	config   ServerConfig
 	listener net.Listener
@@ -66,7 +67,8 @@ type Server struct {
 	metrics  *grpcprom.ServerMetrics
 }
 
-// NewServer listens at once, so that a taken port is an error of the start, and serves in Run. ctx carries the logger.
+// NewServer returns a server that listens already, so that an occupied port is an error at startup. Run serves. ctx carries
+// the logger.
 func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.MaxRecvBytes == 0 {
 		cfg.MaxRecvBytes = defaultMaxRecvBytes
@@ -81,7 +83,7 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	}
 	validator, err := protovalidate.New()
 	if err != nil {
-		return nil, fmt.Errorf("making the validator: %w", err)
+		return nil, fmt.Errorf("creating the validator: %w", err)
 	}
 	s := &Server{config: cfg, listener: cfg.Listener, health: health.NewServer(), metrics: grpcprom.NewServerMetrics(
 		grpcprom.WithServerHandlingTimeHistogram(grpcprom.WithHistogramBuckets(obs.LatencyBuckets)))}
@@ -103,13 +105,13 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
-	// Not serving until Run: a probe that comes before must not be told otherwise.
+	// Probes must not see SERVING before Run.
 	s.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
 	return s, nil
 }
 
 func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator) []grpc.ServerOption {
-	access, options := accessLogger(log), []logging.Option{logging.WithLogOnEvents(logging.FinishCall), logging.WithLevels(levelOf)}
+	access, options := accessLogger(log), accessLogOptions()
 	recoverer := recovery.WithRecoveryHandlerContext(recovered)
 	allowed := authorize(s.config.Allow, s.config.TLS.Insecure)
 	checks := check{guarded(allowed, s.config.Guard), validate(validator, s.config.MaxRecvBytes)}
@@ -120,16 +122,16 @@ func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator
 				return h(withLog(ctx), req)
 			},
 			s.metrics.UnaryServerInterceptor(),
-			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(access, options...), selector.MatchFunc(notOpen)),
+			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(access, options...), selector.MatchFunc(isLogged)),
 			statusUnary, recovery.UnaryServerInterceptor(recoverer), checks.unary),
 		grpc.ChainStreamInterceptor(
 			func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 				return h(srv, contextStream{ss, withLog(ss.Context())})
 			},
 			s.metrics.StreamServerInterceptor(),
-			selector.StreamServerInterceptor(logging.StreamServerInterceptor(access, options...), selector.MatchFunc(notOpen)),
+			selector.StreamServerInterceptor(logging.StreamServerInterceptor(access, options...), selector.MatchFunc(isLogged)),
 			statusStream, recovery.StreamServerInterceptor(recoverer), checks.stream),
-		// A second chain goes on where the first ends.
+		// A second chain is appended to the first.
 		grpc.ChainUnaryInterceptor(s.config.Unary...),
 		grpc.ChainStreamInterceptor(s.config.Stream...),
 	}
@@ -140,7 +142,7 @@ type contextStream struct {
 	ctx context.Context //nolint:containedctx // a stream's context is reached through the stream
 }
 
-// Context is the stream's context with what the server added.
+// Context returns the stream's context with the values that the server added.
 func (s contextStream) Context() context.Context { return s.ctx }
 
 // RegisterService makes Server a grpc.ServiceRegistrar. Call it before Run.
@@ -149,13 +151,14 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	s.health.SetServingStatus(desc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING)
 }
 
-// Addr is the address that the server listens on.
+// Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Health is the server's health service.
+// Health returns the server's health service.
 func (s *Server) Health() *health.Server { return s.health }
 
-// SetReady tells probes whether the process can do its work; Run sets it to true unless it was set before.
+// SetReady sets the health status of all services: SERVING while the process can do its work, otherwise NOT_SERVING. The
+// initial status is NOT_SERVING.
 func (s *Server) SetReady(ready bool) {
 	state := healthv1.HealthCheckResponse_NOT_SERVING
 	if ready {
@@ -167,8 +170,8 @@ func (s *Server) SetReady(ready bool) {
 	}
 }
 
-// Run serves until ctx ends, then refuses new calls, lets running ones go on for the drain timeout, and returns. Call
-// SetReady once the process can do its work: until then probes are told NOT_SERVING.
+// Run serves until ctx ends. It then refuses new calls, waits for running calls up to the drain timeout, cancels the rest,
+// and returns.
 func (s *Server) Run(ctx context.Context) error {
 	s.metrics.InitializeMetrics(s.grpc)
 	served := make(chan error, 1)
@@ -216,8 +219,8 @@ func serverCredentials(log logr.Logger, t TLS) (credentials.TransportCredentials
 	return credentials.NewTLS(cfg), nil
 }
 
-// ServeHealth serves the health service alone, in plaintext, until ctx ends: a kubelet's gRPC probes know no mutual TLS.
-// An empty address or "0" serves nothing and waits for ctx.
+// ServeHealth serves the health service alone and in plaintext, because the gRPC probes of the kubelet do not support TLS. It
+// blocks until ctx ends. An empty address or "0" serves nothing.
 func ServeHealth(ctx context.Context, address string, h healthv1.HealthServer) error {
 	if address == "" || address == "0" {
 		<-ctx.Done()

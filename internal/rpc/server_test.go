@@ -3,13 +3,19 @@ package rpc_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/goleak"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -18,12 +24,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// logBuffer collects what many goroutines log.
+// logBuffer collects log output from several goroutines.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -41,7 +48,32 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// sandboxes answers what a test needs of a SandboxService.
+// accessRecords returns the records of the access log that have the request id.
+func accessRecords(t *testing.T, logs *logBuffer, requestID string) (records []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(logs.String()) {
+		var record map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &record))
+		if record[obs.KeyRequestID] == requestID {
+			records = append(records, record)
+		}
+	}
+	return records
+}
+
+// requestIDs returns the request ids on the recorded spans.
+func requestIDs(spans *tracetest.SpanRecorder) (ids []string) {
+	for _, span := range spans.Ended() {
+		for _, a := range span.Attributes() {
+			if string(a.Key) == obs.AttrRequestID {
+				ids = append(ids, a.Value.AsString())
+			}
+		}
+	}
+	return ids
+}
+
+// sandboxes implements the methods of SandboxService that the tests call.
 type sandboxes struct {
 	sandboxv1.UnimplementedSandboxServiceServer
 }
@@ -94,11 +126,13 @@ func dial(t *testing.T, server *rpc.Server, cfg rpc.ClientConfig) sandboxv1.Sand
 	return sandboxv1.NewSandboxServiceClient(conn)
 }
 
-func TestServerChecksEachCall(t *testing.T) {
+func TestServerChecksCalls(t *testing.T) {
 	ca := pki.New(t)
 	var logs logBuffer
-	ctx, flush, err := obs.Setup(t.Context(), obs.Options{Service: "test", Output: &logs})
+	ctx, flush, err := obs.Setup(t.Context(), obs.Options{Service: "test", Output: &logs, Verbosity: 2})
 	require.NoError(t, err)
+	spans := tracetest.NewSpanRecorder()
+	otel.GetTracerProvider().(*sdktrace.TracerProvider).RegisterSpanProcessor(spans)
 	t.Cleanup(func() { require.NoError(t, flush(context.WithoutCancel(ctx))) })
 	server := serve(t, ctx, ca)
 	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
@@ -108,17 +142,17 @@ func TestServerChecksEachCall(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "a", resp.GetSandbox().GetName())
 	})
-	t.Run("a domain error keeps its reason", func(t *testing.T) {
+	t.Run("domain error keeps its reason", func(t *testing.T) {
 		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "missing"})
 		require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(rpc.FromStatus(err)))
 	})
-	t.Run("a panic is an internal error that is logged", func(t *testing.T) {
+	t.Run("panic becomes a logged internal error", func(t *testing.T) {
 		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "panics"})
 		require.Equal(t, fault.Internal, fault.ReasonOf(rpc.FromStatus(err)))
 		require.NotContains(t, err.Error(), "at the handler")
 		require.Contains(t, logs.String(), "at the handler")
 	})
-	t.Run("a broken rule names the field", func(t *testing.T) {
+	t.Run("violation names the field", func(t *testing.T) {
 		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "No_Label"})
 		err = rpc.FromStatus(err)
 		require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
@@ -126,42 +160,55 @@ func TestServerChecksEachCall(t *testing.T) {
 		require.ErrorAs(t, err, &f)
 		require.Equal(t, "name", f.Metadata()[fault.FieldKey])
 	})
-	t.Run("an oversized request is refused", func(t *testing.T) {
+	t.Run("request id is on the access log and the span", func(t *testing.T) {
+		_, err := client.CreateSandbox(ctx, &sandboxv1.CreateSandboxRequest{Namespace: "ns", Name: "n", RequestId: "create-7",
+			Spec: &sandboxv1.SandboxSpec{Image: "i", Pool: "p"}})
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return len(accessRecords(t, &logs, "create-7")) == 1 }, testkit.Timeout, testkit.Tick)
+		record := accessRecords(t, &logs, "create-7")[0]
+		require.Equal(t, "/fastsandbox.sandbox.v1.SandboxService/CreateSandbox", record[obs.KeyMethod])
+		require.Equal(t, "OK", record[obs.KeyCode])
+		require.Contains(t, record, obs.KeyDuration)
+		require.Contains(t, record, obs.KeyAddress)
+		require.Len(t, record[obs.KeyTraceID], 32)
+		require.Eventually(t, func() bool { return slices.Contains(requestIDs(spans), "create-7") }, testkit.Timeout, testkit.Tick)
+	})
+	t.Run("oversized request is refused", func(t *testing.T) {
 		_, err := client.CreateSandbox(ctx, &sandboxv1.CreateSandboxRequest{Namespace: "ns", Name: "n",
 			Spec: &sandboxv1.SandboxSpec{Image: "i", Pool: "p", Args: []string{string(make([]byte, 2<<20))}}})
 		require.Equal(t, fault.RequestTooLarge, fault.ReasonOf(rpc.FromStatus(err)))
 	})
-	t.Run("a method's entry rules its service's", func(t *testing.T) {
+	t.Run("entry of a method wins over that of its service", func(t *testing.T) {
 		stream, err := client.StreamLogs(ctx, &sandboxv1.StreamLogsRequest{Namespace: "ns", Name: "n"})
 		require.NoError(t, err)
 		_, err = stream.Recv()
 		require.True(t, errdefs.IsPermissionDenied(rpc.FromStatus(err)), "%v", err)
 	})
-	t.Run("another role is refused", func(t *testing.T) {
+	t.Run("other role is refused", func(t *testing.T) {
 		agent := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleAgent), ServerName: rpc.RoleAllocator.ServerName()})
 		_, err := agent.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
 		require.Equal(t, fault.PermissionDenied, fault.ReasonOf(rpc.FromStatus(err)))
 	})
-	t.Run("a service that is not there is unimplemented", func(t *testing.T) {
+	t.Run("unknown service is unimplemented", func(t *testing.T) {
 		conn, err := rpc.Dial("passthrough:///"+server.Addr().String(), rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, conn.Close()) }()
 		_, err = allocatorv1.NewAllocatorServiceClient(conn).ListAgents(ctx, &allocatorv1.ListAgentsRequest{})
 		require.True(t, errdefs.IsNotImplemented(rpc.FromStatus(err)), "%v", err)
 		_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "fastsandbox.sandbox.v1.SandboxService"})
-		require.NoError(t, err, "every role may ask for health")
+		require.NoError(t, err, "every role may check health")
 	})
 }
 
-func TestBothSidesCheckCertificates(t *testing.T) {
-	ca, stranger := pki.New(t), pki.New(t)
+func TestBothSidesVerifyCertificates(t *testing.T) {
+	ca, unknown := pki.New(t), pki.New(t)
 	server := serve(t, t.Context(), ca)
 	good := ca.TLS(t, rpc.RoleClient)
 	for name, cfg := range map[string]rpc.ClientConfig{
-		"the client's is another authority's": {TLS: withCA(stranger.TLS(t, rpc.RoleClient), good.CAFile), ServerName: rpc.RoleAllocator.ServerName()},
-		"the server's is another authority's": {TLS: withCA(good, stranger.TLS(t, rpc.RoleClient).CAFile), ServerName: rpc.RoleAllocator.ServerName()},
-		"the server has another name":         {TLS: good, ServerName: rpc.RoleAgent.ServerName()},
-		"plaintext":                           {TLS: rpc.TLS{Insecure: true}},
+		"client certificate of an unknown authority": {TLS: withCA(unknown.TLS(t, rpc.RoleClient), good.CAFile), ServerName: rpc.RoleAllocator.ServerName()},
+		"server certificate of an unknown authority": {TLS: withCA(good, unknown.TLS(t, rpc.RoleClient).CAFile), ServerName: rpc.RoleAllocator.ServerName()},
+		"server certificate for another name":        {TLS: good, ServerName: rpc.RoleAgent.ServerName()},
+		"plaintext":                                  {TLS: rpc.TLS{Insecure: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -170,7 +217,7 @@ func TestBothSidesCheckCertificates(t *testing.T) {
 			require.True(t, errdefs.IsUnavailable(rpc.FromStatus(err)), "%v", err)
 		})
 	}
-	t.Run("the name defaults to the target's host", func(t *testing.T) {
+	t.Run("server name defaults to the host of the target", func(t *testing.T) {
 		_, err := dial(t, server, rpc.ClientConfig{TLS: good}).GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
 		require.NoError(t, err)
 	})
@@ -181,7 +228,7 @@ func withCA(t rpc.TLS, ca string) rpc.TLS {
 	return t
 }
 
-func TestCertificatesAreReadAgainWhenTheyChange(t *testing.T) {
+func TestCertificatesReload(t *testing.T) {
 	old, next := pki.New(t), pki.New(t)
 	server := serve(t, t.Context(), old)
 	replaced := old.TLS(t, rpc.RoleAllocator)
@@ -197,10 +244,10 @@ func TestCertificatesAreReadAgainWhenTheyChange(t *testing.T) {
 		_, err := dial(t, server, rpc.ClientConfig{TLS: next.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()}).
 			GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
 		return err == nil
-	}, 10*time.Second, 200*time.Millisecond)
+	}, testkit.Timeout, 100*time.Millisecond)
 }
 
-func TestValidateNamesEveryMissingFlag(t *testing.T) {
+func TestTLSValidateNamesEveryMissingFlag(t *testing.T) {
 	require.Len(t, rpc.TLS{}.Validate(), 3)
 	require.Empty(t, rpc.TLS{Insecure: true}.Validate())
 }

@@ -18,14 +18,14 @@ import (
 // Domain is the domain of every ErrorInfo.
 const Domain = "fast-sandbox.io"
 
-// defaultRetry is the RetryInfo of an Unavailable or ResourceExhausted error that names no time of its own.
+// defaultRetry is the RetryInfo delay of an Unavailable or ResourceExhausted error that sets none.
 const defaultRetry = time.Second
 
-// classes maps the classes of errors to codes, the more particular first.
+// classes maps error classes to codes. The first match wins.
 var classes = []struct {
 	class  error
 	code   codes.Code
-	reason fault.Reason // of errors that are no fault
+	reason fault.Reason // of errors that are not a *fault.Error
 }{
 	{context.DeadlineExceeded, codes.DeadlineExceeded, fault.DeadlineExceeded},
 	{context.Canceled, codes.Canceled, fault.Cancelled},
@@ -41,8 +41,9 @@ var classes = []struct {
 	{errdefs.ErrNotImplemented, codes.Unimplemented, fault.Internal},
 }
 
-// ToStatus turns an error into a status error with ErrorInfo, and RetryInfo where a retry makes sense. An error that has
-// no class becomes Internal and shows nothing of itself: the access log has it. A status error is returned as it is.
+// ToStatus converts an error to a status error with ErrorInfo, and with RetryInfo where a retry makes sense. An error
+// without a class becomes Internal with a fixed message, so that no internal detail reaches a client; the server logs it. A
+// status error is returned unchanged.
 func ToStatus(err error) error {
 	if err == nil {
 		return nil
@@ -84,7 +85,7 @@ func ToStatus(err error) error {
 func classify(err error) (codes.Code, fault.Reason) {
 	var f *fault.Error
 	if errors.As(err, &f) {
-		// The fault's own class rules, not one of its causes'.
+		// The class of the fault itself takes precedence over those of its causes.
 		err = f.Class()
 	}
 	for _, c := range classes {
@@ -95,8 +96,8 @@ func classify(err error) (codes.Code, fault.Reason) {
 	return codes.Internal, fault.Internal
 }
 
-// FromStatus turns a received status error into a *fault.Error of the same class, reason, message, metadata and retry
-// time. An error that is no status is returned as it is, and nil as nil.
+// FromStatus converts a received status error to a *fault.Error with the same class, reason, message, metadata and retry
+// delay. Any other error, nil included, is returned unchanged.
 func FromStatus(err error) error {
 	if err == nil {
 		return nil

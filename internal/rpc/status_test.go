@@ -35,7 +35,7 @@ func TestStatusRoundTrip(t *testing.T) {
 		{"exists", fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "taken"), codes.AlreadyExists, fault.SandboxExists, errdefs.IsAlreadyExists, false},
 		{"deadline", fmt.Errorf("creating: %w", context.DeadlineExceeded), codes.DeadlineExceeded, fault.DeadlineExceeded, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }, false},
 		{"cancelled", context.Canceled, codes.Canceled, fault.Cancelled, func(err error) bool { return errors.Is(err, context.Canceled) }, false},
-		{"the fault's class rules its cause's", fault.Wrap(context.DeadlineExceeded, errdefs.ErrUnavailable, fault.AgentUnavailable, "away"), codes.Unavailable, fault.AgentUnavailable, errdefs.IsUnavailable, true},
+		{"the fault's class wins over its cause's", fault.Wrap(context.DeadlineExceeded, errdefs.ErrUnavailable, fault.AgentUnavailable, "away"), codes.Unavailable, fault.AgentUnavailable, errdefs.IsUnavailable, true},
 		{"wrapped fault", fmt.Errorf("outer: %w", fault.Field("name", "bad")), codes.InvalidArgument, fault.InvalidField, errdefs.IsInvalidArgument, false},
 	}
 	for _, tt := range tests {
@@ -62,7 +62,7 @@ func TestStatusRoundTrip(t *testing.T) {
 	}
 }
 
-func TestStatusHidesWhatHasNoClass(t *testing.T) {
+func TestStatusHidesErrorsWithoutClass(t *testing.T) {
 	st := rpc.ToStatus(errors.New("password is hunter2"))
 	require.Equal(t, codes.Internal, status.Code(st))
 	require.NotContains(t, st.Error(), "hunter2")
@@ -70,7 +70,7 @@ func TestStatusHidesWhatHasNoClass(t *testing.T) {
 	require.NoError(t, rpc.FromStatus(nil))
 }
 
-func TestRetryTimeAndMetadataSurvive(t *testing.T) {
+func TestStatusKeepsRetryDelayAndMetadata(t *testing.T) {
 	in := fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full").RetryIn(7*time.Second).With("pool", "p")
 	back := rpc.FromStatus(rpc.ToStatus(in))
 	after, ok := fault.RetryAfter(back)

@@ -12,18 +12,18 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// TermKey is the metadata key of a leader's term. proto/fastsandbox/agent/v1/agent_service.proto tells what it is for.
+// TermKey is the metadata key of a leader's term, which proto/fastsandbox/agent/v1/agent_service.proto documents.
 const TermKey = "fast-sandbox-term"
 
-// Leader is whom a client's calls are made for.
+// Leader is the leader that makes a client's calls.
 type Leader interface {
-	// Term is the term that calls carry now; 0 for none.
+	// Term returns the term that calls carry now, 0 for none.
 	Term() int64
-	// Superseded tells that a server has refused a call because it knows a higher term.
+	// Superseded is called when a server refuses a call because it knows the given higher term. It must not block.
 	Superseded(term int64)
 }
 
-// TermOf is the term that a call carries, 0 if none. An error names the metadata key.
+// TermOf returns the term that a received call carries, 0 for none. An error names the metadata key.
 func TermOf(ctx context.Context) (int64, error) {
 	values := metadata.ValueFromIncomingContext(ctx, TermKey)
 	if len(values) == 0 {
@@ -31,12 +31,12 @@ func TermOf(ctx context.Context) (int64, error) {
 	}
 	term, err := strconv.ParseInt(values[0], 10, 64)
 	if err != nil || term < 0 || len(values) > 1 {
-		return 0, fault.Field(TermKey, "the metadata is one number that is not negative")
+		return 0, fault.Field(TermKey, "must be one number that is not negative")
 	}
 	return term, nil
 }
 
-// carryTerm has calls carry a leader's term and tells it of refusals.
+// carryTerm returns interceptors that add a leader's term to calls and report refusals to the leader.
 func carryTerm(l Leader) []grpc.DialOption {
 	carry := func(ctx context.Context) context.Context {
 		if term := l.Term(); term > 0 {
@@ -47,12 +47,12 @@ func carryTerm(l Leader) []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			err := invoke(carry(ctx), method, req, reply, cc, opts...)
-			tellSuperseded(l, err)
+			reportSuperseded(l, err)
 			return err
 		}),
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			s, err := open(carry(ctx), desc, cc, method, opts...)
-			tellSuperseded(l, err)
+			reportSuperseded(l, err)
 			if err != nil {
 				return nil, err
 			}
@@ -66,16 +66,16 @@ type termStream struct {
 	leader Leader
 }
 
-// RecvMsg looks at the stream's end.
+// RecvMsg reports a refusal that ends the stream.
 func (s termStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if err != nil && !errors.Is(err, io.EOF) {
-		tellSuperseded(s.leader, err)
+		reportSuperseded(s.leader, err)
 	}
 	return err
 }
 
-func tellSuperseded(l Leader, err error) {
+func reportSuperseded(l Leader, err error) {
 	var f *fault.Error
 	if err == nil || !errors.As(FromStatus(err), &f) || f.Reason() != fault.LeaderSuperseded {
 		return

@@ -18,7 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
 )
 
-// leader is a leader whose term a test sets.
+// leader implements rpc.Leader with a term that the test sets.
 type leader struct{ term, superseded atomic.Int64 }
 
 func (l *leader) Term() int64           { return l.term.Load() }
@@ -62,7 +62,7 @@ func TestCallsCarryTheTerm(t *testing.T) {
 			l.term.Store(term)
 			l.superseded.Store(0)
 			require.Equal(t, fault.LeaderSuperseded, fault.ReasonOf(call()), "%s in term %d", name, term)
-			require.EqualValues(t, known, l.superseded.Load(), "the leader is told")
+			require.EqualValues(t, known, l.superseded.Load(), "the refusal is reported to the leader")
 		}
 	}
 	l.term.Store(known)
@@ -75,8 +75,7 @@ func TestCallsCarryTheTerm(t *testing.T) {
 	}
 }
 
-// The interceptors that a server is given come after all checks.
-func TestOwnInterceptors(t *testing.T) {
+func TestConfiguredInterceptorsRunAfterAllChecks(t *testing.T) {
 	ca := pki.New(t)
 	var seen atomic.Int32
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{
@@ -95,7 +94,7 @@ func TestOwnInterceptors(t *testing.T) {
 	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
 	_, err = client.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "No_Label"})
 	require.Equal(t, fault.InvalidField, fault.ReasonOf(rpc.FromStatus(err)))
-	require.Zero(t, seen.Load(), "what is refused gets no further")
+	require.Zero(t, seen.Load(), "a refused call must not reach the interceptor")
 	_, err = client.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, seen.Load())

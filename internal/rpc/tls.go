@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Role is what a peer is, by the URI SAN spiffe://fast-sandbox.io/<role> of its certificate.
+// Role is the role of a peer: the path of the URI SAN spiffe://fast-sandbox.io/<role> in its certificate.
 type Role string
 
-// The roles.
+// Roles of components and callers.
 const (
 	RoleAllocator  Role = "allocator"
 	RoleController Role = "controller"
@@ -25,18 +25,18 @@ const (
 	RoleGateway    Role = "gateway"
 	RoleJanitor    Role = "janitor"
 	RoleGC         Role = "gc"
-	// RoleClient is a person or a program that uses the API.
+	// RoleClient is a user of the API: a person or a program.
 	RoleClient Role = "client"
 )
 
-// ServerName is the DNS name that a server of this role proves by its certificate.
+// ServerName returns the DNS name in the certificate of a server of this role.
 func (r Role) ServerName() string { return string(r) + "." + Domain }
 
-// TLS names the files of a process's certificate. They are read again when they change.
+// TLS names the certificate files of a process. They are read again when they change.
 type TLS struct {
-	// CertFile and KeyFile are this process's PEM certificate chain and key; CAFile the authorities that it trusts.
+	// CertFile and KeyFile are the PEM certificate chain and key of this process. CAFile holds the authorities that it trusts.
 	CertFile, KeyFile, CAFile string
-	// Insecure turns TLS off altogether.
+	// Insecure disables TLS.
 	Insecure bool
 }
 
@@ -44,8 +44,8 @@ type TLS struct {
 func (t *TLS) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&t.CertFile, "tls-cert-file", t.CertFile, "PEM `file` of this process's certificate chain")
 	fs.StringVar(&t.KeyFile, "tls-key-file", t.KeyFile, "PEM `file` of this process's private key")
-	fs.StringVar(&t.CAFile, "tls-ca-file", t.CAFile, "PEM `file` of the authorities that peers' certificates are checked against")
-	fs.BoolVar(&t.Insecure, "insecure", t.Insecure, "use plaintext and accept every caller; for experiments only")
+	fs.StringVar(&t.CAFile, "tls-ca-file", t.CAFile, "PEM `file` of the authorities that sign the certificates of peers")
+	fs.BoolVar(&t.Insecure, "insecure", t.Insecure, "use plaintext and accept every caller; only for experiments")
 }
 
 // Validate returns every problem, each naming its flag.
@@ -64,7 +64,7 @@ func (t TLS) Validate() []error {
 	return problems
 }
 
-// ServerConfig returns the configuration of a server that demands a certificate from each client.
+// ServerConfig returns the configuration of a server that requires a certificate of each client.
 func (t TLS) ServerConfig() (*tls.Config, error) {
 	files, err := newFiles(t)
 	if err != nil {
@@ -84,11 +84,11 @@ func (t TLS) ServerConfig() (*tls.Config, error) {
 	return base, nil
 }
 
-// ClientConfig returns the configuration of a client that shows its certificate and checks the server's for serverName,
-// a DNS name or an IP address.
+// ClientConfig returns the configuration of a client that presents its certificate and verifies that the server's is valid
+// for serverName, a DNS name or an IP address.
 func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
 	if serverName == "" {
-		return nil, errors.New("checking server certificates: no server name to check them for")
+		return nil, errors.New("verifying server certificates: no server name")
 	}
 	files, err := newFiles(t)
 	if err != nil {
@@ -101,7 +101,7 @@ func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
 			cert, _, err := files.current()
 			return cert, err
 		},
-		// The pool in a tls.Config cannot be replaced, so the check is made here, against the files of the moment.
+		// The pool of a tls.Config cannot be replaced later, so VerifyConnection verifies against the current files.
 		InsecureSkipVerify: true, //nolint:gosec // verified by VerifyConnection
 		VerifyConnection: func(s tls.ConnectionState) error {
 			_, pool, err := files.current()
@@ -115,7 +115,7 @@ func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
 
 func verify(s tls.ConnectionState, pool *x509.CertPool, serverName string) error {
 	if len(s.PeerCertificates) == 0 {
-		return errors.New("verifying the server: it showed no certificate")
+		return errors.New("verifying the server: no certificate presented")
 	}
 	options := x509.VerifyOptions{Roots: pool, DNSName: serverName, Intermediates: x509.NewCertPool()}
 	for _, c := range s.PeerCertificates[1:] {
@@ -127,7 +127,7 @@ func verify(s tls.ConnectionState, pool *x509.CertPool, serverName string) error
 	return nil
 }
 
-// roleOf is the role that a verified certificate gives, or "".
+// roleOf returns the role in a verified certificate, or "".
 func roleOf(cert *x509.Certificate) Role {
 	for _, u := range cert.URIs {
 		if isRoleURI(u) {
@@ -139,11 +139,11 @@ func roleOf(cert *x509.Certificate) Role {
 
 func isRoleURI(u *url.URL) bool { return u.Scheme == "spiffe" && u.Host == Domain && len(u.Path) > 1 }
 
-// recheck is how often, at most, the files are looked at again.
+// recheck is the least time between two checks of the files.
 const recheck = time.Second
 
-// files holds a certificate and a pool, and reads them again when their files have changed. A file that became
-// unreadable or wrong leaves the last good state in place: a rotation in progress must not end a running server.
+// files holds a certificate and a pool and reads them again when their files have changed. While a file is unreadable or
+// invalid, the last valid state stays in force: a rotation in progress must not stop a running server.
 type files struct {
 	tls TLS
 
@@ -176,7 +176,7 @@ func (f *files) current() (*tls.Certificate, *x509.CertPool, error) {
 	f.checked = time.Now()
 	stamp, err := f.fingerprint()
 	if err != nil || stamp == f.stamp {
-		return f.cert, f.pool, nil // the last good state stays in force
+		return f.cert, f.pool, nil // the last valid state stays in force
 	}
 	if cert, pool, err := f.read(); err == nil {
 		f.cert, f.pool, f.stamp = cert, pool, stamp
@@ -207,7 +207,7 @@ func (f *files) read() (*tls.Certificate, *x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(raw) {
-		return nil, nil, fmt.Errorf("reading authorities %s: no PEM certificate in it", f.tls.CAFile)
+		return nil, nil, fmt.Errorf("reading authorities %s: no PEM certificate found", f.tls.CAFile)
 	}
 	return &cert, pool, nil
 }
