@@ -15,6 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
@@ -47,12 +48,13 @@ func Run(ctx context.Context, cfg *Config) error {
 	slots := slot.New(slot.Config{
 		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
 	})
-	manager, guard, err := cfg.sandboxes(runtime, store, slots)
+	hub := status.New(cfg.info())
+	manager, guard, err := cfg.sandboxes(runtime, store, slots, hub)
 	if err != nil {
 		return err
 	}
 	registry := obs.NewRegistry()
-	if err := registry.Register(sandbox.NewMetrics(manager)); err != nil {
+	if err := registry.Register(hub); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
 	server, err := rpc.NewServer(ctx, rpc.ServerConfig{
@@ -62,13 +64,13 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	closing := make(chan struct{})
-	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Logs: store, Runtime: runtime}, closing))
-	m := &monitor{runtime: runtime, manager: manager, ready: server.SetReady, clock: clock.RealClock{}}
+	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Logs: store, Runtime: runtime}, closing))
+	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{}}
 
 	g := daemon.NewGroup()
 	g.Go("gRPC", server.Run)
 	g.Go("monitor", m.run)
-	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, manager.SetSlots) })
+	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, hub.SetSlots) })
 	g.Go("closing", func(ctx context.Context) error {
 		<-ctx.Done()
 		close(closing)
@@ -82,8 +84,8 @@ func Run(ctx context.Context, cfg *Config) error {
 	return g.Run(ctx)
 }
 
-// sandboxes reads the durable state and returns who keeps the sandboxes, and the guard against deposed leaders.
-func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool) (*sandbox.Manager, func(context.Context, string) error, error) {
+// sandboxes reads the durable state and returns the manager of the sandboxes and the guard that refuses superseded leaders.
+func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub) (*sandbox.Manager, func(context.Context, string) error, error) {
 	dir, err := state.Open(c.StateDir)
 	if err != nil {
 		return nil, nil, err
@@ -94,7 +96,7 @@ func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store, slots *slot
 	}
 	manager, err := sandbox.New(sandbox.Config{
 		Runtime: runtime, Logs: store, Info: c.info(), State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout,
-		Slots: slots, Claimer: runtime,
+		Slots: slots, Claimer: runtime, Status: hub,
 	})
 	if err != nil {
 		return nil, nil, err

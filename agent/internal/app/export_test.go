@@ -7,12 +7,13 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 )
 
 // SlowPings is how many pings in a row may time out.
 const SlowPings = slowPings
 
 // Watch runs a monitor until ctx ends.
-func Watch(ctx context.Context, r runtime.Runtime, m *sandbox.Manager, c clock.WithTicker) error {
-	return (&monitor{runtime: r, manager: m, ready: func(bool) {}, clock: c}).run(ctx)
+func Watch(ctx context.Context, r runtime.Runtime, m *sandbox.Manager, s *status.Hub, c clock.WithTicker) error {
+	return (&monitor{runtime: r, manager: m, status: s, ready: func(bool) {}, clock: c}).run(ctx)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
@@ -34,6 +35,7 @@ const (
 type monitor struct {
 	runtime runtime.Runtime
 	manager *sandbox.Manager
+	status  *status.Hub
 	ready   func(bool)
 	clock   clock.WithTicker
 }
@@ -208,7 +210,7 @@ func (m *monitor) relist(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.manager.SetImages(images)
+	m.status.SetImages(images)
 	return nil
 }
 

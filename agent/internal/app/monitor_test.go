@@ -17,6 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -48,17 +49,19 @@ func TestASlowContainerdIsNotALostOne(t *testing.T) {
 	require.NoError(t, err)
 	tombstones, err := dir.Sub("tombstones")
 	require.NoError(t, err)
+	hub := status.New(nil)
 	m, err := sandbox.New(sandbox.Config{
+		Status:  hub,
 		Runtime: rt, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), Info: &agentv1.AgentInfo{PodUid: "me"}, State: dir, Tombstones: tombstones,
 	})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- app.Watch(ctx, rt, m, clock) }()
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock) }()
 	require.Eventually(t, m.Accepting, 20*time.Second, time.Millisecond)
-	watcher, err := m.Watch()
+	watcher, err := hub.Watch()
 	require.NoError(t, err)
-	defer m.Unwatch(watcher)
+	defer hub.Unwatch(watcher)
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		n := pings

@@ -12,14 +12,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 )
 
 // Config is what a Service needs.
 type Config struct {
-	// Sandboxes carries the calls out.
+	// Sandboxes carries out the calls on sandboxes.
 	Sandboxes *sandbox.Manager
-	// Logs are the sandboxes' logs.
+	// Status has the snapshot and the watches.
+	Status *status.Hub
+	// Logs has the sandboxes' output.
 	Logs *logs.Store
 	// Runtime pulls images.
 	Runtime runtime.Runtime

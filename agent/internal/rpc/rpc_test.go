@@ -21,6 +21,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/state"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -35,6 +36,7 @@ type world struct {
 
 	runtime *fake.Runtime
 	manager *sandbox.Manager
+	status  *status.Hub
 	closing chan struct{}
 	clock   *clocktesting.FakeClock // of the service
 }
@@ -48,8 +50,10 @@ func serve(t *testing.T) *world {
 	require.NoError(t, err)
 	tombstones, err := dir.Sub("tombstones")
 	require.NoError(t, err)
+	info := &agentv1.AgentInfo{PodUid: "me", Capacity: 2, PodIp: "10.0.0.1"}
+	hub := status.New(info)
 	manager, err := sandbox.New(sandbox.Config{
-		Runtime: rt, Logs: store, Info: &agentv1.AgentInfo{PodUid: "me", Capacity: 2, PodIp: "10.0.0.1"}, State: dir, Tombstones: tombstones,
+		Runtime: rt, Logs: store, Info: info, Status: hub, State: dir, Tombstones: tombstones,
 	})
 	require.NoError(t, err)
 	fence, err := terms.Open(dir, manager.Supersede)
@@ -61,7 +65,7 @@ func serve(t *testing.T) *world {
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: insecure, Guard: fence.Guard, DrainTimeout: time.Second})
 	require.NoError(t, err)
 	closing, fakeClock := make(chan struct{}), clocktesting.NewFakeClock(time.Now())
-	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Logs: store, Runtime: rt, Clock: fakeClock}, closing))
+	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Logs: store, Runtime: rt, Clock: fakeClock}, closing))
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- server.Run(ctx) }()
@@ -75,7 +79,7 @@ func serve(t *testing.T) *world {
 		require.NoError(t, <-served)
 		require.NoError(t, manager.Close(context.Background()))
 	})
-	return &world{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, closing: closing, clock: fakeClock}
+	return &world{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, status: hub, closing: closing, clock: fakeClock}
 }
 
 func record(uid string) *agentv1.SandboxRecord {
@@ -120,7 +124,7 @@ func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
 			epoch = m.GetEpoch()
 			require.NotEmpty(t, epoch)
 			require.NotNil(t, m.GetSnapshot())
-			w.manager.SetImages([]string{"a"})
+			w.status.SetImages([]string{"a"})
 			continue
 		}
 		require.Equal(t, epoch, m.GetEpoch())

@@ -21,11 +21,11 @@ const deltaPatience = 15 * time.Millisecond
 
 // WatchStatus sends the snapshot, every delta, and a heartbeat when nothing else was sent for half a second.
 func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
-	watcher, err := s.config.Sandboxes.Watch()
+	watcher, err := s.config.Status.Watch()
 	if err != nil {
 		return err
 	}
-	defer s.config.Sandboxes.Unwatch(watcher)
+	defer s.config.Status.Unwatch(watcher)
 	sequence := int64(0)
 	send := func(m *agentv1.WatchStatusResponse) error {
 		sequence++

@@ -48,9 +48,9 @@ type Runtime interface {
 	// Signal sends a signal to the task's first process, or to all of them. A process that has ended is no error;
 	// NotFound: there is no such task.
 	Signal(ctx context.Context, id string, sig syscall.Signal, all bool) error
-	// Heeds tells whether the task's first process catches or blocks a signal. One that does neither never notices it: the
+	// HandlesSignal tells whether the task's first process catches or blocks a signal. One that does neither never notices it: the
 	// kernel keeps from the first process of a PID namespace whatever would end it by default. In doubt it is true.
-	Heeds(ctx context.Context, id string, sig syscall.Signal) bool
+	HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool
 	// Finish keeps report with the container of an ended process, durably, and then removes the task, after which all
 	// of the process's output is in its log. Safe to repeat.
 	Finish(ctx context.Context, id string, report *anypb.Any) error

@@ -8,78 +8,77 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/launch"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
-	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 // minMemory is less than any OCI runtime can start a process in.
 const minMemory = 4 << 20
 
-// admit takes a sandbox in, or finds the one that is there. It returns the entry, which the caller then waits on, or a
-// channel to wait on before it asks again, or why the sandbox is refused. mu is held.
-func (m *Manager) admit(ctx context.Context, caller *terms.Caller, record *agentv1.SandboxRecord, persisted bool) (*entry, <-chan struct{}, error) {
+// admission is the answer to a create: exactly one field is set.
+type admission struct {
+	// entry is the sandbox, new or found, whose create the caller waits for.
+	entry *entry
+	// wait is closed when the caller should ask again.
+	wait <-chan struct{}
+	// refused is why there will be no sandbox.
+	refused error
+}
+
+func refuse(err error) admission { return admission{refused: err} }
+
+// admit decides a create, and begins it if the sandbox is new. mu is held.
+func (m *Manager) admit(ctx context.Context, caller *terms.Caller, record *agentv1.SandboxRecord, persisted bool) admission {
 	fence := record.GetFence()
-	if err := m.checkAgent(fence); err != nil {
-		return nil, nil, err
-	}
-	if err := m.ready(); err != nil {
-		return nil, nil, err
-	}
-	if err := m.inForce(caller); err != nil {
-		return nil, nil, err
+	if err := m.checkCall(caller, fence); err != nil {
+		return refuse(err)
 	}
 	if e, ok := m.sandboxes[fence.GetSandboxUid()]; ok {
-		return m.meet(e, record)
+		return e.join(record)
 	}
-	switch buried := m.buried(fence.GetSandboxUid()); {
-	case fence.GetAttempt() == buried:
-		return nil, nil, errTerminating(fence)
-	case fence.GetAttempt() < buried:
-		return nil, nil, mismatch(fence, buried)
+	switch deleted := m.tombstones.Latest(fence.GetSandboxUid()); {
+	case fence.GetAttempt() == deleted:
+		return refuse(errTerminating(fence))
+	case fence.GetAttempt() < deleted:
+		return refuse(errMismatch(fence, deleted))
 	}
-	if m.draining {
-		return nil, nil, fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent takes no sandboxes: it is drained")
+	if err := m.gate.refusal(); err != nil {
+		return refuse(err)
 	}
-	if !m.accepting {
-		return nil, nil, fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the agent takes no sandboxes: %s", m.notReady)
-	}
-	if capacity := int(m.config.Info.GetCapacity()); len(m.sandboxes) >= capacity {
-		return nil, nil, fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "all %d places of the agent are taken", capacity).
-			RetryIn(noCapacityRetry)
+	if capacity := int(m.config.Info.GetCapacity()); m.sandboxes.inUse() >= capacity {
+		return refuse(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "all %d capacity units of the agent are in use", capacity).
+			RetryIn(noCapacityRetry))
 	}
 	if err := m.checkPorts(record); err != nil {
-		return nil, nil, err
+		return refuse(err)
 	}
-	return m.take(ctx, record, persisted), nil, nil
+	return admission{entry: m.begin(ctx, record, persisted)}
 }
 
-// meet deals with a create whose sandbox is known in some attempt. mu is held.
-func (m *Manager) meet(e *entry, record *agentv1.SandboxRecord) (*entry, <-chan struct{}, error) {
-	fence, in := record.GetFence(), e.record.GetFence().GetAttempt()
-	state := e.report.GetState()
-	leaving := state == agentv1.SandboxState_SANDBOX_STATE_FAILED || e.deletion != nil
+// join decides a create whose sandbox is known in some attempt.
+func (e *entry) join(record *agentv1.SandboxRecord) admission {
+	fence := record.GetFence()
+	failed := e.report.GetState() == stateFailed
 	switch {
-	case fence.GetAttempt() < in:
-		return nil, nil, mismatch(fence, in)
-	case fence.GetAttempt() > in && leaving:
-		return nil, e.gone, nil
-	case fence.GetAttempt() > in:
-		return nil, nil, mismatch(fence, in)
+	case fence.GetAttempt() > e.fence.Attempt && (failed || e.deletion != nil):
+		return admission{wait: e.gone}
+	case fence.GetAttempt() != e.fence.Attempt:
+		return refuse(errMismatch(fence, e.fence.Attempt))
 	case e.deletion != nil:
-		return nil, nil, errTerminating(fence)
-	case state == agentv1.SandboxState_SANDBOX_STATE_FAILED:
-		return nil, e.gone, nil
+		return refuse(errTerminating(fence))
+	case failed:
+		return admission{wait: e.gone}
 	case !sameRecord(e.record, record):
-		return nil, nil, fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists,
-			"attempt %d of sandbox %s exists with another record", in, fence.GetSandboxUid())
+		return refuse(fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists,
+			"attempt %d of sandbox %s exists with another record", e.fence.Attempt, e.fence.SandboxUID))
 	}
-	return e, nil, nil
+	return admission{entry: e}
 }
 
-// sameRecord compares what was asked for; a retry may be part of another trace.
+// sameRecord compares what was asked for; a retry may belong to another trace.
 func sameRecord(a, b *agentv1.SandboxRecord) bool {
 	if a.GetTraceparent() != b.GetTraceparent() {
 		b, _ = proto.Clone(b).(*agentv1.SandboxRecord)
@@ -92,39 +91,30 @@ func errTerminating(f *agentv1.Fence) error {
 	return fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "attempt %d of sandbox %s is being deleted", f.GetAttempt(), f.GetSandboxUid())
 }
 
-// checkPorts refuses ports that are the agent's own or another sandbox's. mu is held.
+// checkPorts refuses ports that the agent or another sandbox uses. mu is held.
 func (m *Manager) checkPorts(record *agentv1.SandboxRecord) error {
-	if network(record) == runtime.NetworkNone {
+	if launch.Network(record) == runtime.NetworkNone {
 		return nil
 	}
 	for _, port := range record.GetSpec().GetPorts() {
 		if slices.Contains(m.config.Info.GetReservedPorts(), port) {
 			return fault.New(errdefs.ErrResourceExhausted, fault.PortConflict, "port %d is the agent's own", port)
 		}
-		for _, e := range m.sandboxes {
-			if network(e.record) == runtime.NetworkAgent && slices.Contains(e.record.GetSpec().GetPorts(), port) {
-				return fault.New(errdefs.ErrResourceExhausted, fault.PortConflict, "port %d is taken by sandbox %s/%s",
-					port, e.record.GetNamespace(), e.record.GetName()).RetryIn(noCapacityRetry)
-			}
+		if e := m.sandboxes.portHolder(port); e != nil {
+			return fault.New(errdefs.ErrResourceExhausted, fault.PortConflict, "port %d is in use by sandbox %s", port, e.name()).
+				RetryIn(noCapacityRetry)
 		}
 	}
 	return nil
 }
 
-func network(r *agentv1.SandboxRecord) runtime.Network {
-	if r.GetSpec().GetNetwork() == sandboxv1.NetworkMode_NETWORK_MODE_NONE {
-		return runtime.NetworkNone
-	}
-	return runtime.NetworkAgent
-}
-
-// validate refuses what no runtime could run, beyond what protovalidate has seen already.
+// validate refuses what no runtime could run, beyond what protovalidate has checked already.
 func validate(r *agentv1.SandboxRecord) error {
 	spec := r.GetSpec()
 	if _, err := runtime.NormalizeImage(spec.GetImage()); err != nil {
 		return err
 	}
-	if network(r) == runtime.NetworkNone && len(spec.GetPorts()) > 0 {
+	if launch.Network(r) == runtime.NetworkNone && len(spec.GetPorts()) > 0 {
 		return fault.Field("spec.ports", "a sandbox without a network can listen on no port")
 	}
 	for field, values := range map[string][]string{"spec.command": spec.GetCommand(), "spec.args": spec.GetArgs(), "spec.working_dir": {spec.GetWorkingDir()}} {
@@ -137,16 +127,8 @@ func validate(r *agentv1.SandboxRecord) error {
 			return fault.Field("spec.env", "a zero byte cannot be passed to a process")
 		}
 	}
-	if mem := limits(r).MemoryBytes; mem > 0 && mem < minMemory {
-		return fault.Field("limits.memory_bytes", "%d bytes are too few to start a process in, want at least %d", mem, minMemory)
+	if memory := launch.Limits(r).MemoryBytes; memory > 0 && memory < minMemory {
+		return fault.Field("limits.memory_bytes", "%d bytes are too few to start a process in, want at least %d", memory, minMemory)
 	}
 	return nil
-}
-
-func limits(r *agentv1.SandboxRecord) runtime.Limits {
-	l := r.GetLimits()
-	if l == nil {
-		l = r.GetSpec().GetResources()
-	}
-	return runtime.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids()}
 }

@@ -18,6 +18,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 const (
@@ -60,7 +61,7 @@ func TestAdoptMatrix(t *testing.T) {
 		{name: "never told of", want: gone},
 		{name: "never started", task: runtime.TaskCreated, want: gone},
 		{name: "slot", task: runtime.TaskRunning, change: func(f *runtime.Found) {
-			f.Labels = identity.Identity{AgentUID: me, State: identity.StateSlot}.Labels()
+			f.Labels = identity.Identity{AgentUID: agentUID, State: identity.StateSlot}.Labels()
 		}, want: gone},
 		{name: "damaged labels", task: runtime.TaskRunning, change: func(f *runtime.Found) { f.Labels[identity.KeyAttempt] = "x" }, want: gone},
 		{name: "another id", task: runtime.TaskRunning, change: func(f *runtime.Found) { f.Labels[identity.KeyAttempt] = "7" }, want: gone},
@@ -75,20 +76,20 @@ func TestAdoptMatrix(t *testing.T) {
 				c.change(&f)
 			}
 			rt.Put(f, runtime.Exit{Code: 9})
-			w := boot(t, rt, root, nil)
-			_, err := w.logs.Create("u-1", "host")
+			env := boot(t, rt, root, nil)
+			_, err := env.logs.Create("u-1", "host")
 			require.NoError(t, err)
 			if c.started {
-				require.NoError(t, w.logs.MarkStarted("u-1", time.Unix(700, 0)))
+				require.NoError(t, env.logs.MarkStarted("u-1", time.Unix(700, 0)))
 			}
-			require.NoError(t, w.Adopt(t.Context()))
-			require.Equal(t, c.want, w.state("u"))
+			require.NoError(t, env.Adopt(t.Context()))
+			require.Equal(t, c.want, env.state("u"))
 			if c.want == gone {
 				require.NoDirExists(t, filepath.Join(root, "u-1"))
 				require.Equal(t, c.name == "another agent's", len(rt.IDs()) == 1, "only another agent's stays")
 				return
 			}
-			got := w.Reports()[0]
+			got := env.reports()[0]
 			require.Equal(t, "default", got.GetRecord().GetNamespace())
 			if c.code != 0 {
 				require.Equal(t, c.code, got.GetExitCode())
@@ -100,9 +101,9 @@ func TestAdoptMatrix(t *testing.T) {
 				kept, _ := rt.Found("u-1")
 				require.NotNil(t, kept.Report, "the end is written down")
 			}
-			_, _, err = w.delete(t.Context(), record("u", 1).GetFence(), 0)
+			_, _, err = env.delete(t.Context(), record("u", 1).GetFence(), 0)
 			require.NoError(t, err)
-			w.requireNothing(t)
+			env.requireNothing(t)
 		})
 	}
 }
@@ -112,13 +113,13 @@ func TestAdoptKeepsTheNewestAttempt(t *testing.T) {
 	rt.Put(found(t, record("u", 1), runtime.TaskRunning), runtime.Exit{})
 	rt.Put(found(t, record("u", 2), runtime.TaskRunning), runtime.Exit{})
 	rt.Put(found(t, record("u", 10), runtime.TaskRunning), runtime.Exit{})
-	w := boot(t, rt, t.TempDir(), nil)
-	require.NoError(t, w.Adopt(t.Context()))
+	env := boot(t, rt, t.TempDir(), nil)
+	require.NoError(t, env.Adopt(t.Context()))
 	require.Equal(t, []string{"u-10"}, rt.IDs())
-	require.Equal(t, int64(10), w.Reports()[0].GetRecord().GetFence().GetAttempt())
+	require.Equal(t, int64(10), env.reports()[0].GetRecord().GetFence().GetAttempt())
 }
 
-func TestAdoptMayBeRepeatedAfterAnError(t *testing.T) {
+func TestAdoptCanBeRepeatedAfterError(t *testing.T) {
 	rt := newRuntime()
 	rt.Put(found(t, record("u", 1), runtime.TaskRunning), runtime.Exit{})
 	rt.Hook(func(_ context.Context, op fake.Op, _ string) error {
@@ -127,35 +128,35 @@ func TestAdoptMayBeRepeatedAfterAnError(t *testing.T) {
 		}
 		return nil
 	})
-	w := boot(t, rt, t.TempDir(), nil)
-	require.Error(t, w.Adopt(t.Context()))
+	env := boot(t, rt, t.TempDir(), nil)
+	require.Error(t, env.Adopt(t.Context()))
 	rt.Hook(nil)
-	require.NoError(t, w.Adopt(t.Context()))
-	require.Equal(t, stateRunning, w.state("u"))
+	require.NoError(t, env.Adopt(t.Context()))
+	require.Equal(t, stateRunning, env.state("u"))
 	rt.Exit("u-1", runtime.Exit{Code: 2})
-	require.Eventually(t, func() bool { return w.state("u") == stateStopped }, patience, tick, "an adopted sandbox is followed")
+	require.Eventually(t, func() bool { return env.state("u") == stateStopped }, testkit.Timeout, testkit.Tick, "an adopted sandbox is followed")
 }
 
-func TestAdoptSweepsOwnLogsOnly(t *testing.T) {
+func TestAdoptRemovesOwnLogsOnly(t *testing.T) {
 	root := t.TempDir()
-	w := boot(t, newRuntime(), root, nil)
-	_, err := w.logs.Create("left-1", "h")
+	env := boot(t, newRuntime(), root, nil)
+	_, err := env.logs.Create("left-1", "h")
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "foreign-1"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(root, "foreign-1", "owner"), []byte("other"), 0o600))
-	require.NoError(t, w.Adopt(t.Context()))
+	require.NoError(t, env.Adopt(t.Context()))
 	require.NoDirExists(t, filepath.Join(root, "left-1"))
 	require.DirExists(t, filepath.Join(root, "foreign-1"))
 }
 
-func TestCloseLeavesSandboxesToTheNextAgent(t *testing.T) {
+func TestSandboxesSurviveRestart(t *testing.T) {
 	rt, root := newRuntime(), t.TempDir()
-	w := boot(t, rt, root, nil)
-	require.NoError(t, w.Adopt(t.Context()))
-	w.SetAccepting(true, "")
-	w.mustCreate(t, record("u", 1))
-	require.NoError(t, w.Close(t.Context()))
-	_, err := w.create(t.Context(), record("v", 1))
+	env := boot(t, rt, root, nil)
+	require.NoError(t, env.Adopt(t.Context()))
+	env.SetAccepting(true, "")
+	env.mustCreate(t, record("u", 1))
+	require.NoError(t, env.Close(t.Context()))
+	_, err := env.create(t.Context(), record("v", 1))
 	requireFault(t, err, errdefs.ErrUnavailable, fault.AgentUnavailable)
 	next := boot(t, rt, root, nil)
 	require.NoError(t, next.Adopt(t.Context()))

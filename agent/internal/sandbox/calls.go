@@ -13,7 +13,7 @@ import (
 // MarkPersisted notes, durably, that the sandbox's custom resource is written. It waits for a create that runs. Safe to
 // repeat. NotFound, FenceMismatch and Aborted (being deleted) as for every call.
 func (m *Manager) MarkPersisted(ctx context.Context, fence *agentv1.Fence) error {
-	e, err := m.settled(ctx, fence)
+	e, err := m.findCreated(ctx, fence)
 	if err != nil {
 		return err
 	}
@@ -22,11 +22,11 @@ func (m *Manager) MarkPersisted(ctx context.Context, fence *agentv1.Fence) error
 		return err
 	}
 	m.mu.Lock()
-	done, deleting, deposed := e.report.GetPersisted(), e.deletion != nil, m.inForce(caller)
+	done, deleting, superseded := e.report.GetPersisted(), e.deletion != nil, m.leaders.check(caller)
 	m.mu.Unlock()
 	switch {
-	case deposed != nil:
-		return deposed
+	case superseded != nil:
+		return superseded
 	case deleting:
 		return errTerminating(fence)
 	case done:
@@ -42,23 +42,45 @@ func (m *Manager) MarkPersisted(ctx context.Context, fence *agentv1.Fence) error
 		return fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox %s is gone", fence.GetSandboxUid())
 	}
 	if !e.report.GetPersisted() {
-		m.set(e, func(r *agentv1.SandboxReport) { r.Persisted = true })
+		e.change(func(r *agentv1.SandboxReport) { r.Persisted = true })
+		m.config.Status.Publish(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{e.report}})
 	}
 	return nil
 }
 
-// Log finds a sandbox's log: the container's id, and a channel that is closed once nothing more is written. It waits for
-// a create that runs.
-func (m *Manager) Log(ctx context.Context, fence *agentv1.Fence) (string, <-chan struct{}, error) {
-	e, err := m.settled(ctx, fence)
+// Log returns the id of a sandbox's container, which names its log, and a channel that is closed once nothing more is
+// written to it. It waits for a create that runs.
+func (m *Manager) Log(ctx context.Context, fence *agentv1.Fence) (id string, ended <-chan struct{}, err error) {
+	e, err := m.findCreated(ctx, fence)
 	if err != nil {
 		return "", nil, err
 	}
 	return e.id, e.ended, nil
 }
 
-// settled returns the sandbox that the fence names, once its create has ended.
-func (m *Manager) settled(ctx context.Context, fence *agentv1.Fence) (*entry, error) {
+// ForgetTombstone drops a tombstone. One that does not exist, or that a later attempt has replaced, is dropped already. It
+// blocks for the disk. Safe to repeat.
+func (m *Manager) ForgetTombstone(ctx context.Context, fence *agentv1.Fence) error {
+	caller, err := callerOf(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	err = m.checkCall(caller, fence)
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return m.tombstones.Forget(ctx, fence, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		e, ok := m.sandboxes[fence.GetSandboxUid()]
+		return ok && e.fence.Attempt <= fence.GetAttempt()
+	})
+}
+
+// findCreated returns the sandbox that the fence names, once its create has ended.
+func (m *Manager) findCreated(ctx context.Context, fence *agentv1.Fence) (*entry, error) {
 	m.mu.Lock()
 	e, err := m.find(fence)
 	m.mu.Unlock()

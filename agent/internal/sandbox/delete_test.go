@@ -17,6 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 const (
@@ -40,89 +41,89 @@ func TestDeleteStages(t *testing.T) {
 		{"has ended", []string{"exit 4"}, time.Minute, []agentv1.DeleteStage{removed}, 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, nil)
-			w.mustCreate(t, record("u", 1, command(c.command...)))
+			env := newEnv(t, nil)
+			env.mustCreate(t, record("u", 1, command(c.command...)))
 			if c.name == "has ended" {
-				require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, patience, tick)
+				require.Eventually(t, func() bool { return env.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, testkit.Timeout, testkit.Tick)
 			}
-			stages, code, err := w.delete(t.Context(), record("u", 1).GetFence(), c.grace)
+			stages, code, err := env.delete(t.Context(), record("u", 1).GetFence(), c.grace)
 			require.NoError(t, err)
 			require.Equal(t, c.want, stages)
 			require.Equal(t, c.code, *code)
-			w.requireNothing(t)
-			stages, _, err = w.delete(t.Context(), record("u", 1).GetFence(), 0)
+			env.requireNothing(t)
+			stages, _, err = env.delete(t.Context(), record("u", 1).GetFence(), 0)
 			require.NoError(t, err)
 			require.Equal(t, []agentv1.DeleteStage{removed}, stages)
 		})
 	}
 }
 
-func TestDeleteUsesTheSandboxesOwnGrace(t *testing.T) {
-	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 1, command("trap", "linger"), grace(10*time.Millisecond)))
+func TestDeleteUsesSpecGracePeriod(t *testing.T) {
+	env := newEnv(t, nil)
+	env.mustCreate(t, record("u", 1, command("trap", "linger"), grace(10*time.Millisecond)))
 	var stages []agentv1.DeleteStage
-	_, err := w.Delete(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("u", 1).GetFence()}, func(s agentv1.DeleteStage) { stages = append(stages, s) })
+	_, err := env.Delete(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("u", 1).GetFence()}, func(s agentv1.DeleteStage) { stages = append(stages, s) })
 	require.NoError(t, err)
 	require.Equal(t, []agentv1.DeleteStage{termSent, killSent, removed}, stages)
 }
 
-func TestDeleteGoesOnWhenTheCallerLeavesAndASecondOneHurriesIt(t *testing.T) {
-	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 1, command("trap", "linger")))
+func TestDeleteContinuesWhenCallerLeaves(t *testing.T) {
+	env := newEnv(t, nil)
+	env.mustCreate(t, record("u", 1, command("trap", "linger")))
 	ctx, cancel := context.WithCancel(t.Context())
 	hour := &agentv1.DeleteSandboxRequest{Fence: record("u", 1).GetFence(), GracePeriod: durationpb.New(time.Hour)}
-	_, err := w.Delete(ctx, hour, func(agentv1.DeleteStage) { cancel() })
+	_, err := env.Delete(ctx, hour, func(agentv1.DeleteStage) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, w.state("u"))
-	stages, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, env.state("u"))
+	stages, _, err := env.delete(t.Context(), record("u", 1).GetFence(), 0)
 	require.NoError(t, err)
 	require.Equal(t, []agentv1.DeleteStage{termSent, killSent, removed}, stages)
-	w.requireNothing(t)
+	env.requireNothing(t)
 }
 
 func TestDeleteFences(t *testing.T) {
-	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 2))
+	env := newEnv(t, nil)
+	env.mustCreate(t, record("u", 2))
 	other := record("u", 2).GetFence()
 	other.AgentUid = "other"
-	_, _, err := w.delete(t.Context(), other, 0)
+	_, _, err := env.delete(t.Context(), other, 0)
 	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
-	_, _, err = w.delete(t.Context(), record("u", 3).GetFence(), 0)
+	_, _, err = env.delete(t.Context(), record("u", 3).GetFence(), 0)
 	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
-	stages, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)
+	stages, _, err := env.delete(t.Context(), record("u", 1).GetFence(), 0)
 	require.NoError(t, err)
 	require.Equal(t, []agentv1.DeleteStage{removed}, stages, "an older attempt is gone")
-	require.Equal(t, []string{"u-2"}, w.runtime.IDs())
+	require.Equal(t, []string{"u-2"}, env.runtime.IDs())
 }
 
-func TestTombstonesOfUnknownSandboxesAge(t *testing.T) {
+func TestDeletedAttemptsExpire(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	w := newWorld(t, func(c *sandbox.Config) { c.Clock = clock })
-	_, _, err := w.delete(t.Context(), record("u", 2).GetFence(), 0)
+	env := newEnv(t, func(c *sandbox.Config) { c.Clock = clock })
+	_, _, err := env.delete(t.Context(), record("u", 2).GetFence(), 0)
 	require.NoError(t, err)
-	_, err = w.create(t.Context(), record("u", 2))
+	_, err = env.create(t.Context(), record("u", 2))
 	requireFault(t, err, errdefs.ErrAborted, fault.SandboxTerminating)
-	_, err = w.create(t.Context(), record("u", 1))
+	_, err = env.create(t.Context(), record("u", 1))
 	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
 	clock.Step(2 * time.Hour)
-	w.mustCreate(t, record("u", 2))
+	env.mustCreate(t, record("u", 2))
 }
 
-func TestNewerAttemptWaitsForTheOlderToGo(t *testing.T) {
-	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 1))
+func TestNewerAttemptWaitsForOlder(t *testing.T) {
+	env := newEnv(t, nil)
+	env.mustCreate(t, record("u", 1))
 	release := make(chan struct{})
-	w.runtime.Hook(func(_ context.Context, op fake.Op, id string) error {
+	env.runtime.Hook(func(_ context.Context, op fake.Op, id string) error {
 		if op == fake.OpDelete && id == "u-1" {
 			<-release
 		}
 		return nil
 	})
 	deleted := make(chan error, 1)
-	go func() { _, _, err := w.delete(context.Background(), record("u", 1).GetFence(), 0); deleted <- err }()
-	require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_TERMINATING }, patience, tick)
+	go func() { _, _, err := env.delete(context.Background(), record("u", 1).GetFence(), 0); deleted <- err }()
+	require.Eventually(t, func() bool { return env.state("u") == agentv1.SandboxState_SANDBOX_STATE_TERMINATING }, testkit.Timeout, testkit.Tick)
 	created := make(chan error, 1)
-	go func() { _, err := w.create(context.Background(), record("u", 2)); created <- err }()
+	go func() { _, err := env.create(context.Background(), record("u", 2)); created <- err }()
 	select {
 	case err := <-created:
 		t.Fatalf("created beside the older attempt: %v", err)
@@ -131,25 +132,25 @@ func TestNewerAttemptWaitsForTheOlderToGo(t *testing.T) {
 	close(release)
 	require.NoError(t, <-deleted)
 	require.NoError(t, <-created)
-	require.Equal(t, []string{"u-2"}, w.runtime.IDs())
+	require.Equal(t, []string{"u-2"}, env.runtime.IDs())
 }
 
-func TestDeleteTellsOfFailureAndTriesOn(t *testing.T) {
-	w := newWorld(t, nil)
-	w.mustCreate(t, record("u", 1))
+func TestDeleteReportsFailureAndRetries(t *testing.T) {
+	env := newEnv(t, nil)
+	env.mustCreate(t, record("u", 1))
 	var away atomic.Bool
 	away.Store(true)
-	w.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
+	env.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
 		if op == fake.OpDelete && away.Load() {
 			return errors.New("containerd is away")
 		}
 		return nil
 	})
-	_, _, err := w.delete(t.Context(), record("u", 1).GetFence(), 0)
+	_, _, err := env.delete(t.Context(), record("u", 1).GetFence(), 0)
 	require.ErrorContains(t, err, "containerd is away")
 	away.Store(false)
-	require.Eventually(t, func() bool { return len(w.Reports()) == 0 }, patience, tick)
-	w.requireNothing(t)
+	require.Eventually(t, func() bool { return len(env.reports()) == 0 }, testkit.Timeout, testkit.Tick)
+	env.requireNothing(t)
 }
 
 func TestExitIsReportedAndKept(t *testing.T) {
@@ -164,46 +165,46 @@ func TestExitIsReportedAndKept(t *testing.T) {
 		{"killed", runtime.Exit{Code: 137}, "Error"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, nil)
-			w.mustCreate(t, record("u", 1))
-			w.runtime.Exit("u-1", c.exit)
-			require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, patience, tick)
-			report := w.Reports()[0]
+			env := newEnv(t, nil)
+			env.mustCreate(t, record("u", 1))
+			env.runtime.Exit("u-1", c.exit)
+			require.Eventually(t, func() bool { return env.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, testkit.Timeout, testkit.Tick)
+			report := env.reports()[0]
 			require.Equal(t, c.exit.Code, report.GetExitCode())
 			require.Equal(t, c.reason, report.GetReason())
-			f, _ := w.runtime.Found("u-1")
+			f, _ := env.runtime.Found("u-1")
 			require.Equal(t, runtime.TaskNone, f.Task)
 			require.NotNil(t, f.Report)
-			_, ended, err := w.Log(t.Context(), record("u", 1).GetFence())
+			_, ended, err := env.Log(t.Context(), record("u", 1).GetFence())
 			require.NoError(t, err)
 			<-ended
 		})
 	}
 }
 
-func TestExitIsSeenAcrossARuntimeOutage(t *testing.T) {
-	w := newWorld(t, nil)
+func TestExitIsSeenAcrossRuntimeOutage(t *testing.T) {
+	env := newEnv(t, nil)
 	var waits atomic.Int32
-	w.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
+	env.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
 		if op == fake.OpWait && waits.Add(1) <= 2 {
 			return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "away")
 		}
 		return nil
 	})
-	w.mustCreate(t, record("u", 1, command("exit 5")))
-	require.Eventually(t, func() bool { return w.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, patience, tick)
-	require.Equal(t, int32(5), w.Reports()[0].GetExitCode())
+	env.mustCreate(t, record("u", 1, command("exit 5")))
+	require.Eventually(t, func() bool { return env.state("u") == agentv1.SandboxState_SANDBOX_STATE_STOPPED }, testkit.Timeout, testkit.Tick)
+	require.Equal(t, int32(5), env.reports()[0].GetExitCode())
 }
 
 func TestMarkPersisted(t *testing.T) {
-	w := newWorld(t, nil)
-	requireFault(t, w.MarkPersisted(t.Context(), record("u", 1).GetFence()), errdefs.ErrNotFound, fault.SandboxNotFound)
-	w.mustCreate(t, record("u", 1))
-	requireFault(t, w.MarkPersisted(t.Context(), record("u", 2).GetFence()), errdefs.ErrFailedPrecondition, fault.FenceMismatch)
+	env := newEnv(t, nil)
+	requireFault(t, env.MarkPersisted(t.Context(), record("u", 1).GetFence()), errdefs.ErrNotFound, fault.SandboxNotFound)
+	env.mustCreate(t, record("u", 1))
+	requireFault(t, env.MarkPersisted(t.Context(), record("u", 2).GetFence()), errdefs.ErrFailedPrecondition, fault.FenceMismatch)
 	for range 2 {
-		require.NoError(t, w.MarkPersisted(t.Context(), record("u", 1).GetFence()))
+		require.NoError(t, env.MarkPersisted(t.Context(), record("u", 1).GetFence()))
 	}
-	f, _ := w.runtime.Found("u-1")
+	f, _ := env.runtime.Found("u-1")
 	require.Equal(t, "true", f.Labels["fast-sandbox.io/persisted"])
-	require.True(t, w.Reports()[0].GetPersisted())
+	require.True(t, env.reports()[0].GetPersisted())
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // Reasons of ended processes.
@@ -22,8 +23,14 @@ const (
 	reasonOOMKilled = "OOMKilled"
 )
 
-// finishPatience is how long an ended sandbox is reported as running while its end cannot be written down.
-const finishPatience = 5 * time.Second
+// finishTimeout is how long an ended sandbox is reported as running while its exit cannot be made durable.
+const finishTimeout = 5 * time.Second
+
+// follower waits for the end of one sandbox's process.
+type follower struct {
+	manager *Manager
+	entry   *entry
+}
 
 // follow begins to wait for the end of an entry's process. mu is held.
 func (m *Manager) follow(ctx context.Context, e *entry) {
@@ -32,7 +39,7 @@ func (m *Manager) follow(ctx context.Context, e *entry) {
 	m.wg.Go(func() {
 		defer release()
 		defer cancel()
-		m.watchExit(detached, e)
+		follower{m, e}.watch(detached)
 	})
 	m.wg.Go(func() {
 		// The wait ends with the entry, whatever the runtime does.
@@ -45,75 +52,65 @@ func (m *Manager) follow(ctx context.Context, e *entry) {
 	})
 }
 
-func (m *Manager) watchExit(ctx context.Context, e *entry) {
-	log := logr.FromContextOrDiscard(ctx).WithValues("container", e.id)
-	var exit runtime.Exit
-	lost := false
+// watch waits for the end of the process and records it.
+func (f follower) watch(ctx context.Context) {
+	m, e := f.manager, f.entry
+	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeyContainer, e.id)
+	describe := func(r *agentv1.SandboxReport) { describeLost(r, m.clock.Now()) }
 	err := m.retry(ctx, func() error {
-		var err error
-		exit, err = m.config.Runtime.Wait(ctx, e.id)
+		exit, err := m.config.Runtime.Wait(ctx, e.id)
 		if errdefs.IsNotFound(err) {
-			lost = true
 			return nil
+		}
+		if err == nil {
+			describe = func(r *agentv1.SandboxReport) { describeExit(r, exit) }
 		}
 		return err
 	}, func(err error) {
 		if ctx.Err() == nil {
-			log.V(2).Info("waiting for a sandbox; trying on", "err", err.Error())
+			log.V(2).Info("waiting for sandbox failed; will retry", obs.KeyError, err.Error())
 		}
 	})
 	if err != nil {
 		return // the agent is stopping, or the sandbox is gone
 	}
-	m.settleExit(ctx, e, func(r *agentv1.SandboxReport) {
-		if lost {
-			describeLost(r, m.clock.Now())
-			return
-		}
-		describeExit(r, exit)
-	}, log)
+	f.record(ctx, describe, log)
 }
 
-// settleExit writes the end of a process down and reports it.
-func (m *Manager) settleExit(ctx context.Context, e *entry, describe func(*agentv1.SandboxReport), log logr.Logger) {
+// record makes the end of a process durable and reports it. The capacity unit and the ports are free from then on.
+func (f follower) record(ctx context.Context, describe func(*agentv1.SandboxReport), log logr.Logger) {
+	m, e := f.manager, f.entry
 	m.mu.Lock()
 	final, _ := proto.Clone(e.report).(*agentv1.SandboxReport)
-	deleting := e.deletion != nil
 	m.mu.Unlock()
 	describe(final)
-	if !deleting {
-		if err := m.finish(ctx, e, final); err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			log.Error(err, "keeping the end of a sandbox")
+	if err := f.finish(ctx, final); err != nil {
+		if ctx.Err() != nil {
+			return
 		}
+		log.Error(err, "keeping the exit of sandbox")
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if isClosed(e.gone) {
 		return
 	}
-	m.set(e, func(r *agentv1.SandboxReport) {
-		state := r.GetState()
-		describe(r)
-		if e.deletion != nil {
-			r.State = state
-		}
-	})
 	closeOnce(e.ended)
-	log.Info("sandbox ended", "exitCode", final.GetExitCode(), "reason", final.GetReason())
+	m.set(e, eventEnded, describe)
+	m.updateRoom()
+	log.Info("sandbox ended", obs.KeyExitCode, final.GetExitCode(), obs.KeyReason, final.GetReason())
 }
 
-// finish makes the end durable, after which the log has all. It tries for a while and goes on if a delete comes.
-func (m *Manager) finish(ctx context.Context, e *entry, final *agentv1.SandboxReport) error {
+// finish makes the exit durable, after which the log is complete. It retries for a while, and gives up when a delete comes.
+func (f follower) finish(ctx context.Context, final *agentv1.SandboxReport) error {
+	m, e := f.manager, f.entry
 	kept, _ := proto.Clone(final).(*agentv1.SandboxReport)
-	kept.Record = nil // it is kept beside it
+	kept.State, kept.Record = stateStopped, nil // the record is kept beside it
 	raw, err := anypb.New(kept)
 	if err != nil {
 		return fmt.Errorf("encoding the report of %s: %w", e.id, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, finishPatience)
+	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
 	defer cancel()
 	return m.retry(ctx, func() error {
 		m.mu.Lock()
@@ -130,8 +127,8 @@ func (m *Manager) finish(ctx context.Context, e *entry, final *agentv1.SandboxRe
 	}, func(error) {})
 }
 
+// describeExit fills in how a process ended.
 func describeExit(r *agentv1.SandboxReport, exit runtime.Exit) {
-	r.State = agentv1.SandboxState_SANDBOX_STATE_STOPPED
 	r.ExitCode, r.FinishTime = &exit.Code, timestamppb.New(exit.At)
 	switch {
 	case exit.OOMKilled:
@@ -143,9 +140,8 @@ func describeExit(r *agentv1.SandboxReport, exit runtime.Exit) {
 	}
 }
 
-// describeLost is for a process that is gone without an exit code: its node or its containerd was restarted.
+// describeLost fills in the end of a process that is gone without an exit code: its node or its containerd was restarted.
 func describeLost(r *agentv1.SandboxReport, now time.Time) {
-	r.State = agentv1.SandboxState_SANDBOX_STATE_STOPPED
-	r.Reason, r.Message = reasonError, "the process is gone and nobody knows its exit code; the node was probably restarted"
+	r.Reason, r.Message = reasonError, "the process is gone and its exit code is unknown; the node was probably restarted"
 	r.FinishTime = timestamppb.New(now)
 }

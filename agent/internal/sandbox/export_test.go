@@ -1,9 +1,6 @@
 package sandbox
 
-// MaxGraves is the bound of tombstones.
-const MaxGraves = maxGraves
-
-// Waiting is how many calls wait for the create of a sandbox.
+// Waiting returns the number of calls that wait for the create of a sandbox.
 func (m *Manager) Waiting(uid string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

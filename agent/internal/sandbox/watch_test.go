@@ -11,32 +11,32 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-func TestWatchSendsASnapshotAndThenEveryChange(t *testing.T) {
-	w := newWorld(t, nil)
-	w.SetImages([]string{"a", "b"})
-	w.mustCreate(t, record("old", 1))
-	watcher, err := w.Watch()
+func TestWatchSendsSnapshotThenChanges(t *testing.T) {
+	env := newEnv(t, nil)
+	env.status.SetImages([]string{"a", "b"})
+	env.mustCreate(t, record("old", 1))
+	watcher, err := env.status.Watch()
 	require.NoError(t, err)
-	defer w.Unwatch(watcher)
+	defer env.status.Unwatch(watcher)
 	require.Len(t, watcher.Snapshot.GetSandboxes(), 1)
 	require.Equal(t, []string{"a", "b"}, watcher.Snapshot.GetImages())
 	require.True(t, watcher.Snapshot.GetAccepting())
 
-	w.SetImages([]string{"b", "c"})
+	env.status.SetImages([]string{"b", "c"})
 	d := <-watcher.Deltas()
 	require.Equal(t, []string{"c"}, d.GetImagesAdded())
 	require.Equal(t, []string{"a"}, d.GetImagesRemoved())
-	w.SetImages([]string{"b", "c"})
-	w.SetAccepting(false, "away")
+	env.status.SetImages([]string{"b", "c"})
+	env.SetAccepting(false, "away")
 	d = <-watcher.Deltas()
 	require.False(t, d.GetAccepting())
 	require.NotNil(t, d.Accepting)
 	require.Equal(t, "away", d.GetNotAcceptingReason())
-	w.SetAccepting(true, "")
+	env.SetAccepting(true, "")
 	<-watcher.Deltas()
 
-	w.mustCreate(t, record("new", 1))
-	_, _, err = w.delete(t.Context(), record("new", 1).GetFence(), 0)
+	env.mustCreate(t, record("new", 1))
+	_, _, err = env.delete(t.Context(), record("new", 1).GetFence(), 0)
 	require.NoError(t, err)
 	var states []agentv1.SandboxState
 	for len(states) == 0 || states[len(states)-1] != agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
@@ -51,12 +51,12 @@ func TestWatchSendsASnapshotAndThenEveryChange(t *testing.T) {
 	}, states)
 }
 
-func TestSlowWatcherIsCutOffAndHoldsNobodyUp(t *testing.T) {
-	w := newWorld(t, nil)
-	slow, err := w.Watch()
+func TestSlowWatcherIsEnded(t *testing.T) {
+	env := newEnv(t, nil)
+	slow, err := env.status.Watch()
 	require.NoError(t, err)
 	for i := range 5000 {
-		w.SetImages([]string{fmt.Sprintf("image-%05d", i)})
+		env.status.SetImages([]string{fmt.Sprintf("image-%05d", i)})
 	}
 	n := 0
 	for range slow.Deltas() {
@@ -65,8 +65,8 @@ func TestSlowWatcherIsCutOffAndHoldsNobodyUp(t *testing.T) {
 	require.Positive(t, n)
 	require.Less(t, n, 5000)
 	requireFault(t, slow.Err(), errdefs.ErrResourceExhausted, fault.Overloaded)
-	again, err := w.Watch()
+	again, err := env.status.Watch()
 	require.NoError(t, err)
 	require.Equal(t, []string{"image-04999"}, again.Snapshot.GetImages())
-	w.Unwatch(again)
+	env.status.Unwatch(again)
 }

@@ -99,8 +99,8 @@ func New(cfg Config) *Pool {
 	return &Pool{config: cfg, clock: cfg.Clock, wake: make(chan struct{}, 1)}
 }
 
-// SetPlaces says how many sandboxes the agent has room for: so many slots are of use.
-func (p *Pool) SetPlaces(n int) {
+// SetRoom says how many sandboxes the agent has room for: so many slots are of use.
+func (p *Pool) SetRoom(n int) {
 	p.change(func() { p.places = max(n, 0) })
 }
 

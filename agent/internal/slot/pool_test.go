@@ -112,7 +112,7 @@ func (w *world) String() string { return w.status().String() }
 func TestOneSlotForEachFreePlace(t *testing.T) {
 	w := run(t, 0, -1, nil)
 	w.requireSlots(t, 0, 0)
-	w.SetPlaces(3)
+	w.SetRoom(3)
 	w.requireSlots(t, 3, 3)
 	require.Len(t, w.runtime.IDs(), 3)
 	for _, id := range w.runtime.IDs() {
@@ -123,7 +123,7 @@ func TestOneSlotForEachFreePlace(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, identity.Identity{AgentUID: "me", Pool: "default", State: identity.StateSlot}, i)
 	}
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 1, 1)
 	require.Eventually(t, func() bool { return len(w.runtime.IDs()) == 1 }, patience, tick, "what is too much is removed")
 	w.stop()
@@ -132,10 +132,10 @@ func TestOneSlotForEachFreePlace(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	w := run(t, 0, 2, nil)
-	w.SetPlaces(5)
+	w.SetRoom(5)
 	w.requireSlots(t, 2, 2)
 	off := run(t, 0, 0, nil)
-	off.SetPlaces(5)
+	off.SetRoom(5)
 	off.requireSlots(t, 0, 0)
 	require.Empty(t, off.status().GetOffReason(), "nobody wants any")
 }
@@ -144,14 +144,14 @@ func TestATakenSlotIsReplaced(t *testing.T) {
 	w := run(t, 0, -1, nil)
 	_, ok := w.Take(image)
 	require.False(t, ok)
-	w.SetPlaces(2)
+	w.SetRoom(2)
 	w.requireSlots(t, 2, 2)
 	id, ok := w.Take(image)
 	require.True(t, ok)
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 1, 1)
 	require.Contains(t, w.runtime.IDs(), id, "it is its taker's")
-	w.SetPlaces(2)
+	w.SetRoom(2)
 	w.requireSlots(t, 2, 2)
 	w.Drop(id)
 	require.Eventually(t, func() bool { _, there := w.runtime.Found(id); return !there }, patience, tick)
@@ -161,7 +161,7 @@ func TestATakenSlotIsReplaced(t *testing.T) {
 func TestCreatesGoFirst(t *testing.T) {
 	w := run(t, 0, -1, nil)
 	done := w.Begin()
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 0, 1)
 	require.Empty(t, w.runtime.IDs())
 	done()
@@ -169,7 +169,7 @@ func TestCreatesGoFirst(t *testing.T) {
 	// But not for ever.
 	done = w.Begin()
 	defer done()
-	w.SetPlaces(2)
+	w.SetRoom(2)
 	w.requireSlots(t, 1, 2)
 	require.Eventually(t, func() bool {
 		w.clock.Step(time.Second)
@@ -180,11 +180,11 @@ func TestCreatesGoFirst(t *testing.T) {
 // A create takes its place before it takes its slot. The slot is none too many in between.
 func TestASlotStaysForTheCreateThatTakesIt(t *testing.T) {
 	w := run(t, 0, -1, nil)
-	w.SetPlaces(2)
+	w.SetRoom(2)
 	w.requireSlots(t, 2, 2)
 	started := w.runtime.IDs()
 	done := w.Begin()
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 2, 1)
 	_, ok := w.Take(image)
 	require.True(t, ok)
@@ -196,10 +196,10 @@ func TestASlotStaysForTheCreateThatTakesIt(t *testing.T) {
 // One that takes none after all leaves one too many.
 func TestASlotThatNoCreateTakesGoes(t *testing.T) {
 	w := run(t, 0, -1, nil)
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 1, 1)
 	done := w.Begin()
-	w.SetPlaces(0)
+	w.SetRoom(0)
 	w.requireSlots(t, 1, 0)
 	done()
 	w.requireSlots(t, 0, 0)
@@ -221,7 +221,7 @@ func TestWarmSlotsAreTakenForTheirImage(t *testing.T) {
 		_, ok := w.Take(i)
 		require.False(t, ok, "but it is remembered")
 	}
-	w.SetPlaces(4)
+	w.SetRoom(4)
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -243,7 +243,7 @@ func TestAnImageThatIsGoneIsForgotten(t *testing.T) {
 	})
 	_, ok := w.Take("docker.io/library/gone:1")
 	require.False(t, ok)
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	<-asked
 	w.requireSlots(t, 1, 1)
 	id, ok := w.Take(image)
@@ -254,7 +254,7 @@ func TestAnImageThatIsGoneIsForgotten(t *testing.T) {
 
 func TestASlotThatEndsIsReplaced(t *testing.T) {
 	w := run(t, 0, -1, nil)
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 1, 1)
 	id := w.runtime.IDs()[0]
 	w.runtime.Exit(id, runtime.Exit{Code: 137})
@@ -273,7 +273,7 @@ func TestStartsThatFailAreToldAndTriedAgain(t *testing.T) {
 		}
 		return nil
 	})
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	require.Eventually(t, func() bool {
 		w.clock.Step(time.Minute)
 		return strings.Contains(w.status().GetOffReason(), "containerd has a headache")
@@ -288,7 +288,7 @@ func TestStartsThatFailAreToldAndTriedAgain(t *testing.T) {
 
 func TestSlotsAreGivenUpWhenMemoryIsShort(t *testing.T) {
 	w := run(t, 1, -1, nil)
-	w.SetPlaces(3)
+	w.SetRoom(3)
 	w.requireSlots(t, 3, 3)
 	w.setMemory(slot.Memory{Total: plenty.Total, Available: 1 << 20})
 	w.requireSlots(t, 1, 1)
@@ -307,7 +307,7 @@ func (noSlots) Unsupported(context.Context) error { return errors.New("the kerne
 
 func TestAHostWithoutSlots(t *testing.T) {
 	w := run(t, 0, -1, func(c *slot.Config) { c.Runtime = noSlots{fake.New(nil)} })
-	w.SetPlaces(3)
+	w.SetRoom(3)
 	require.Eventually(t, func() bool { return w.status().GetOffReason() == "the kernel is too old" }, patience, tick)
 	w.requireSlots(t, 0, 0)
 	_, ok := w.Take(image)
@@ -336,6 +336,6 @@ func TestWhatAnEarlierLifeLeftIsRemoved(t *testing.T) {
 
 func TestTheMachinesMemoryIsRead(t *testing.T) {
 	w := run(t, 0, -1, func(c *slot.Config) { c.Memory = nil })
-	w.SetPlaces(1)
+	w.SetRoom(1)
 	w.requireSlots(t, 1, 1)
 }

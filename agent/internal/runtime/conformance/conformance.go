@@ -237,13 +237,13 @@ func exists(t *testing.T, s *suite) {
 
 func signals(t *testing.T, s *suite) {
 	c := s.start(t, "sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.05; done")
-	require.Eventually(t, func() bool { return s.Runtime.Heeds(s.ctx, c.ID, syscall.SIGTERM) }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.Runtime.HandlesSignal(s.ctx, c.ID, syscall.SIGTERM) }, patience, 10*time.Millisecond)
 	for range 20 {
 		deaf := s.start(t, "sleep", "1000")
-		require.False(t, s.Runtime.Heeds(s.ctx, deaf.ID, syscall.SIGTERM), "from its very start")
+		require.False(t, s.Runtime.HandlesSignal(s.ctx, deaf.ID, syscall.SIGTERM), "from its very start")
 		require.NoError(t, s.Runtime.Delete(s.ctx, deaf.ID))
 	}
-	require.True(t, s.Runtime.Heeds(s.ctx, "nobody-1", syscall.SIGTERM), "in doubt")
+	require.True(t, s.Runtime.HandlesSignal(s.ctx, "nobody-1", syscall.SIGTERM), "in doubt")
 	require.Eventually(t, func() bool {
 		require.NoError(t, s.Runtime.Signal(s.ctx, c.ID, syscall.SIGTERM, false))
 		return s.found(t, c.ID).Task == runtime.TaskStopped

@@ -324,6 +324,6 @@ func TestHeedsReadsTheSignalMasks(t *testing.T) {
 		"unreadable":                 {"SigBlk:\tx\n", true},
 		"nothing told":               {"", true},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, ctrd.Heeds(c.status, syscall.SIGTERM)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, ctrd.HandlesSignal(c.status, syscall.SIGTERM)) })
 	}
 }

@@ -14,7 +14,7 @@ import (
 // What the unit tests look at.
 var (
 	StartFault       = startFault
-	Heeds            = heeds
+	HandlesSignal    = heeds
 	PullFault        = func(err error, ref string) error { return pullFault(classifyPull(err), ref) }
 	Classify         = classify
 	CgroupParent     = cgroupParent

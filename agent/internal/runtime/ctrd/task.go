@@ -93,10 +93,10 @@ func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, all
 	return classify(err, "signalling container %s", id)
 }
 
-// Heeds reads the process's signal masks. It needs the host's processes in /proc (hostPID), and is true without.
+// HandlesSignal reads the process's signal masks. It needs the host's processes in /proc (hostPID), and is true without.
 // containerd calls a task started when runc has let go of it, which can be just before it turns into the user's process:
 // until then the masks are runc's own, who listens to everything, and are waited out.
-func (r *Runtime) Heeds(ctx context.Context, id string, sig syscall.Signal) bool {
+func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool {
 	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {
 		return true

@@ -92,8 +92,8 @@ func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, _ b
 	return nil
 }
 
-// Heeds tells whether the process has a trap.
-func (r *Runtime) Heeds(_ context.Context, id string, sig syscall.Signal) bool {
+// HandlesSignal tells whether the process has a trap.
+func (r *Runtime) HandlesSignal(_ context.Context, id string, sig syscall.Signal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c, ok := r.containers[id]

@@ -17,21 +17,22 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 // shelf is a few slots, as slot.Pool would keep them, and what the manager said of them.
 type shelf struct {
 	mu      sync.Mutex
 	free    []string
-	places  []int
+	rooms   []int
 	dropped []string
 	busy    int
 }
 
-func (s *shelf) SetPlaces(n int) {
+func (s *shelf) SetRoom(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.places = append(s.places, n)
+	s.rooms = append(s.rooms, n)
 }
 
 func (s *shelf) Begin() func() {
@@ -62,18 +63,18 @@ func (s *shelf) Drop(ids ...string) {
 	s.dropped = append(s.dropped, ids...)
 }
 
-func (s *shelf) lastPlaces() int {
+func (s *shelf) lastRoom() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.places[len(s.places)-1]
+	return s.rooms[len(s.rooms)-1]
 }
 
-// withSlots is a world whose agent has n started slots.
-func withSlots(t *testing.T, n int) (*world, *shelf) {
+// withSlots is a testEnv whose agent has n started slots.
+func withSlots(t *testing.T, n int) (*testEnv, *shelf) {
 	t.Helper()
 	s := &shelf{}
 	rt := newRuntime()
-	w := boot(t, rt, t.TempDir(), func(c *sandbox.Config) {
+	env := boot(t, rt, t.TempDir(), func(c *sandbox.Config) {
 		c.Slots, c.Claimer = s, rt
 		for i := range n {
 			id := identity.SlotID(fmt.Sprint(i))
@@ -81,28 +82,28 @@ func withSlots(t *testing.T, n int) (*world, *shelf) {
 			require.NoError(t, err)
 			require.NoError(t, rt.StartSlot(t.Context(), runtime.Slot{
 				ID: id, LogPath: paths.Output, HostnamePath: paths.Hostname,
-				Labels: identity.Identity{AgentUID: me, Pool: "default", State: identity.StateSlot}.Labels(),
+				Labels: identity.Identity{AgentUID: agentUID, Pool: "default", State: identity.StateSlot}.Labels(),
 			}))
 		}
 	})
-	require.NoError(t, w.Adopt(t.Context()))
+	require.NoError(t, env.Adopt(t.Context()))
 	// The first life's Adopt knows nothing of what was started for this test.
 	s.dropped = nil
 	for i := range n {
 		id := identity.SlotID(fmt.Sprint(i))
-		_, err := w.logs.Create(id, "")
+		_, err := env.logs.Create(id, "")
 		require.NoError(t, err)
 		s.free = append(s.free, id)
 	}
-	w.SetAccepting(true, "")
-	return w, s
+	env.SetAccepting(true, "")
+	return env, s
 }
 
-func TestACreateTakesASlot(t *testing.T) {
-	w, s := withSlots(t, 1)
-	require.Equal(t, 3, s.lastPlaces())
+func TestCreateClaimsSlot(t *testing.T) {
+	env, s := withSlots(t, 1)
+	require.Equal(t, 3, s.lastRoom())
 	var stages []agentv1.CreateStage
-	report, err := w.Create(t.Context(), record("a", 1), false, func(st sandbox.StageTiming) { stages = append(stages, st.Stage) })
+	report, err := env.Create(t.Context(), record("a", 1), false, func(st sandbox.StageTiming) { stages = append(stages, st.Stage) })
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, report.GetStartPath())
 	require.Equal(t, "slot.0", report.GetContainerId())
@@ -110,93 +111,93 @@ func TestACreateTakesASlot(t *testing.T) {
 		agentv1.CreateStage_CREATE_STAGE_ADMITTED, agentv1.CreateStage_CREATE_STAGE_IMAGE, agentv1.CreateStage_CREATE_STAGE_SNAPSHOT,
 		agentv1.CreateStage_CREATE_STAGE_CONTAINER, agentv1.CreateStage_CREATE_STAGE_CLAIM, agentv1.CreateStage_CREATE_STAGE_STARTED,
 	}, stages)
-	require.Equal(t, 2, s.lastPlaces())
+	require.Equal(t, 2, s.lastRoom())
 	require.Zero(t, s.busy)
-	f, ok := w.runtime.Found("slot.0")
+	f, ok := env.runtime.Found("slot.0")
 	require.True(t, ok)
 	require.False(t, f.Claiming)
 	i, err := identity.Parse(f.Labels)
 	require.NoError(t, err)
 	require.Equal(t, "a", i.SandboxUID)
 
-	cold := w.mustCreate(t, record("b", 1))
+	cold := env.mustCreate(t, record("b", 1))
 	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, cold.GetStartPath(), "no slot is no error")
 	require.Equal(t, "b-1", cold.GetContainerId())
 
 	// Every call finds it under the slot's id.
-	require.NoError(t, w.MarkPersisted(t.Context(), record("a", 1).GetFence()))
-	id, _, err := w.Log(t.Context(), record("a", 1).GetFence())
+	require.NoError(t, env.MarkPersisted(t.Context(), record("a", 1).GetFence()))
+	id, _, err := env.Log(t.Context(), record("a", 1).GetFence())
 	require.NoError(t, err)
 	require.Equal(t, "slot.0", id)
 	for _, uid := range []string{"a", "b"} {
-		_, _, err = w.delete(t.Context(), record(uid, 1).GetFence(), 0)
+		_, _, err = env.delete(t.Context(), record(uid, 1).GetFence(), 0)
 		require.NoError(t, err)
 	}
-	require.Equal(t, 3, s.lastPlaces())
-	w.requireNothing(t)
+	require.Equal(t, 3, s.lastRoom())
+	env.requireNothing(t)
 }
 
-func TestASandboxWithoutNetworkTakesNoSlot(t *testing.T) {
-	w, s := withSlots(t, 1)
-	report := w.mustCreate(t, record("a", 1, func(r *agentv1.SandboxRecord) { r.Spec.Network = sandboxv1.NetworkMode_NETWORK_MODE_NONE }))
+func TestSandboxWithoutNetworkTakesColdPath(t *testing.T) {
+	env, s := withSlots(t, 1)
+	report := env.mustCreate(t, record("a", 1, func(r *agentv1.SandboxRecord) { r.Spec.Network = sandboxv1.NetworkMode_NETWORK_MODE_NONE }))
 	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, report.GetStartPath())
 	require.Len(t, s.free, 1)
 }
 
-func TestALostSlotCostsNothing(t *testing.T) {
-	w, s := withSlots(t, 1)
-	w.runtime.Exit("slot.0", runtime.Exit{Code: 137})
-	report := w.mustCreate(t, record("a", 1))
+func TestLostSlotFallsBackToColdPath(t *testing.T) {
+	env, s := withSlots(t, 1)
+	env.runtime.Exit("slot.0", runtime.Exit{Code: 137})
+	report := env.mustCreate(t, record("a", 1))
 	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, report.GetStartPath())
 	require.Equal(t, "a-1", report.GetContainerId())
 	require.Equal(t, []string{"slot.0"}, s.dropped)
 }
 
-func TestARequestsFaultCostsTheSlot(t *testing.T) {
-	w, _ := withSlots(t, 1)
-	_, err := w.create(t.Context(), record("a", 1, command("nope")))
+func TestInvalidCommandConsumesSlot(t *testing.T) {
+	env, _ := withSlots(t, 1)
+	_, err := env.create(t.Context(), record("a", 1, command("nope")))
 	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.CommandNotFound)
-	w.requireNothing(t)
-	require.True(t, w.Accepting())
+	env.requireNothing(t)
+	require.True(t, env.Accepting())
 }
 
-func TestACancelledClaimLeavesNothing(t *testing.T) {
-	w, _ := withSlots(t, 1)
+func TestCancelledClaimLeavesNothing(t *testing.T) {
+	env, _ := withSlots(t, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	w.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
+	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
 		if op == fake.OpGo {
 			cancel()
 			<-ctx.Done()
 		}
 		return nil
 	})
-	_, err := w.create(ctx, record("a", 1))
+	_, err := env.create(ctx, record("a", 1))
 	require.ErrorIs(t, err, context.Canceled)
-	w.runtime.Hook(nil)
-	require.Eventually(t, func() bool { return len(w.runtime.IDs()) == 0 && len(w.Reports()) == 0 }, patience, tick)
+	env.runtime.Hook(nil)
+	require.Eventually(t, func() bool { return len(env.runtime.IDs()) == 0 && len(env.reports()) == 0 }, testkit.Timeout, testkit.Tick)
 }
 
 func TestSlotsAreReportedAndDrained(t *testing.T) {
-	w, s := withSlots(t, 0)
-	watch, err := w.Watch()
+	env, s := withSlots(t, 0)
+	watch, err := env.status.Watch()
 	require.NoError(t, err)
-	defer w.Unwatch(watch)
+	defer env.status.Unwatch(watch)
 	require.Nil(t, watch.Snapshot.GetSlots())
 	for range 2 {
-		w.SetSlots(&agentv1.SlotStatus{Free: 2, Wanted: 3})
+		env.status.SetSlots(&agentv1.SlotStatus{Free: 2, Wanted: 3})
 	}
 	require.Equal(t, int32(2), (<-watch.Deltas()).GetSlots().GetFree())
 	require.Empty(t, watch.Deltas(), "what did not change is not told")
-	_, err = w.Drain(t.Context(), me, false)
+	_, err = env.Drain(t.Context(), agentUID, false)
 	require.NoError(t, err)
-	require.Zero(t, s.lastPlaces(), "nobody will want one")
-	_, err = w.Drain(t.Context(), me, true)
+	require.Zero(t, s.lastRoom(), "nobody will want one")
+	_, err = env.Drain(t.Context(), agentUID, true)
 	require.NoError(t, err)
-	require.Equal(t, 3, s.lastPlaces())
+	require.Equal(t, 3, s.lastRoom())
 }
 
-// TestAKillInTheMiddleOfAClaim stops a create before each of its steps, and lets another life of the agent look.
-func TestAKillInTheMiddleOfAClaim(t *testing.T) {
+// TestCrashDuringClaim stops a create before each of its steps, and lets another life of the agent look.
+func TestCrashDuringClaim(t *testing.T) {
 	for _, c := range []struct {
 		step fake.Op
 		// claimed: the container carries the sandbox's labels already.
@@ -204,10 +205,10 @@ func TestAKillInTheMiddleOfAClaim(t *testing.T) {
 	}{{fake.OpClaim, false}, {fake.OpGo, true}, {fake.OpStart, true}, {fake.OpClaimed, true}} {
 		for _, persisted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, persisted %t", c.step, persisted), func(t *testing.T) {
-				w, _ := withSlots(t, 1)
+				env, _ := withSlots(t, 1)
 				reached, release := make(chan struct{}), make(chan struct{})
 				once := sync.OnceFunc(func() { close(reached) })
-				w.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
+				env.runtime.Hook(func(_ context.Context, op fake.Op, _ string) error {
 					if op == c.step {
 						once()
 						<-release
@@ -217,11 +218,11 @@ func TestAKillInTheMiddleOfAClaim(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					_, _ = w.Create(t.Context(), record("a", 1), persisted, func(sandbox.StageTiming) {})
+					_, _ = env.Create(t.Context(), record("a", 1), persisted, func(sandbox.StageTiming) {})
 				}()
 				defer func() { close(release); <-done }()
 				<-reached
-				f, ok := w.runtime.Found("slot.0")
+				f, ok := env.runtime.Found("slot.0")
 				require.True(t, ok)
 				i, err := identity.Parse(f.Labels)
 				require.NoError(t, err, "it is one or the other, whole")
@@ -229,23 +230,23 @@ func TestAKillInTheMiddleOfAClaim(t *testing.T) {
 				require.Equal(t, c.claimed, f.Record != nil)
 
 				next := &shelf{}
-				second := boot(t, w.runtime, w.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, w.runtime })
+				second := boot(t, env.runtime, env.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, env.runtime })
 				require.NoError(t, second.Adopt(t.Context()))
-				require.Empty(t, second.Reports(), "nobody was told of it")
+				require.Empty(t, second.reports(), "nobody was told of it")
 				require.True(t, slices.Contains(next.dropped, "slot.0"))
 			})
 		}
 	}
 }
 
-func TestAClaimedSlotIsAdopted(t *testing.T) {
-	w, _ := withSlots(t, 1)
-	want := w.mustCreate(t, record("a", 1))
+func TestClaimedSlotIsAdopted(t *testing.T) {
+	env, _ := withSlots(t, 1)
+	want := env.mustCreate(t, record("a", 1))
 	next := &shelf{}
-	second := boot(t, w.runtime, w.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, w.runtime })
+	second := boot(t, env.runtime, env.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, env.runtime })
 	require.NoError(t, second.Adopt(t.Context()))
 	require.Empty(t, next.dropped)
-	reports := second.Reports()
+	reports := second.reports()
 	require.Len(t, reports, 1)
 	require.Equal(t, want.GetContainerId(), reports[0].GetContainerId())
 	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, reports[0].GetStartPath())
