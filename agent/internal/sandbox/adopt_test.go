@@ -24,7 +24,9 @@ import (
 const (
 	stateRunning = agentv1.SandboxState_SANDBOX_STATE_RUNNING
 	stateStopped = agentv1.SandboxState_SANDBOX_STATE_STOPPED
-	gone         = agentv1.SandboxState_SANDBOX_STATE_UNSPECIFIED
+
+	stateTerminating = agentv1.SandboxState_SANDBOX_STATE_TERMINATING
+	gone             = agentv1.SandboxState_SANDBOX_STATE_UNSPECIFIED
 )
 
 func found(t *testing.T, r *agentv1.SandboxRecord, task runtime.TaskState) runtime.Found {

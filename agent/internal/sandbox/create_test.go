@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -433,4 +434,14 @@ func TestManyCreatesAndDeletesLeaveNothing(t *testing.T) {
 
 func grace(d time.Duration) func(*agentv1.SandboxRecord) {
 	return func(r *agentv1.SandboxRecord) { r.Spec.TerminationGracePeriod = durationpb.New(d) }
+}
+
+// failing returns a hook that fails some calls.
+func failing(ops ...fake.Op) func(context.Context, fake.Op, string) error {
+	return func(_ context.Context, op fake.Op, _ string) error {
+		if slices.Contains(ops, op) {
+			return errAway
+		}
+		return nil
+	}
 }

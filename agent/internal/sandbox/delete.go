@@ -27,9 +27,9 @@ type deletion struct {
 	err error
 }
 
-// setGrace replaces the grace period if the call sets a shorter one.
+// setGrace replaces the grace period if the call sets one, longer or shorter.
 func (d *deletion) setGrace(grace *durationpb.Duration) {
-	if grace == nil || grace.AsDuration() >= d.grace {
+	if grace == nil {
 		return
 	}
 	d.grace = grace.AsDuration()

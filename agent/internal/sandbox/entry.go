@@ -96,9 +96,9 @@ func (e *entry) leave(caller *terms.Caller) bool {
 	return true
 }
 
-// holdsCapacity reports whether the sandbox takes up one of the agent's capacity units, and its ports. It does until
-// nothing of it is left.
-func (e *entry) holdsCapacity() bool { return !isClosed(e.gone) }
+// holdsCapacity reports whether the sandbox takes up one of the agent's capacity units, and its ports. It does until its
+// process has ended; a create that failed does until it is cleaned up.
+func (e *entry) holdsCapacity() bool { return !isClosed(e.ended) }
 
 // holdsPort reports whether the sandbox may listen on a port of the agent's network.
 func (e *entry) holdsPort(port int32) bool {
