@@ -25,12 +25,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/conflict"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc/plan"
-	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
 	gcrpc "github.com/fast-sandbox/fast-sandbox/services/gc/internal/rpc"
 )
 
@@ -47,13 +47,15 @@ type App struct {
 	client    kubernetes.Interface
 	elector   *leader.Elector // nil without leader election
 	gate      *gate
+	conflicts *conflict.Checker // nil if no check for other collectors is made
 	events    events.EventBroadcaster
 	informers informers.SharedInformerFactory // nil if Pods are not collected
 	collector *ownergc.Collector
 	pods      *podgc.Collector // nil if Pods are not collected
 	feed      feed.Feed
 	server    *rpc.Server
-	closing   chan struct{} // closed when the process begins to end
+	enforcing chan struct{} // closed when the first deletion is permitted
+	closing   chan struct{} // closed when the process shuts down
 }
 
 // Run runs the collectors until ctx ends.
@@ -83,7 +85,8 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 		return nil, fmt.Errorf("creating the Kubernetes client: %w", err)
 	}
 	clk := clock.RealClock{}
-	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, closing: make(chan struct{}), events: events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()}),
+	a := &App{config: cfg, registry: obs.NewRegistry(), client: client, enforcing: make(chan struct{}), closing: make(chan struct{}),
+		events: events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()}),
 		gate: &gate{leads: func() bool { return true }, clock: clk,
 			breaker: breaker.New(breaker.Limit{Share: cfg.MaxShare, Window: cfg.MaxWindow, Floor: cfg.MaxFloor})}}
 	if err := a.gate.register(a.registry); err != nil {
@@ -91,6 +94,9 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 	}
 	if err := a.elect(api); err != nil {
 		return nil, err
+	}
+	if cfg.Mode == ModeEnforce && cfg.RivalCheck > 0 {
+		a.conflicts = conflict.New(conflict.Config{Client: client, Namespace: cfg.Namespace, Window: cfg.RivalCheck, Period: cfg.RivalCheckPeriod, Clock: clk})
 	}
 	if err := a.owners(api, clk); err != nil {
 		return nil, err
@@ -145,7 +151,7 @@ func (a *App) owners(api *rest.Config, clk clock.WithTicker) error {
 	a.collector, err = ownergc.New(ownergc.Config{
 		Metadata: meta, Discovery: disco, Recorder: a.events.NewRecorder(clientgoscheme.Scheme, name),
 		Workers: a.config.Syncs, SyncPeriod: a.config.DiscoveryPeriod, InitialSyncTimeout: a.config.InitialSyncTimeout, Ignored: a.config.ignored(),
-		InScope: a.config.inScope, Permit: a.gate.permit, Deleted: a.deleted, Clock: clk, Metrics: a.registry,
+		InScope: a.config.inScope, Spares: a.spares, Permit: a.gate.permit, Deleted: a.deleted, Clock: clk, Metrics: a.registry,
 	})
 	return err
 }
@@ -161,6 +167,11 @@ func (a *App) finished(clk clock.WithTicker) error {
 		Deleted: func(d plan.Deletion) { a.podDeleted(d, clk.Now()) },
 	})
 	return err
+}
+
+// spares reports whether an object is the present canary, which only another collector may delete.
+func (a *App) spares(o graph.Object) bool {
+	return a.conflicts != nil && o.Kind.Group == "" && a.conflicts.Spares(o.Kind.Kind, o.Namespace, o.Name)
 }
 
 func (a *App) deleted(d ownergc.Deletion) {
@@ -194,6 +205,9 @@ func (a *App) Run(ctx context.Context) error {
 		g.Go("enforcement", a.enforce)
 		g.Go("breaker", a.gate.remind)
 	}
+	if a.conflicts != nil && a.config.RivalCheckPeriod > 0 {
+		g.Go("conflicts", a.watchConflicts)
+	}
 	if a.elector != nil {
 		g.Go("election", a.elector.Run)
 	}
@@ -224,8 +238,8 @@ func (a *App) enforce(ctx context.Context) error {
 	if !a.turn(ctx) {
 		return nil
 	}
-	if a.config.RivalCheck > 0 {
-		err := rival.Look(ctx, a.client, a.config.Namespace, a.config.RivalCheck, a.gate.clock)
+	if a.conflicts != nil {
+		err := a.conflicts.Check(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -234,6 +248,7 @@ func (a *App) enforce(ctx context.Context) error {
 		}
 	}
 	a.gate.open.Store(true)
+	close(a.enforcing)
 	log.Info("collecting", "scope", a.config.Scope, "objects", a.collector.Size().Objects, "pods", a.pods != nil)
 	a.collector.Resume(ctx)
 	if a.pods != nil {
@@ -243,6 +258,19 @@ func (a *App) enforce(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// watchConflicts keeps looking for another collector once this process deletes. If there is one, the process ends, and the check
+// at its next start keeps it from deleting anything.
+func (a *App) watchConflicts(ctx context.Context) error {
+	select {
+	case <-a.enforcing:
+	case <-ctx.Done():
+		return nil
+	}
+	return a.conflicts.Watch(ctx, func(err error) {
+		logr.FromContextOrDiscard(ctx).Error(err, "checking for another garbage collector")
+	})
 }
 
 // turn waits until the graph is complete and this process leads. It returns false if ctx ends first.

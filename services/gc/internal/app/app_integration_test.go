@@ -31,7 +31,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
-	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/rival"
+	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/conflict"
 )
 
 var (
@@ -232,20 +232,53 @@ func TestOneReplicaCollects(t *testing.T) {
 	stopThird()
 }
 
-// TestAnotherCollector: the first, which does not know of the second's Lease, is the rival that the second finds.
-func TestAnotherCollector(t *testing.T) {
-	_, _, stop := run(t, namespace(t))
+// TestAnotherCollectorAtTheStart: the first, which does not know of the second's Lease, deletes the canary of the second.
+func TestAnotherCollectorAtTheStart(t *testing.T) {
+	_, _, stop := run(t, namespace(t), "--rival-check-period=0")
 	ns := namespace(t)
 	configMap(t, ns, "a", absentOwner())
-	gone(t, ns, "a") // the first is at work
+	gone(t, ns, "a") // the first is active
 	_, ended, _ := run(t, ns, "--rival-check=10s")
+	endsWithConflict(t, ended)
+	stop()
+	requireNoCanary(t, ns)
+}
+
+// TestAnotherCollectorStartsLater: the first repeats its check, finds its own canary unharmed as long as it is alone, and ends
+// when a second collector deletes the canary.
+func TestAnotherCollectorStartsLater(t *testing.T) {
+	ns := namespace(t)
+	a, ended, _ := run(t, ns, "--rival-check=1s", "--rival-check-period=1s")
+	canaries := map[string]bool{}
+	require.Eventually(t, func() bool {
+		list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		for _, c := range list.Items {
+			if strings.HasPrefix(c.Name, "fast-sandbox-gc-canary-") {
+				canaries[c.Name] = true
+			}
+		}
+		return len(canaries) >= 3
+	}, testkit.Timeout, testkit.Tick, "the check is not repeated")
+	status, err := ask(t, a).GetStatus(t.Context(), &gcv1.GetStatusRequest{})
+	require.NoError(t, err)
+	require.True(t, status.GetEnforcing(), "a collector that is alone continues")
+	run(t, namespace(t), "--rival-check=0")
+	endsWithConflict(t, ended)
+}
+
+func endsWithConflict(t *testing.T, ended <-chan error) {
+	t.Helper()
 	select {
 	case err := <-ended:
-		require.ErrorIs(t, err, rival.ErrFound)
+		require.ErrorIs(t, err, conflict.ErrFound)
 	case <-time.After(testkit.Timeout):
-		require.Fail(t, "it did not end")
+		require.Fail(t, "the collector did not end")
 	}
-	stop()
+}
+
+func requireNoCanary(t *testing.T, ns string) {
+	t.Helper()
 	list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
 	require.Empty(t, list.Items)

@@ -51,6 +51,7 @@ type Config struct {
 	MaxWindow          time.Duration
 	MaxFloor           int
 	RivalCheck         time.Duration
+	RivalCheckPeriod   time.Duration
 	Kubeconfig         string
 	KubeQPS, KubeBurst int
 }
@@ -76,6 +77,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MaxWindow, "max-delete-window", time.Minute, "`window` over which deletions are counted")
 	fs.IntVar(&c.MaxFloor, "max-delete-floor", 1000, "`number` of deletions within --max-delete-window that are always permitted")
 	fs.DurationVar(&c.RivalCheck, "rival-check", 5*time.Second, "`time` to watch, before the first deletion, whether another garbage collector is active; 0 disables the check")
+	fs.DurationVar(&c.RivalCheckPeriod, "rival-check-period", 10*time.Minute, "`interval` between further checks for another garbage collector; 0 checks only once")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty means the Pod's service account")
 	fs.IntVar(&c.KubeQPS, "kube-api-qps", 0, "requests per second to the API server; 0 means no client-side limit: the server's priority and fairness, and --concurrent-gc-syncs, bound the load")
 	fs.IntVar(&c.KubeBurst, "kube-api-burst", 0, "burst of requests to the API server; at least --kube-api-qps")
@@ -105,6 +107,7 @@ func (c *Config) Validate() error {
 	}{
 		{"pod-gc-period", c.PodPeriod, 1}, {"pod-gc-quarantine", c.Quarantine, 0}, {"discovery-period", c.DiscoveryPeriod, 1},
 		{"initial-sync-timeout", c.InitialSyncTimeout, 1}, {"max-delete-window", c.MaxWindow, time.Second}, {"rival-check", c.RivalCheck, 0},
+		{"rival-check-period", c.RivalCheckPeriod, 0},
 	} {
 		require(d.value >= d.least, "--%s is %s, want at least %s", d.flag, d.value, d.least)
 	}

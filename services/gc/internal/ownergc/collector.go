@@ -52,6 +52,8 @@ type Config struct {
 	Ignored []schema.GroupResource
 	// InScope reports whether objects of a group may be written; nil means all.
 	InScope func(group string) bool
+	// Spares reports whether an object must not be written although it is in scope; nil means none.
+	Spares func(graph.Object) bool
 	// Permit is called before each write, Events included; an error refuses it. deletion is nil for writes that delete nothing.
 	Permit func(deletion *breaker.Intent) error
 	// Deleted, if not nil, is called for each deletion. It must not block.
@@ -104,6 +106,9 @@ func New(cfg Config) (*Collector, error) {
 	}
 	if cfg.InScope == nil {
 		cfg.InScope = func(string) bool { return true }
+	}
+	if cfg.Spares == nil {
+		cfg.Spares = func(graph.Object) bool { return false }
 	}
 	c := &Collector{Config: cfg, graph: graph.New(remembered), since: map[graph.Item]time.Time{},
 		monitors: map[schema.GroupVersionResource]*monitor{}, failing: map[schema.GroupResource]string{}, synced: make(chan struct{})}

@@ -185,7 +185,7 @@ func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) 
 		log = log.WithValues(obs.KeyKind, a.Object.Kind.String(), obs.KeyNamespace, a.Object.Namespace, obs.KeyName, a.Object.Name,
 			obs.KeyUID, a.Object.UID, obs.KeyCause, string(a.Cause))
 	}
-	if !c.InScope(a.Object.Kind.Group) {
+	if !c.InScope(a.Object.Kind.Group) || c.Spares(a.Object) {
 		return nil
 	}
 	if err := c.Permit(c.intent(a)); err != nil {
