@@ -22,6 +22,9 @@ const (
 	defaultObjects  = 200
 )
 
+// partSize is the maximum number of objects in a message of StreamGraph: some 200 KiB, far below gRPC's limit of 4 MiB.
+const partSize = 500
+
 // Collector provides the graph of owners.
 type Collector interface {
 	// Query calls ask with the graph. ask must not keep it.
@@ -119,12 +122,7 @@ func (s *Server) GetGraph(_ context.Context, req *gcv1.GetGraphRequest) (*gcv1.G
 		return nil, err
 	}
 	out := &gcv1.GetGraphResponse{Truncated: near.Truncated}
-	for _, v := range near.Vertices {
-		out.Vertices = append(out.Vertices, &gcv1.Vertex{Object: object(v.Object), Virtual: v.Virtual, State: states[v.State], Distance: int32(v.Distance)})
-	}
-	for _, r := range near.References {
-		out.References = append(out.References, &gcv1.Reference{Dependent: r.Dependent, Owner: r.Owner, Standing: refStatuses[r.Status], Block: r.Block})
-	}
+	out.Vertices, out.References = vertices(near.Vertices), references(near.References)
 	if req.GetDot() {
 		out.Dot = near.Dot()
 	}

@@ -3,6 +3,7 @@ package rpc_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -38,13 +39,22 @@ type testEnv struct {
 	tripped   error
 	feed      feed.Feed
 	closing   chan struct{}
+	queries   int
+	queried   func(n int) // called before the n-th query, from 0
 	client    func(rpc.Role) gcv1.GarbageCollectorServiceClient
 }
 
-func (w *testEnv) Query(ask func(*graph.Graph)) { ask(w.graph) }
-func (w *testEnv) Failing() map[string]string   { return w.failing }
-func (w *testEnv) Enforcing() bool              { return w.enforcing }
-func (w *testEnv) Tripped() error               { return w.tripped }
+func (w *testEnv) Query(ask func(*graph.Graph)) {
+	if w.queried != nil {
+		w.queried(w.queries)
+	}
+	w.queries++
+	ask(w.graph)
+}
+
+func (w *testEnv) Failing() map[string]string { return w.failing }
+func (w *testEnv) Enforcing() bool            { return w.enforcing }
+func (w *testEnv) Tripped() error             { return w.tripped }
 
 func serve(t *testing.T) *testEnv {
 	t.Helper()
@@ -171,6 +181,68 @@ func TestGetGraph(t *testing.T) {
 		Vertices:   []*gcv1.Vertex{{Object: wire("d"), State: gcv1.State_STATE_OWNED}, {Object: wire("root"), State: gcv1.State_STATE_FREE, Distance: 1}},
 		References: []*gcv1.Reference{{Dependent: "d", Owner: "root", Standing: gcv1.Standing_STANDING_SOLID, Block: true}},
 	}, got, protocmp.Transform()))
+}
+
+// receiveGraph returns all vertices and references of a stream, and its number of messages.
+func receiveGraph(t *testing.T, client gcv1.GarbageCollectorServiceClient, namespace string) (out *gcv1.GetGraphResponse, messages int) {
+	t.Helper()
+	stream, err := client.StreamGraph(t.Context(), &gcv1.StreamGraphRequest{Namespace: namespace})
+	require.NoError(t, err)
+	out = &gcv1.GetGraphResponse{}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, messages
+		}
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(part.GetVertices()), 500)
+		messages++
+		out.Vertices = append(out.Vertices, part.GetVertices()...)
+		out.References = append(out.References, part.GetReferences()...)
+	}
+}
+
+func TestStreamGraph(t *testing.T) {
+	w := serve(t)
+	client := w.client(rpc.RoleClient)
+	_, messages := receiveGraph(t, client, "")
+	require.Zero(t, messages, "an empty graph")
+	w.graph.Observe(made("root"))
+	for i := range 1200 {
+		w.graph.Observe(made(fmt.Sprintf("d%04d", i), "root"))
+	}
+	var all *gcv1.GetGraphResponse
+	all, messages = receiveGraph(t, client, "")
+	require.Equal(t, 3, messages)
+	require.Len(t, all.GetVertices(), 1201)
+	require.Len(t, all.GetReferences(), 1200)
+	require.Empty(t, cmp.Diff(&gcv1.Vertex{Object: wire("d0000"), State: gcv1.State_STATE_OWNED}, all.GetVertices()[0], protocmp.Transform()))
+	require.Empty(t, cmp.Diff(&gcv1.Reference{Dependent: "d1199", Owner: "root", Standing: gcv1.Standing_STANDING_SOLID, Block: true},
+		all.GetReferences()[1199], protocmp.Transform()))
+	seen := map[string]bool{}
+	for _, v := range all.GetVertices() {
+		require.False(t, seen[v.GetObject().GetUid()], "%s was sent twice", v.GetObject().GetUid())
+		seen[v.GetObject().GetUid()] = true
+	}
+	_, messages = receiveGraph(t, client, "elsewhere")
+	require.Zero(t, messages)
+}
+
+// TestStreamGraphSkipsWhatIsDeletedMeanwhile: the graph changes between two messages.
+func TestStreamGraphSkipsWhatIsDeletedMeanwhile(t *testing.T) {
+	w := serve(t)
+	for i := range 1001 {
+		w.graph.Observe(made(fmt.Sprintf("d%04d", i)))
+	}
+	w.queried = func(n int) {
+		if n == 2 { // the list of UIDs and the first message are out
+			w.graph.Remove(made("d0700"))
+			w.graph.Remove(made("d1000"))
+		}
+	}
+	all, messages := receiveGraph(t, w.client(rpc.RoleClient), "")
+	require.Equal(t, 2, messages, "a message without objects is not sent")
+	require.Len(t, all.GetVertices(), 999)
 }
 
 func TestGetStatus(t *testing.T) {

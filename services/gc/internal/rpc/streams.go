@@ -80,6 +80,23 @@ func (s *Server) WatchDeletions(req *gcv1.WatchDeletionsRequest, stream grpc.Ser
 	}
 }
 
+// StreamGraph implements the service. The graph is locked for one message at a time, not for the whole stream.
+func (s *Server) StreamGraph(req *gcv1.StreamGraphRequest, stream grpc.ServerStreamingServer[gcv1.StreamGraphResponse]) error {
+	var uids []string
+	s.Collector.Query(func(g *graph.Graph) { uids = g.UIDs(req.GetNamespace()) })
+	for chunk := range slices.Chunk(uids, partSize) {
+		var part graph.Part
+		s.Collector.Query(func(g *graph.Graph) { part = g.Part(chunk) })
+		if len(part.Vertices) == 0 {
+			continue // all of these objects were deleted meanwhile
+		}
+		if err := stream.Send(&gcv1.StreamGraphResponse{Vertices: vertices(part.Vertices), References: references(part.References)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func errNotObserved(format string, args ...any) error {
 	return fmt.Errorf("%s was not observed: %w", fmt.Sprintf(format, args...), errdefs.ErrNotFound)
 }

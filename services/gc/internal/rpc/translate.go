@@ -52,6 +52,22 @@ func objects(list []graph.Object) (out []*gcv1.Object) {
 	return out
 }
 
+func vertices(list []graph.Vertex) []*gcv1.Vertex {
+	out := make([]*gcv1.Vertex, 0, len(list))
+	for _, v := range list {
+		out = append(out, &gcv1.Vertex{Object: object(v.Object), Virtual: v.Virtual, State: states[v.State], Distance: int32(v.Distance)})
+	}
+	return out
+}
+
+func references(list []graph.Reference) []*gcv1.Reference {
+	out := make([]*gcv1.Reference, 0, len(list))
+	for _, r := range list {
+		out = append(out, &gcv1.Reference{Dependent: r.Dependent, Owner: r.Owner, Standing: refStatuses[r.Status], Block: r.Block})
+	}
+	return out
+}
+
 func explained(x graph.Explanation) *gcv1.ExplainObjectResponse {
 	out := &gcv1.ExplainObjectResponse{Object: object(x.Object), State: states[x.State], Path: objects(x.Path), Blockers: objects(x.Blockers),
 		BlockerCount: int32(x.BlockerCount), Finalizers: x.Finalizers, Unblock: unblock(x),

@@ -75,15 +75,16 @@ func (g *Graph) Neighbors(uid string, depth, limit int) (Neighborhood, bool) {
 	for _, n := range order {
 		out.Vertices = append(out.Vertices, Vertex{Object: n.object(), State: g.state(n), Distance: distance[n]})
 		for _, e := range n.edges {
-			owner, r := e.target.observed(), e.target.ref
+			owner, uid := e.target.observed(), e.target.ref.UID
 			if _, in := distance[owner]; owner != nil && !in || owner == nil && distance[n] == depth {
 				continue
 			}
-			out.References = append(out.References, Reference{Dependent: n.UID, Owner: r.UID, Status: e.status(), Block: e.block == True})
-			if owner == nil && !virtual[r.UID] {
-				virtual[r.UID] = true
-				out.Vertices = append(out.Vertices, Vertex{Virtual: true, Distance: distance[n] + 1,
-					Object: Object{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name, UID: r.UID}})
+			out.References = append(out.References, e.reference(n))
+			if owner == nil && !virtual[uid] {
+				virtual[uid] = true
+				v := e.target.vertex()
+				v.Distance = distance[n] + 1
+				out.Vertices = append(out.Vertices, v)
 			}
 		}
 	}
