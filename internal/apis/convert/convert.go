@@ -109,7 +109,7 @@ func SpecFromProto(s *sandboxv1.SandboxSpec) v1alpha1.SandboxSpec {
 func ceilSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
 func statusToProto(s *v1alpha1.Sandbox) *sandboxv1.SandboxStatus {
-	st := &s.Status
+	st := s.EffectiveStatus()
 	out := &sandboxv1.SandboxStatus{
 		Phase: PhaseToProto(st.Phase), AssignedPod: st.AssignedPod, NodeName: st.NodeName, SandboxId: st.SandboxID,
 		Endpoints: slices.Clone(st.Endpoints), Attempt: st.Attempt, Reason: st.Reason, Message: st.Message, Persisted: true,

@@ -95,3 +95,46 @@ func TestEffectiveFillsInDefaults(t *testing.T) {
 	require.True(t, proto.Equal(got, &sandboxv1.ResourceLimits{CpuMillis: 500, MemoryBytes: 7, Pids: 10}), "%v", got)
 	require.True(t, proto.Equal(convert.Effective(nil, nil), &sandboxv1.ResourceLimits{}))
 }
+func TestAcknowledgedSandboxIsRunningFromItsFirstWrite(t *testing.T) {
+	started := &v1alpha1.Started{
+		SandboxID: "u-1", StartTime: metav1.NewMicroTime(time.Unix(1, 2000)), StartPath: v1alpha1.StartPathSlot, Endpoints: []string{"10.0.0.1:80"},
+	}
+	tests := map[string]struct {
+		assignment *v1alpha1.Assignment
+		status     v1alpha1.SandboxStatus
+		phase      sandboxv1.Phase
+	}{
+		"acknowledged": {
+			&v1alpha1.Assignment{AgentPod: "p", AgentUID: "a", NodeName: "n", SandboxUID: "u", Attempt: 1, Started: started},
+			v1alpha1.SandboxStatus{}, sandboxv1.Phase_PHASE_RUNNING,
+		},
+		"assigned, not acknowledged": {
+			&v1alpha1.Assignment{AgentPod: "p", AgentUID: "a", NodeName: "n", SandboxUID: "u", Attempt: 1},
+			v1alpha1.SandboxStatus{}, sandboxv1.Phase_PHASE_PENDING,
+		},
+		"a controller has written a status": {
+			&v1alpha1.Assignment{AgentPod: "p", AgentUID: "a", NodeName: "n", SandboxUID: "u", Attempt: 1, Started: started},
+			v1alpha1.SandboxStatus{Phase: v1alpha1.PhaseFailed}, sandboxv1.Phase_PHASE_FAILED,
+		},
+		"not assigned": {nil, v1alpha1.SandboxStatus{}, sandboxv1.Phase_PHASE_PENDING},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := &v1alpha1.Sandbox{Status: test.status}
+			s.SetAssignment(test.assignment)
+			st := convert.ToProto(s).GetStatus()
+			require.Equal(t, test.phase, st.GetPhase())
+			if test.phase != sandboxv1.Phase_PHASE_RUNNING {
+				require.Empty(t, st.GetSandboxId())
+				return
+			}
+			require.Equal(t, "u-1", st.GetSandboxId())
+			require.Equal(t, "p", st.GetAssignedPod())
+			require.Equal(t, "n", st.GetNodeName())
+			require.Equal(t, int64(1), st.GetAttempt())
+			require.Equal(t, started.StartTime.Time.UTC(), st.GetStartTime().AsTime())
+			require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, st.GetStartPath())
+			require.Equal(t, []string{"10.0.0.1:80"}, st.GetEndpoints())
+		})
+	}
+}

@@ -3,6 +3,8 @@ package v1alpha1
 import (
 	"encoding/json"
 	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Assignment is the agent that runs a Sandbox. It is stored as JSON in AnnotationAssignment, so that all of it is written
@@ -20,6 +22,39 @@ type Assignment struct {
 	SandboxUID string `json:"sandboxUID"`
 	// Attempt is the attempt that the assignment is for.
 	Attempt int64 `json:"attempt"`
+	// Started is what the agent reported when the process started. Only the allocator sets it, in the first write of a
+	// sandbox that it created on the fast path: such a sandbox is Running for every reader from then on, even if its agent is
+	// lost before a controller has seen the resource.
+	Started *Started `json:"started,omitempty"`
+}
+
+// Started is an agent's report that the process of a sandbox has started.
+type Started struct {
+	// SandboxID is the id of the container in containerd.
+	SandboxID string `json:"sandboxID"`
+	// StartTime is when the process started.
+	StartTime metav1.MicroTime `json:"startTime"`
+	// StartPath is how the container came to run.
+	StartPath StartPath `json:"startPath,omitempty"`
+	// Endpoints are the addresses (host:port) of the exposed ports.
+	Endpoints []string `json:"endpoints,omitempty"`
+}
+
+// EffectiveStatus returns the status with what the assignment knows: that the sandbox runs, if an agent acknowledged its start and
+// no controller has written a status yet. It shares memory with s.
+func (s *Sandbox) EffectiveStatus() SandboxStatus {
+	st := s.Status
+	if st.Phase != "" {
+		return st
+	}
+	a, err := s.Assignment()
+	if err != nil || a == nil || a.Started == nil {
+		return st
+	}
+	st.Phase, st.AssignedPod, st.NodeName, st.Attempt = PhaseRunning, a.AgentPod, a.NodeName, a.Attempt
+	st.SandboxID, st.Endpoints = a.Started.SandboxID, a.Started.Endpoints
+	st.StartPath, st.StartTime = a.Started.StartPath, a.Started.StartTime.DeepCopy()
+	return st
 }
 
 // EffectiveUID returns the uid that identifies this incarnation of the Sandbox in fences and on containers.

@@ -59,6 +59,12 @@ func TestFastCreate(t *testing.T) {
 	require.Empty(t, cr.Status.Phase, "the status is the controller's")
 	assignment, err := cr.Assignment()
 	require.NoError(t, err)
+	require.NotNil(t, assignment.Started, "it is Running for every reader from its first write")
+	require.Equal(t, cr.EffectiveUID()+"-1", assignment.Started.SandboxID)
+	require.WithinDuration(t, resp.GetSandbox().GetStatus().GetStartTime().AsTime(), assignment.Started.StartTime.Time, time.Microsecond)
+	require.Equal(t, v1alpha1.StartPathCold, assignment.Started.StartPath)
+	require.Equal(t, []string{"10.0.0.1:8080"}, assignment.Started.Endpoints)
+	assignment.Started = nil
 	require.Equal(t, &v1alpha1.Assignment{AgentPod: "pod-a", AgentUID: "a", NodeName: "node", AgentAddress: "a", SandboxUID: cr.EffectiveUID(), Attempt: 1}, assignment)
 	m.eventually("the agent is told", func() bool { return len(a.Sandboxes()) == 1 && a.Sandboxes()[0].GetPersisted() })
 	m.eventually("it is seen as persisted, and still running", func() bool {

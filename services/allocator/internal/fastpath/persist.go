@@ -58,9 +58,20 @@ func fastResourceOf(r *store.Record) *v1alpha1.Sandbox {
 	}
 	sb.SetAssignment(&v1alpha1.Assignment{
 		AgentPod: r.AgentPod, AgentUID: fence.GetAgentUid(), NodeName: r.NodeName, AgentAddress: r.AgentAddress,
-		SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt(),
+		SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt(), Started: startedOf(r.Report),
 	})
 	return sb
+}
+
+// startedOf is what a custom resource says of a start from its first write on.
+func startedOf(r *agentv1.SandboxReport) *v1alpha1.Started {
+	if r.GetStartTime() == nil {
+		return nil
+	}
+	return &v1alpha1.Started{
+		SandboxID: r.GetContainerId(), StartTime: metav1.NewMicroTime(r.GetStartTime().AsTime().Truncate(time.Microsecond)),
+		StartPath: convert.StartPathFromProto(r.GetStartPath()), Endpoints: r.GetEndpoints(),
+	}
 }
 
 // job is a write behind.

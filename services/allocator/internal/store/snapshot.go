@@ -111,7 +111,7 @@ func (n *snapshot) phase() sandboxv1.Phase {
 // written is the phase without the agents' word.
 func (n *snapshot) written() sandboxv1.Phase {
 	if n.resource != nil {
-		return convert.PhaseToProto(n.resource.Status.Phase)
+		return convert.PhaseToProto(n.resource.EffectiveStatus().Phase)
 	}
 	return sandboxv1.Phase_PHASE_BOUND
 }

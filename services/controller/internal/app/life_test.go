@@ -397,3 +397,31 @@ func TestFastSandboxWhoseAgentWasGoneAtOnce(t *testing.T) {
 	w.delete("f")
 	w.vanishes("f")
 }
+
+// TestAcknowledgedSandboxWhoseAgentIsGone: the client knows that the sandbox ran, so its resource says so, whatever became
+// of the agent before a controller saw it.
+func TestAcknowledgedSandboxWhoseAgentIsGone(t *testing.T) {
+	w := newWorld(t)
+	a := w.agentFor("a")
+	started := metav1.NewMicroTime(time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC))
+	w.fast(a, "f", 1, func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = []int32{80} })
+	w.change("f", func(s *v1alpha1.Sandbox) {
+		assignment, err := s.Assignment()
+		require.NoError(t, err)
+		assignment.Started = &v1alpha1.Started{SandboxID: "fast-f-1", StartTime: started, StartPath: v1alpha1.StartPathSlot, Endpoints: []string{"10.0.0.1:80"}}
+		s.SetAssignment(assignment)
+	})
+	w.vanish(a)
+	w.start()
+	s := w.reaches("f", "AgentLost", func(s *v1alpha1.Sandbox) bool {
+		return condition(s, v1alpha1.ConditionAgentLost).Status == metav1.ConditionTrue
+	})
+	require.Equal(t, v1alpha1.PhaseRunning, s.Status.Phase)
+	require.Equal(t, "fast-f-1", s.Status.SandboxID)
+	require.Equal(t, []string{"10.0.0.1:80"}, s.Status.Endpoints)
+	require.True(t, started.Equal(s.Status.StartTime), "%v", s.Status.StartTime)
+	require.Equal(t, v1alpha1.StartPathSlot, s.Status.StartPath)
+	require.Equal(t, "AgentLost", condition(s, v1alpha1.ConditionReady).Reason)
+	w.delete("f")
+	w.vanishes("f")
+}

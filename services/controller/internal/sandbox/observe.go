@@ -35,6 +35,9 @@ func (p *pass) observe(ctx context.Context) (lifecycle.Event, bool, error) {
 		}
 		return lifecycle.DeleteRequested, true, nil
 	}
+	if p.observeAcknowledged() {
+		return lifecycle.AgentRunning, true, nil
+	}
 	if err := p.observeLoss(ctx); err != nil {
 		return 0, false, err
 	}
@@ -57,6 +60,18 @@ func (p *pass) observe(ctx context.Context) (lifecycle.Event, bool, error) {
 		return p.observeLost()
 	}
 	return p.observeAgent(ctx)
+}
+
+// observeAcknowledged reports whether the sandbox was acknowledged on the fast path and has no status yet. Its caller knows
+// that it runs, so it is Running before anything else is judged, even if its agent is lost by now.
+func (p *pass) observeAcknowledged() bool {
+	if p.sandbox.Status.Phase != "" || p.assignment == nil || p.assignment.Started == nil {
+		return false
+	}
+	st := p.sandbox.EffectiveStatus()
+	p.sandbox.Status.SandboxID, p.sandbox.Status.Endpoints = st.SandboxID, st.Endpoints
+	p.sandbox.Status.StartTime, p.sandbox.Status.StartPath = st.StartTime, st.StartPath
+	return true
 }
 
 // observeClock looks at the expire time, and has the sandbox looked at again shortly before and exactly at it.
@@ -269,9 +284,9 @@ func (p *pass) refusedBy(err error) (lifecycle.Event, bool, error) {
 // observeMissing is about a sandbox that should be on its agent and is not in the Registry, or is over there. Only the agent's own word
 // counts: the Registry may be late.
 func (p *pass) observeMissing(ctx context.Context) (lifecycle.Event, bool, error) {
-	if p.sandbox.Status.Phase == "" { // the writing of the resource has overtaken the Registry's news
+	if p.base.Status.Phase == "" { // the writing of the resource has overtaken the Registry's news
 		p.after(p.Timing.Requeue)
-		return lifecycle.AgentCreating, true, nil
+		return lifecycle.AgentCreating, p.sandbox.Status.Phase != v1alpha1.PhaseRunning, nil
 	}
 	if !p.Index.Synced() {
 		return 0, false, nil // everything is looked at again once it is
