@@ -112,16 +112,23 @@ func New(cfg Config) (*Collector, error) {
 	}
 	c := &Collector{Config: cfg, graph: graph.New(remembered), since: map[graph.Item]time.Time{},
 		monitors: map[schema.GroupVersionResource]*monitor{}, failing: map[schema.GroupResource]string{}, synced: make(chan struct{})}
-	c.toDelete, c.toOrphan = c.queue(), c.queue()
-	m, err := newMetrics(cfg.Metrics, c)
-	c.metrics = m
-	return c, err
+	queues, err := newQueueMetrics(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("registering metrics of queues: %w", err)
+	}
+	c.toDelete, c.toOrphan = c.newQueue(queueDelete, queues), c.newQueue(queueOrphan, queues)
+	c.metrics, err = newMetrics(cfg.Metrics, c)
+	if err != nil {
+		c.shutDown()
+		return nil, fmt.Errorf("registering metrics: %w", err)
+	}
+	return c, nil
 }
 
-func (c *Collector) queue() workqueue.TypedRateLimitingInterface[graph.Item] {
-	return workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[graph.Item](5*time.Millisecond, time.Minute),
-		workqueue.TypedRateLimitingQueueConfig[graph.Item]{Clock: c.Clock})
+// shutDown ends the queues.
+func (c *Collector) shutDown() {
+	c.toDelete.ShutDown()
+	c.toOrphan.ShutDown()
 }
 
 // Run runs until ctx ends, and returns when all goroutines that it started have ended.
@@ -129,8 +136,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer c.toDelete.ShutDown()
-	defer c.toOrphan.ShutDown()
+	defer c.shutDown()
 	defer c.stopMonitors() // deferred last: runs first
 	if err := c.sync(ctx); err != nil {
 		log.Error(err, "discovering resources")
