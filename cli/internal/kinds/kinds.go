@@ -1,6 +1,6 @@
-// Package kinds understands kinds of Kubernetes objects as people write them for kubectl: deploy, deployments, Deployment,
-// deployments.apps, deployments.v1.apps. It is pure: what kinds there are is said by whoever asks. All of it may be called
-// concurrently.
+// Package kinds parses kinds of Kubernetes objects as people write them for kubectl: deploy, deployments, Deployment,
+// deployments.apps, deployments.v1.apps. It also decodes what an API server answers to discovery. It is pure: its callers make the
+// requests. All of it may be called concurrently.
 package kinds
 
 import (
@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Kind is a kind of object that an API server serves.
@@ -20,7 +23,7 @@ type Kind struct {
 	// Singular and Short are its other names.
 	Singular string
 	Short    []string
-	// Namespaced tells whether its objects live in namespaces; Listed whether they can be listed.
+	// Namespaced reports whether its objects live in namespaces; Listed, whether they can be listed.
 	Namespaced, Listed bool
 }
 
@@ -32,7 +35,7 @@ func (k Kind) String() string {
 	return k.Kind + "." + k.Group
 }
 
-// Path is where its objects are, for HTTP: of one namespace, or of all.
+// Path returns the URL path of its objects: in one namespace, or in all.
 func (k Kind) Path(namespace string) string {
 	path := "/apis/" + k.Group + "/" + k.Version
 	if k.Group == "" {
@@ -44,10 +47,10 @@ func (k Kind) Path(namespace string) string {
 	return path + "/" + k.Resource
 }
 
-// List is all kinds that an API server serves, in its order of preference, one version of each.
+// List is the kinds that an API server serves, in its order of preference, one version of each.
 type List []Kind
 
-// Find returns the kind that is meant: by its own names before short ones, and by the first that has the name.
+// Find returns the kind with a name. Full names take precedence over short names, earlier kinds over later ones.
 func (l List) Find(spelling string) (Kind, bool) {
 	name, group, qualified := strings.Cut(spelling, ".")
 	for _, has := range []func(Kind) bool{
@@ -68,7 +71,7 @@ func (l List) Find(spelling string) (Kind, bool) {
 	return Kind{}, false
 }
 
-// Parse takes the words of a command line apart: KIND/NAME, or KIND NAME.
+// Parse splits the arguments of a command line: KIND/NAME, or KIND NAME.
 func Parse(args []string) (spelling, name string, err error) {
 	switch len(args) {
 	case 0:
@@ -89,10 +92,10 @@ func Parse(args []string) (spelling, name string, err error) {
 	return spelling, name, nil
 }
 
-// errOld is what an API server without aggregated discovery is told of.
-var errOld = errors.New("the API server does not tell its kinds in one answer, as Kubernetes 1.27 and later do")
+// ErrNotAggregated is Decode's error for an answer of an API server without aggregated discovery: DecodeGroups reads it.
+var ErrNotAggregated = errors.New("the API server has no aggregated discovery")
 
-// discovery is the part of apidiscovery.k8s.io's APIGroupDiscoveryList that counts; its versions agree on it.
+// discovery is the part of apidiscovery.k8s.io's APIGroupDiscoveryList that is used; its versions agree on it.
 type discovery struct {
 	Kind  string `json:"kind"`
 	Items []struct {
@@ -115,18 +118,19 @@ type discovery struct {
 	} `json:"items"`
 }
 
-// Accept is the media types to ask /api and /apis for, so that Decode understands the answer.
+// Accept is the media types to request from /api and /apis, so that Decode can read the answer.
 const Accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList," +
 	"application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json"
 
-// Decode reads an answer of /api or /apis.
+// Decode reads an aggregated answer of /api or /apis. The error is ErrNotAggregated if the answer is of the older form, in which
+// kinds are listed for each group and version.
 func Decode(raw []byte) (List, error) {
 	var d discovery
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return nil, fmt.Errorf("reading the API server's kinds: %w", err)
 	}
 	if d.Kind != "APIGroupDiscoveryList" {
-		return nil, errOld
+		return nil, ErrNotAggregated
 	}
 	var out List
 	for _, g := range d.Items {
@@ -143,4 +147,72 @@ func Decode(raw []byte) (List, error) {
 		}
 	}
 	return out, nil
+}
+
+// DecodeGroups reads an answer of /api or /apis of an API server without aggregated discovery. It returns the group versions, the
+// preferred version of each group first.
+func DecodeGroups(raw []byte) ([]schema.GroupVersion, error) {
+	var answer struct {
+		Kind     string            `json:"kind"`
+		Versions []string          `json:"versions"`
+		Groups   []metav1.APIGroup `json:"groups"`
+	}
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return nil, fmt.Errorf("reading the API server's groups: %w", err)
+	}
+	var out []schema.GroupVersion
+	switch answer.Kind {
+	case "APIVersions": // of the core group
+		for _, v := range answer.Versions {
+			out = append(out, schema.GroupVersion{Version: v})
+		}
+	case "APIGroupList":
+		for _, g := range answer.Groups {
+			out = append(out, preferredFirst(g)...)
+		}
+	default:
+		return nil, fmt.Errorf("reading the API server's groups: unexpected answer %q", answer.Kind)
+	}
+	return out, nil
+}
+
+func preferredFirst(g metav1.APIGroup) []schema.GroupVersion {
+	out := []schema.GroupVersion{{Group: g.Name, Version: g.PreferredVersion.Version}}
+	for _, v := range g.Versions {
+		if v.Version != g.PreferredVersion.Version {
+			out = append(out, schema.GroupVersion{Group: g.Name, Version: v.Version})
+		}
+	}
+	return out
+}
+
+// DecodeResources reads the answer of an API server about one group and version, without aggregated discovery.
+func DecodeResources(of schema.GroupVersion, raw []byte) (List, error) {
+	var answer metav1.APIResourceList
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return nil, fmt.Errorf("reading the API server's kinds of %s: %w", of, err)
+	}
+	var out List
+	for _, r := range answer.APIResources {
+		if strings.Contains(r.Name, "/") {
+			continue // a subresource
+		}
+		out = append(out, Kind{Group: of.Group, Version: of.Version, Resource: r.Name, Kind: r.Kind, Singular: r.SingularName,
+			Short: r.ShortNames, Namespaced: r.Namespaced, Listed: slices.Contains([]string(r.Verbs), "list")})
+	}
+	return out, nil
+}
+
+// Merge joins lists and keeps the first version of each resource.
+func Merge(lists ...List) List {
+	var out List
+	known := map[schema.GroupResource]bool{}
+	for _, k := range slices.Concat(lists...) {
+		resource := schema.GroupResource{Group: k.Group, Resource: k.Resource}
+		if !known[resource] {
+			known[resource] = true
+			out = append(out, k)
+		}
+	}
+	return out
 }

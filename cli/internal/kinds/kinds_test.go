@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/kinds"
 )
@@ -93,7 +94,46 @@ func TestParse(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	_, err := kinds.Decode([]byte(`{"kind":"APIGroupList","groups":[]}`))
-	require.ErrorContains(t, err, "1.27")
+	require.ErrorIs(t, err, kinds.ErrNotAggregated)
 	_, err = kinds.Decode([]byte(`{`))
 	require.ErrorContains(t, err, "reading the API server's kinds")
+}
+
+func TestDecodeGroups(t *testing.T) {
+	for answer, want := range map[string][]string{
+		`{"kind":"APIVersions","versions":["v1"]}`: {"v1"},
+		`{"kind":"APIGroupList","groups":[{"name":"apps","versions":[{"version":"v1beta1"},{"version":"v1"}],"preferredVersion":{"version":"v1"}},
+			{"name":"example.com","versions":[{"version":"v2"}],"preferredVersion":{"version":"v2"}}]}`: {"apps/v1", "apps/v1beta1", "example.com/v2"},
+		`{"kind":"APIGroupList"}`: nil,
+	} {
+		got, err := kinds.DecodeGroups([]byte(answer))
+		require.NoError(t, err)
+		var names []string
+		for _, v := range got {
+			names = append(names, v.String())
+		}
+		require.Equal(t, want, names, answer)
+	}
+	for _, answer := range []string{`{`, `{"kind":"Status"}`} {
+		_, err := kinds.DecodeGroups([]byte(answer))
+		require.ErrorContains(t, err, "reading the API server's groups")
+	}
+}
+
+func TestDecodeResources(t *testing.T) {
+	apps := schema.GroupVersion{Group: "apps", Version: "v1"}
+	got, err := kinds.DecodeResources(apps, []byte(`{"kind":"APIResourceList","groupVersion":"apps/v1","resources":[
+		{"name":"deployments","singularName":"deployment","namespaced":true,"kind":"Deployment","verbs":["get","list"],"shortNames":["deploy"]},
+		{"name":"deployments/scale","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get"]}]}`))
+	require.NoError(t, err)
+	require.Equal(t, kinds.List{{Group: "apps", Version: "v1", Resource: "deployments", Kind: "Deployment", Singular: "deployment", Short: []string{"deploy"},
+		Namespaced: true, Listed: true}}, got)
+	_, err = kinds.DecodeResources(apps, []byte(`{`))
+	require.ErrorContains(t, err, "apps/v1")
+}
+
+func TestMergeKeepsTheFirstVersion(t *testing.T) {
+	one := kinds.List{{Group: "apps", Version: "v1", Resource: "deployments"}}
+	two := kinds.List{{Group: "apps", Version: "v1beta1", Resource: "deployments"}, {Group: "apps", Version: "v1beta1", Resource: "scales"}, {Version: "v1", Resource: "deployments"}}
+	require.Equal(t, kinds.List{one[0], two[1], two[2]}, kinds.Merge(one, two))
 }

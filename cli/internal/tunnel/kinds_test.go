@@ -1,6 +1,7 @@
 package tunnel_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -55,9 +56,43 @@ func TestKinds(t *testing.T) {
 func TestKindsRefused(t *testing.T) {
 	_, err := answers(t, nil).Kinds(t.Context())
 	require.True(t, errdefs.IsPermissionDenied(err), "%v", err)
-	_, err = answers(t, map[string]string{"/api": `{"kind":"APIVersions"}`}).Kinds(t.Context())
+	_, err = answers(t, map[string]string{"/api": `{"kind":"Status"}`}).Kinds(t.Context())
 	require.True(t, errdefs.IsFailedPrecondition(err), "%v", err)
-	require.ErrorContains(t, err, "1.27")
 	_, err = answers(t, map[string]string{"/api/v1/pods": `{`}).Names(t.Context(), kinds.Kind{Version: "v1", Resource: "pods"}, "")
 	require.ErrorContains(t, err, "listing pods")
+}
+
+// TestKindsWithoutAggregatedDiscovery: an API server older than Kubernetes 1.27, or a proxy that does not pass the media types on.
+func TestKindsWithoutAggregatedDiscovery(t *testing.T) {
+	const deployments = `{"kind":"APIResourceList","resources":[{"name":"deployments","singularName":"deployment","namespaced":true,"kind":"Deployment",
+		"verbs":["list"],"shortNames":["deploy"]}%s]}`
+	paths := map[string]string{
+		"/api":    `{"kind":"APIVersions","versions":["v1"]}`,
+		"/api/v1": `{"kind":"APIResourceList","resources":[{"name":"pods","singularName":"pod","namespaced":true,"kind":"Pod","verbs":["list"]},{"name":"pods/log","kind":"Pod"}]}`,
+		"/apis": `{"kind":"APIGroupList","groups":[
+			{"name":"apps","versions":[{"version":"v1beta1"},{"version":"v1"}],"preferredVersion":{"version":"v1"}},
+			{"name":"down.example.com","versions":[{"version":"v1"}],"preferredVersion":{"version":"v1"}}]}`,
+		"/apis/apps/v1":      fmt.Sprintf(deployments, ""),
+		"/apis/apps/v1beta1": fmt.Sprintf(deployments, `,{"name":"olds","kind":"Old"}`),
+		// down.example.com is refused: its server is down, or this user may not read it.
+		"/apis/apps/v1/namespaces/ns/deployments": `{"items":[{"metadata":{"name":"web"}}]}`,
+	}
+	c := answers(t, paths)
+	all, err := c.Kinds(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 3)
+	deploy, ok := all.Find("deploy")
+	require.True(t, ok)
+	require.Equal(t, "v1", deploy.Version, "the preferred version")
+	require.True(t, deploy.Namespaced)
+	names, err := c.Names(t.Context(), deploy, "ns")
+	require.NoError(t, err)
+	require.Equal(t, []string{"web"}, names)
+	old, ok := all.Find("olds.apps")
+	require.True(t, ok)
+	require.Equal(t, "v1beta1", old.Version)
+
+	delete(paths, "/api/v1")
+	_, err = answers(t, paths).Kinds(t.Context())
+	require.True(t, errdefs.IsPermissionDenied(err), "nothing of the core group can be read: %v", err)
 }

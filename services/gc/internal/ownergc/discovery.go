@@ -26,7 +26,8 @@ type resource struct {
 	namespaced bool
 }
 
-// resources is the result of a discovery.
+// resources is the result of a discovery. A RESTMapper of client-go's does not fit: it knows neither verbs (what can be watched)
+// nor which groups failed (what has to be kept), so the same lists would have to be kept beside it.
 type resources struct {
 	// versions finds a resource by kind and version, as owner references name them.
 	versions map[graph.Kind]map[string]resource

@@ -2,12 +2,15 @@ package ownergc_test
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
@@ -84,4 +87,32 @@ func TestEmptyDiscoveryIsAnError(t *testing.T) {
 	away := errors.New("connection refused")
 	_, err = ownergc.Discover(shown{err: away}, nil)
 	require.ErrorIs(t, err, away)
+}
+
+// TestDiscoverWithoutAggregation: an API server older than Kubernetes 1.27 lists kinds for each group and version. One of its
+// groups is served by an extension server that is down.
+func TestDiscoverWithoutAggregation(t *testing.T) {
+	paths := map[string]string{
+		"/api":    `{"kind":"APIVersions","versions":["v1"]}`,
+		"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]}]}`,
+		"/apis": `{"kind":"APIGroupList","groups":[
+			{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}],"preferredVersion":{"groupVersion":"apps/v1","version":"v1"}},
+			{"name":"down","versions":[{"groupVersion":"down/v1","version":"v1"}],"preferredVersion":{"groupVersion":"down/v1","version":"v1"}}]}`,
+		"/apis/apps/v1": `{"kind":"APIResourceList","groupVersion":"apps/v1","resources":[{"name":"deployments","kind":"Deployment","namespaced":true,"verbs":["get","list","watch","delete"]}]}`,
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		body, ok := paths[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = w.Write([]byte(body))
+	}))
+	defer server.Close()
+	client, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: server.URL})
+	require.NoError(t, err)
+	found, err := ownergc.Discover(client, nil)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"Pod": "v1/pods", "Deployment.apps": "apps/v1/deployments"}, found.Watched())
+	require.Equal(t, 1, found.Failed())
 }
