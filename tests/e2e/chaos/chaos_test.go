@@ -13,7 +13,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/run"
 )
 
-// TestNothingAcknowledgedIsLost is two minutes of the harness with a fixed seed.
+// TestNothingAcknowledgedIsLost runs the harness for two minutes with a fixed seed.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	o := run.Defaults()
 	o.Out = t.Output()
@@ -23,6 +23,6 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	_, _ = os.Stdout.WriteString(report.String() + "\n")
 	require.True(t, report.Good(), "%s", report)
 	require.GreaterOrEqual(t, report.Faults, 15)
-	require.Positive(t, report.Running, "something must have been there to be audited")
+	require.Positive(t, report.Running, "there must be sandboxes to audit")
 	require.Equal(t, 2*time.Minute, o.Plan.Duration)
 }

@@ -1,7 +1,8 @@
-// The command chaos is the fault harness: load by the public API while faults strike the local cluster, and an audit of
-// all that was acknowledged. It prints one JSON object and ends with 0 only if nothing was lost, leaked, duplicated or is
-// stuck. `make chaos` runs it; the environment must be that of `make -s env`. The containers of agent Pods that were
-// killed are counted apart: nobody takes them away before there is a janitor.
+// Command chaos is the fault harness: load through the public API while faults are injected into the local cluster, and an audit
+// of everything that was acknowledged. It prints one JSON object and exits with 0 only if nothing was lost, leaked, duplicated or
+// is stuck. `make chaos` runs it; it needs the environment of `make -s env`. The janitor must delete what killed agents
+// leave, and the garbage collector what deleted owners leave; the harness deletes neither. With --disable janitor a run must
+// fail.
 package main
 
 import (
@@ -42,12 +43,13 @@ func command() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.DurationVar(&o.Plan.Duration, "duration", o.Plan.Duration, "how long load and faults last")
-	fs.Uint64Var(&o.Plan.Seed, "seed", o.Plan.Seed, "the same seed is the same sequence of operations and faults")
-	fs.Float64Var(&o.Plan.Creates, "creates", o.Plan.Creates, "sandboxes asked for per second")
+	fs.Uint64Var(&o.Plan.Seed, "seed", o.Plan.Seed, "the same seed gives the same sequence of operations and faults")
+	fs.Float64Var(&o.Plan.Creates, "creates", o.Plan.Creates, "creates per second")
 	fs.DurationVar(&o.Plan.FaultEvery, "fault-every", o.Plan.FaultEvery, "time between faults; 0 for none")
 	fs.DurationVar(&o.Plan.MinLife, "min-life", o.Plan.MinLife, "how long a sandbox is kept at least")
 	fs.DurationVar(&o.Plan.MaxLife, "max-life", o.Plan.MaxLife, "how long a sandbox is kept at most")
-	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long the mesh may take to come to rest")
+	fs.DurationVar(&o.Settle, "settle", o.Settle, "how long the mesh may take to settle, the janitor included")
+	fs.StringVar(&o.Disable, "disable", "", "`component` to switch off during the run, which must then fail: janitor")
 	fs.StringVar(&o.LogFile, "log", "", "`file` for the clients' log and the faults")
 	return cmd
 }

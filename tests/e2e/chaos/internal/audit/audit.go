@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// expiryMargin is how long after its expire time a sandbox must be Expired, and before it must not be.
+// expiryMargin is the time after its expire time within which a sandbox must become Expired.
 const expiryMargin = 15 * time.Second
 
-// auditor holds the observations sorted by life.
+// auditor holds the observations grouped by life.
 type auditor struct {
 	obs    Observations
 	killed map[string]string // uid of an agent Pod that was killed -> its name
 	lives  []*life
-	// What belongs to which life; -1 for nobody's.
+	// The observations of each life; -1 has those that belong to no request.
 	resources  map[int][]Resource
 	reports    map[int][]Report
 	containers map[int][]Container
@@ -36,19 +36,22 @@ func Audit(calls []Call, strikes []Strike, obs Observations) Verdict {
 		a.answers(l)
 		a.duplicates(l)
 		switch l.want {
-		case nothing:
+		case expectAbsent:
 			a.absent(l)
-		case something:
+		case expectPresent:
 			a.present(l)
-		case anything:
+		case expectUnknown:
 		}
 	}
 	a.unowned()
 	a.counts()
+	for _, name := range a.obs.Garbage {
+		a.violateObject(Leaked, name, "its owner was deleted and the garbage collector has not deleted it")
+	}
 	return a.verdict
 }
 
-// sort finds each thing's life: by request id, which is on everything, or by uid where a record lacks it.
+// sort finds the life of each observation: by request id, or by uid where there is no request id.
 func (a *auditor) sort() {
 	byRequest, byUID := map[string]int{}, map[string]int{}
 	for _, l := range a.lives {
@@ -83,19 +86,19 @@ func group[T any](all []T, owner func(T) int) map[int][]T {
 	return out
 }
 
-func (a *auditor) say(kind Kind, l *life, format string, args ...any) {
+func (a *auditor) violate(kind Kind, l *life, format string, args ...any) {
 	a.verdict.Violations = append(a.verdict.Violations, Violation{kind, l.index, l.name, fmt.Sprintf(format, args...)})
 }
 
-func (a *auditor) sayOf(kind Kind, subject, format string, args ...any) {
+func (a *auditor) violateObject(kind Kind, subject, format string, args ...any) {
 	a.verdict.Violations = append(a.verdict.Violations, Violation{kind, -1, subject, fmt.Sprintf(format, args...)})
 }
 
-// answers looks for calls that nobody answered, and for answers that deny what was acknowledged.
+// answers finds calls without an answer, and answers that deny an acknowledged sandbox.
 func (a *auditor) answers(l *life) {
 	for _, c := range l.calls {
-		if c.Outcome == Unknown && (c.Op != Create || l.want == anything) {
-			a.say(Stuck, l, "%s was never answered in %d tries: %s", c.Op, c.Tries, c.Message)
+		if c.Outcome == Unknown && (c.Op != Create || l.want == expectUnknown) {
+			a.violate(Stuck, l, "%s had no answer to %d requests: %s", c.Op, c.Requests, c.Message)
 		}
 	}
 	for _, c := range l.denials() {
@@ -107,11 +110,11 @@ func (a *auditor) answers(l *life) {
 			a.verdict.Denied = append(a.verdict.Denied, l.index)
 			continue
 		}
-		a.say(Lost, l, "%s was refused with %s, but the sandbox was acknowledged and nobody had deleted it", c.Op, c.Reason)
+		a.violate(Lost, l, "%s was refused with %s, but the sandbox was acknowledged and no client had deleted it", c.Op, c.Reason)
 	}
 }
 
-// endedBy tells that the custom resource was there, and in nobody's way, when the delete was sent.
+// endedBy reports whether the custom resource existed when the delete was sent.
 func (a *auditor) endedBy(l *life, del Call) bool {
 	return slices.ContainsFunc(l.uids, func(uid string) bool {
 		end, ok := a.obs.Ended[uid]
@@ -119,7 +122,7 @@ func (a *auditor) endedBy(l *life, del Call) bool {
 	})
 }
 
-// excused tells that the only durable record went with its agent's Pod.
+// excused reports whether the only durable record was lost with its agent's Pod.
 func (a *auditor) excused(l *life) bool {
 	if slices.ContainsFunc(l.uids, func(uid string) bool { return a.obs.Seen[uid] }) {
 		return false
@@ -134,10 +137,10 @@ func (a *auditor) excused(l *life) bool {
 
 func (a *auditor) duplicates(l *life) {
 	if len(l.uids) > 1 {
-		a.say(Duplicated, l, "one request_id was acknowledged with several sandboxes: %v", l.uids)
+		a.violate(Duplicated, l, "one request_id was acknowledged with several sandboxes: %v", l.uids)
 	}
 	if n := len(a.resources[l.index]); n > 1 {
-		a.say(Duplicated, l, "one request_id has %d custom resources", n)
+		a.violate(Duplicated, l, "one request_id has %d custom resources", n)
 	}
 	var running []string
 	for _, c := range a.containers[l.index] {
@@ -146,55 +149,56 @@ func (a *auditor) duplicates(l *life) {
 		}
 	}
 	if len(running) > 1 {
-		a.say(Duplicated, l, "several containers run for one sandbox: %v", running)
+		a.violate(Duplicated, l, "several containers run for one sandbox: %v", running)
 	}
 }
 
-// absent expects that nothing of the life is left.
+// absent checks that nothing of the life is left.
 func (a *auditor) absent(l *life) {
 	for _, r := range a.resources[l.index] {
 		if r.Deleting {
-			a.say(Stuck, l, "the custom resource is still being deleted, phase %s", r.Phase)
+			a.violate(Stuck, l, "the custom resource is still being deleted, phase %s", r.Phase)
 		} else {
-			a.say(Leaked, l, "the custom resource is there, phase %s", r.Phase)
+			a.violate(Leaked, l, "the custom resource exists, phase %s", r.Phase)
 		}
 	}
 	for _, r := range a.reports[l.index] {
 		if r.State == StateTerminating || r.State == StateCreating {
-			a.say(Stuck, l, "agent %s still reports %s", r.AgentUID, r.State)
+			a.violate(Stuck, l, "agent %s still reports %s", r.AgentUID, r.State)
 		} else {
-			a.say(Leaked, l, "agent %s reports %s", r.AgentUID, r.State)
+			a.violate(Leaked, l, "agent %s reports %s", r.AgentUID, r.State)
 		}
 	}
 	for _, c := range a.containers[l.index] {
-		a.stray(l, c, "though nothing should be left")
+		a.stray(l, c, "although the sandbox must not exist")
 	}
 	a.leftovers(l)
 }
 
-// stray is a container that should not be there.
+// stray reports a container that must not exist.
 func (a *auditor) stray(l *life, c Container, why string) {
-	if _, killed := a.killed[c.AgentUID]; killed && !a.obs.Agents[c.AgentUID] {
-		a.verdict.Orphans = append(a.verdict.Orphans, c.ID)
-		return
+	a.orphan(c.ID, c.AgentUID)
+	a.violate(Leaked, l, "container %s (running: %t) of agent %s (exists: %t) exists %s", c.ID, c.Running, c.AgentUID, a.obs.Agents[c.AgentUID], why)
+}
+
+// orphan records what an agent that does not exist has left for the node's janitor.
+func (a *auditor) orphan(id, agentUID string) {
+	if agentUID != "" && !a.obs.Agents[agentUID] {
+		a.verdict.Orphans = append(a.verdict.Orphans, id)
 	}
-	a.say(Leaked, l, "container %s (running: %t) is there on agent %s (exists: %t) %s", c.ID, c.Running, c.AgentUID, a.obs.Agents[c.AgentUID], why)
 }
 
 func (a *auditor) leftovers(l *life) {
 	for _, r := range a.remnants[l.index] {
-		if a.orphaned(r.AgentUID) {
-			a.verdict.Orphans = append(a.verdict.Orphans, r.ID)
-			continue
-		}
-		a.say(Leaked, l, "%s %s is there without its container", r.Kind, r.ID)
+		a.orphan(r.ID, r.AgentUID)
+		a.violate(Leaked, l, "%s %s exists without its container", r.Kind, r.ID)
 	}
 	for _, t := range a.tombstones[l.index] {
-		a.say(Stuck, l, "agent %s still has the tombstone of %s", t.AgentUID, t.UID)
+		a.violate(Stuck, l, "agent %s still has the tombstone of %s", t.AgentUID, t.UID)
 	}
 }
 
-// counts holds what others count against what is there: a place that nobody gives back is gone for good.
+// counts compares counters with what they count: a reservation that is never released is capacity lost for good.
 func (a *auditor) counts() {
 	reported, assigned, lost := map[string]int{}, 0, 0
 	for _, r := range a.obs.Reports {
@@ -204,53 +208,43 @@ func (a *auditor) counts() {
 		switch {
 		case a.obs.Agents[r.AgentUID]:
 			assigned++
-		case r.AgentUID != "": // it waits for a reset, and counts or not
+		case r.AgentUID != "": // it waits for a reset, and may be counted or not
 			lost++
 		}
 	}
-	for uid, taken := range a.obs.Places {
+	for uid, taken := range a.obs.Reserved {
 		if a.obs.Agents[uid] && taken != reported[uid] {
-			a.sayOf(Stuck, uid, "the allocator holds %d places of the agent for taken, the agent has %d sandboxes", taken, reported[uid])
+			a.violateObject(Stuck, uid, "the allocator has %d reservations on the agent, the agent has %d sandboxes", taken, reported[uid])
 		}
 	}
 	if a.obs.Assigned < assigned || a.obs.Assigned > assigned+lost {
-		a.sayOf(Stuck, "pool", "the pool's status counts %d sandboxes, %d are assigned, and %d to agents that are gone", a.obs.Assigned, assigned, lost)
+		a.violateObject(Stuck, "pool", "the pool's status counts %d sandboxes, %d are assigned, and %d to agents that do not exist", a.obs.Assigned, assigned, lost)
 	}
 }
 
-// orphaned tells whether an agent's Pod was killed and is gone: what it left is for the node's janitor.
-func (a *auditor) orphaned(agentUID string) bool {
-	_, killed := a.killed[agentUID]
-	return killed && !a.obs.Agents[agentUID]
-}
-
-// unowned looks at what no client asked for.
+// unowned checks what belongs to no request.
 func (a *auditor) unowned() {
 	for _, r := range a.resources[-1] {
-		a.sayOf(Leaked, r.Name, "the custom resource %s belongs to no request", r.UID)
+		a.violateObject(Leaked, r.Name, "the custom resource %s belongs to no request", r.UID)
 	}
 	for _, r := range a.reports[-1] {
-		a.sayOf(Leaked, r.UID, "agent %s reports %s as %s, which belongs to no request", r.AgentUID, r.Name, r.State)
+		a.violateObject(Leaked, r.UID, "agent %s reports %s as %s, which belongs to no request", r.AgentUID, r.Name, r.State)
 	}
 	for _, t := range a.tombstones[-1] {
-		a.sayOf(Stuck, t.UID, "agent %s has a tombstone of %s, which belongs to no request", t.AgentUID, t.Name)
+		a.violateObject(Stuck, t.UID, "agent %s has a tombstone of %s, which belongs to no request", t.AgentUID, t.Name)
 	}
 	for _, r := range a.remnants[-1] {
-		if a.orphaned(r.AgentUID) {
-			a.verdict.Orphans = append(a.verdict.Orphans, r.ID)
-			continue
-		}
-		a.sayOf(Leaked, r.ID, "%s is there without its container, and belongs to no request", r.Kind)
+		a.orphan(r.ID, r.AgentUID)
+		a.violateObject(Leaked, r.ID, "%s exists without its container, and belongs to no request", r.Kind)
 	}
 	for _, c := range a.containers[-1] {
+		a.orphan(c.ID, c.AgentUID)
 		switch {
-		case a.orphaned(c.AgentUID):
-			a.verdict.Orphans = append(a.verdict.Orphans, c.ID)
 		case c.Slot && a.obs.Agents[c.AgentUID]:
 		case c.Broken != "":
-			a.sayOf(Leaked, c.ID, "the container's labels do not add up: %s", c.Broken)
+			a.violateObject(Leaked, c.ID, "the container's labels are invalid: %s", c.Broken)
 		default:
-			a.sayOf(Leaked, c.ID, "the container (running: %t, agent %s) belongs to no request", c.Running, c.AgentUID)
+			a.violateObject(Leaked, c.ID, "the container (running: %t, agent %s) belongs to no request", c.Running, c.AgentUID)
 		}
 	}
 }

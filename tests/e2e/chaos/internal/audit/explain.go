@@ -16,21 +16,21 @@ func codeOf(code *int32) string {
 	return fmt.Sprint(*code)
 }
 
-// Explain writes the whole history of what the violations are about: the clients' log of the life, the faults of that
-// time, and what the three truths say of it.
+// Explain returns the history of each life with a violation: the clients' log, the faults of that time, and the observed
+// state.
 func Explain(v Verdict, calls []Call, strikes []Strike, obs Observations) string {
 	var b strings.Builder
 	a := &auditor{obs: obs, lives: livesOf(calls)}
 	a.sort()
-	told := map[int]bool{}
+	described := map[int]bool{}
 	for _, x := range v.Violations {
 		fmt.Fprintf(&b, "VIOLATION %s: life %d, %s: %s\n", x.Kind, x.Life, x.Subject, x.What)
 	}
 	for _, x := range v.Violations {
-		if told[x.Life] {
+		if described[x.Life] {
 			continue
 		}
-		told[x.Life] = true
+		described[x.Life] = true
 		fmt.Fprintf(&b, "\n=== life %d (%s)\n", x.Life, x.Subject)
 		if n := slices.IndexFunc(a.lives, func(l *life) bool { return l.index == x.Life }); n >= 0 {
 			a.history(&b, a.lives[n], strikes)
@@ -54,7 +54,7 @@ func (a *auditor) history(b *strings.Builder, l *life, strikes []Strike) {
 		end = c.Answered
 	}
 	for _, s := range strikes {
-		if s.At.After(begin) && (l.want == something || s.At.Before(end.Add(5*time.Second))) {
+		if s.At.After(begin) && (l.want == expectPresent || s.At.Before(end.Add(5*time.Second))) {
 			lines = append(lines, line{s.At, strings.TrimSpace(fmt.Sprintf("FAULT %s %s for %s %s", s.Kind, s.Target, s.Lasted.Round(time.Millisecond), s.Failed))})
 		}
 	}

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// wish is what the log says should be there of a life.
-type wish int
+// expectation is what the log implies for the state of a life.
+type expectation int
 
 const (
-	nothing wish = iota
-	something
-	// anything: a call was never answered, so that nobody can tell.
-	anything
+	expectAbsent expectation = iota
+	expectPresent
+	// expectUnknown: a call had no answer, so both are right.
+	expectUnknown
 )
 
-// life is one sandbox that a client asked for, as the log tells it.
+// life is one sandbox that a client requested, as the log records it.
 type life struct {
 	index     int
 	name      string
@@ -23,7 +23,7 @@ type life struct {
 	calls     []Call
 	uids      []string // of the acknowledged creates, each once
 	agent     string   // Pod of the agent that the create's answer named
-	want      wish
+	want      expectation
 	spec      Spec
 	label     string
 	reset     time.Time
@@ -50,7 +50,7 @@ func livesOf(calls []Call) []*life {
 	return lives
 }
 
-// read works out what the answers promise.
+// read derives what the answers promise.
 func (l *life) read() {
 	unsure, deleted := false, false
 	for _, c := range l.calls {
@@ -64,25 +64,25 @@ func (l *life) read() {
 		case c.Outcome == Unknown:
 			unsure = true
 		case c.Op == Delete:
-			// A delete that ended before the create's answer came may have met nothing.
+			// A delete that ended before the create's answer may have found nothing.
 			deleted = deleted || !l.overtook(c)
 		case c.Op == Update && c.Outcome == Acked:
 			l.change(c.Change)
 		}
 	}
 	switch {
-	case deleted: // it settles what an unanswered create has left open
-		l.want = nothing
+	case deleted: // it resolves a create without an answer
+		l.want = expectAbsent
 	case unsure:
-		l.want = anything
+		l.want = expectUnknown
 	case len(l.uids) > 0:
-		l.want = something
+		l.want = expectPresent
 	default:
-		l.want = nothing
+		l.want = expectAbsent
 	}
 }
 
-// overtook tells that the delete found nothing while a create was still being carried out.
+// overtook reports whether the delete found nothing while a create was still being executed.
 func (l *life) overtook(del Call) bool {
 	if del.Outcome == Acked && !del.Unsure {
 		return false
@@ -105,7 +105,7 @@ func (l *life) change(c Change) {
 	}
 }
 
-// denials are answers that say that an acknowledged sandbox does not exist, before anybody deleted it.
+// denials returns answers that say that an acknowledged sandbox does not exist, before any client deleted it.
 func (l *life) denials() []Call {
 	if len(l.uids) == 0 {
 		return nil

@@ -1,11 +1,11 @@
-// Package audit judges a run of the fault harness: it holds what clients were told (the log) against what is there (the
-// custom resources, the agents' reports, containerd) and says what was lost, leaked, duplicated or is stuck. It talks to
-// nobody. Pure; everything may be called concurrently on values that nobody changes.
+// Package audit judges a run of the fault harness: it compares the answers that clients received (the log) with the actual
+// state (custom resources, agents' reports, containerd) and returns what was lost, leaked, duplicated or is stuck. Pure: no
+// I/O; everything may be called concurrently on values that do not change.
 package audit
 
 import "time"
 
-// Op is what a call asks for.
+// Op is the operation of a call.
 type Op string
 
 // The operations.
@@ -15,36 +15,36 @@ const (
 	Delete Op = "delete"
 )
 
-// Outcome is what a client knows of a call in the end.
+// Outcome is what a client finally knows about a call.
 type Outcome string
 
 // The outcomes.
 const (
-	// Acked: the server said that it is done.
+	// Acked: the server confirmed it.
 	Acked Outcome = "acked"
-	// Refused: the server said, typed, that it is not done and will not be.
+	// Refused: a typed error says that it was not done and will not be.
 	Refused Outcome = "refused"
-	// Unknown: no answer, however often it was repeated.
+	// Unknown: no answer, after all repetitions.
 	Unknown Outcome = "unknown"
 )
 
-// Reasons by which a server denies that a sandbox exists.
+// The reasons of errors that say that a sandbox does not exist.
 const (
 	reasonNotFound      = "SANDBOX_NOT_FOUND"
 	reasonFenceMismatch = "FENCE_MISMATCH"
 )
 
-// Spec is what a create asks for, as far as an audit needs it.
+// Spec is the part of a create's spec that an audit needs.
 type Spec struct {
 	// ExpireTime is zero for a sandbox that does not expire.
 	ExpireTime time.Time `json:"expireTime,omitzero"`
 	// AutoRecreate is the failure policy; Manual otherwise.
 	AutoRecreate bool `json:"autoRecreate,omitempty"`
-	// Exit is the code with which the process ends by itself; nil if it runs on.
+	// Exit is the code with which the process ends by itself; nil if it keeps running.
 	Exit *int32 `json:"exit,omitempty"`
 }
 
-// Change is what an update asks for. What is nil stays.
+// Change is the change of an update. A nil field does not change.
 type Change struct {
 	// Label is the value of the label that updates set.
 	Label *string `json:"label,omitempty"`
@@ -58,7 +58,7 @@ type Change struct {
 
 // Call is one line of the clients' log: one operation with all its repetitions.
 type Call struct {
-	// Life is the number of the sandbox that is meant. All creates of one life carry the same RequestID.
+	// Life is the number of the sandbox. All creates of one life carry the same RequestID.
 	Life      int       `json:"life"`
 	Op        Op        `json:"op"`
 	Name      string    `json:"name"`
@@ -66,14 +66,17 @@ type Call struct {
 	Sent      time.Time `json:"sent"`
 	Answered  time.Time `json:"answered,omitzero"`
 	Outcome   Outcome   `json:"outcome"`
-	// Tries counts how often it was sent; Unsure tells that one of the tries had no answer, or that an answer
-	// said that the outcome is not known.
-	Tries  int  `json:"tries"`
-	Unsure bool `json:"unsure,omitempty"`
-	// UID of the sandbox, and the Pod of its agent, as a create's answer tells.
+	// Requests counts how often it was sent; Unsure is true if one of the requests had no answer, or an answer said that the
+	// outcome is not known.
+	Requests int  `json:"requests"`
+	Unsure   bool `json:"unsure,omitempty"`
+	// Due is when a create was to be sent by the plan, and Phases is what it spent its time on until the answer.
+	Due    time.Time `json:"due,omitzero"`
+	Phases []Phase   `json:"phases,omitempty"`
+	// UID of the sandbox, and the Pod of its agent, from a create's answer.
 	UID   string `json:"uid,omitempty"`
 	Agent string `json:"agent,omitempty"`
-	// Reason and Message of the last error, also one that a repetition got over; Earlier are the reasons before it, each
+	// Reason and Message of the last error, even if a repetition succeeded; Earlier are the reasons before it, each
 	// once.
 	Reason  string   `json:"reason,omitempty"`
 	Message string   `json:"message,omitempty"`
@@ -83,7 +86,17 @@ type Call struct {
 	Change Change `json:"change,omitzero"`
 }
 
-// Strike is one fault that was carried out.
+// Phase is a part of the time that a call took: a request that ended with an error, the wait before the next one, or a
+// stage of the request that succeeded, as the server reported it.
+type Phase struct {
+	Name string `json:"name"`
+	// Millis is the length of the phase.
+	Millis float64 `json:"ms"`
+	// Message is the error of a request that failed.
+	Message string `json:"message,omitempty"`
+}
+
+// Strike is one fault that was injected.
 type Strike struct {
 	Kind   string        `json:"kind"`
 	At     time.Time     `json:"at"`
@@ -92,7 +105,7 @@ type Strike struct {
 	// AgentUID and AgentPod are set if an agent's Pod was killed.
 	AgentUID string `json:"agentUID,omitempty"`
 	AgentPod string `json:"agentPod,omitempty"`
-	// Failed tells why it could not be carried out.
+	// Failed says why it could not be injected.
 	Failed string `json:"failed,omitempty"`
 }
 
@@ -109,11 +122,11 @@ type Resource struct {
 	ExpireTime           time.Time
 	Label                string
 	AcceptedReset        time.Time
-	// Dump is all of it, for people.
+	// Dump is the whole object, for people.
 	Dump string
 }
 
-// Report is a living agent's word on a sandbox.
+// Report is what an agent that exists reports about a sandbox.
 type Report struct {
 	AgentUID, Name, UID, RequestID string
 	Attempt                        int64
@@ -127,17 +140,17 @@ type Container struct {
 	ID, Name, UID, RequestID string
 	Attempt                  int64
 	AgentUID                 string
-	// Running tells that its task runs; Slot that it is nobody's yet.
+	// Running is true if its task runs; Slot if no sandbox has claimed it.
 	Running, Slot bool
-	// Broken tells why its labels do not add up.
+	// Broken says why its labels are invalid.
 	Broken string
 	Dump   string
 }
 
-// Remnant is something of a container that is no more, or never came to be. AgentUID is empty where nothing tells it.
+// Remnant is a part of a container that does not exist, such as its snapshot. AgentUID is empty if it is unknown.
 type Remnant struct{ Kind, ID, UID, AgentUID string }
 
-// Tombstone is a deletion that an agent still remembers.
+// Tombstone is a deletion that an agent still records.
 type Tombstone struct{ AgentUID, Name, UID string }
 
 // Observations are the three truths, read at about one time.
@@ -150,12 +163,14 @@ type Observations struct {
 	Remnants   []Remnant
 	// Agents are the uids of the agent Pods that exist.
 	Agents map[string]bool
-	// Places is how many places the allocator holds for taken on each agent, by the uid of its Pod. Assigned is how many
-	// sandboxes the pool's status counts.
-	Places   map[string]int
+	// Reserved is the number of capacity units that the allocator has reserved on each agent, by the uid of its Pod. Assigned
+	// is the number of sandboxes that the pool's status counts.
+	Reserved map[string]int
 	Assigned int
-	// Seen are the uids of sandboxes whose custom resource was seen at any time of the run; Ended tells when such a one was
-	// first seen to be deleted, or not to be there any more.
+	// Garbage are objects whose owner was deleted, which the garbage collector must delete.
+	Garbage []string
+	// Seen are the uids of sandboxes whose custom resource existed at any time of the run; Ended is when each was first
+	// observed to be deleted, or to be absent.
 	Seen  map[string]bool
 	Ended map[string]time.Time
 }
@@ -165,9 +180,9 @@ type Kind string
 
 // The kinds. Each must be zero.
 const (
-	// Lost: acknowledged, and not there, not running, or not as acknowledged.
+	// Lost: acknowledged, and absent, not running, or not as acknowledged.
 	Lost Kind = "lost"
-	// Leaked: there, though deleted, refused, or nobody's.
+	// Leaked: present, though deleted, refused, or never requested.
 	Leaked Kind = "leaked"
 	// Duplicated: two containers run for one sandbox, or one request made two sandboxes.
 	Duplicated Kind = "duplicated"
@@ -178,22 +193,23 @@ const (
 // Violation is one broken promise.
 type Violation struct {
 	Kind Kind
-	// Life is the number of the sandbox, -1 if it is none that a client asked for.
+	// Life is the number of the sandbox, -1 if no client requested it.
 	Life int
-	// Subject names what it is about; What says what is wrong.
+	// Subject names the object; What says what is wrong.
 	Subject, What string
 }
 
-// Verdict is what an audit says.
+// Verdict is the result of an audit.
 type Verdict struct {
 	Violations []Violation
-	// Orphans are containers of agent Pods that were killed. Nobody takes them away before there is a janitor.
+	// Orphans are containers and remnants of agents that do not exist. The node's janitor must delete them: each is also a
+	// violation, until it has.
 	Orphans []string
 	// LostWithAgent are lives that were acknowledged by an agent's durable record alone, and whose agent's Pod was killed
 	// before the API server had them.
 	LostWithAgent []int
-	// Denied are lives whose delete was carried out and answered with SANDBOX_NOT_FOUND: a server that repeats a delete for
-	// another one that did not answer finds what the first has left.
+	// Denied are lives whose delete was executed and answered with SANDBOX_NOT_FOUND: a server that repeats a delete for
+	// another one that did not answer finds nothing to delete.
 	Denied []int
 }
 

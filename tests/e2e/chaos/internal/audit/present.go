@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// The phases, and the agents' states, that an audit tells apart.
+// The phases, and the agents' states, that an audit distinguishes.
 const (
 	phaseRunning, phaseExpired, phaseFailed = "Running", "Expired", "Failed"
-	// StateCreating, StateRunning and StateTerminating are agents' words, without their prefix.
+	// StateCreating, StateRunning and StateTerminating are the states that agents report, without their prefix.
 	StateCreating, StateRunning, StateTerminating = "CREATING", "RUNNING", "TERMINATING"
 )
 
-// present expects an acknowledged sandbox in its final state, and nothing else of it.
+// present checks that an acknowledged sandbox is in its final state, and that nothing else of it exists.
 func (a *auditor) present(l *life) {
 	resources := a.resources[l.index]
 	if len(resources) == 0 {
 		if a.excused(l) {
 			a.verdict.LostWithAgent = append(a.verdict.LostWithAgent, l.index)
 		} else {
-			a.say(Lost, l, "it was acknowledged and has no custom resource")
+			a.violate(Lost, l, "it was acknowledged and has no custom resource")
 		}
 		for _, c := range a.containers[l.index] {
 			a.stray(l, c, "without a custom resource")
@@ -29,17 +29,20 @@ func (a *auditor) present(l *life) {
 	r := resources[0]
 	switch {
 	case !slices.Contains(l.uids, r.UID):
-		a.say(Lost, l, "it was acknowledged as %v, and its custom resource is of %s", l.uids, r.UID)
+		a.violate(Lost, l, "it was acknowledged as %v, and its custom resource is of %s", l.uids, r.UID)
 		return
 	case r.Deleting:
-		a.say(Lost, l, "its custom resource is being deleted, and nobody asked for that")
+		a.violate(Lost, l, "its custom resource is being deleted, and no client asked for that")
 		return
 	}
 	a.updates(l, r)
 	runs := a.phase(l, r)
 	for _, c := range a.containers[l.index] {
 		current := c.UID == r.UID && c.Attempt == r.Attempt && c.AgentUID == r.AgentUID
-		if !current || r.Phase == phaseExpired {
+		switch {
+		case !a.obs.Agents[c.AgentUID]:
+			a.stray(l, c, "though its agent does not")
+		case !current || r.Phase == phaseExpired:
 			a.stray(l, c, "beside the current one")
 		}
 	}
@@ -49,27 +52,27 @@ func (a *auditor) present(l *life) {
 	a.leftovers(l)
 }
 
-// phase checks the phase and tells whether the process must run.
+// phase checks the phase and reports whether the process must run.
 func (a *auditor) phase(l *life, r Resource) bool {
 	expires := !l.spec.ExpireTime.IsZero()
 	late := expires && a.obs.At.After(l.spec.ExpireTime.Add(expiryMargin))
 	switch {
 	case r.Phase == phaseExpired:
 		if !expires || a.obs.At.Before(l.spec.ExpireTime.Add(-time.Second)) {
-			a.say(Lost, l, "it is Expired before its expire time %v", l.spec.ExpireTime)
+			a.violate(Lost, l, "it is Expired before its expire time %v", l.spec.ExpireTime)
 		}
 	case r.Phase == phaseFailed:
 		a.ended(l, r)
 	case late:
-		a.say(Stuck, l, "it is %s %s after its expire time", r.Phase, a.obs.At.Sub(l.spec.ExpireTime))
+		a.violate(Stuck, l, "it is %s %s after its expire time", r.Phase, a.obs.At.Sub(l.spec.ExpireTime))
 	case r.Phase != phaseRunning:
-		a.say(Stuck, l, "its phase is %q", r.Phase)
+		a.violate(Stuck, l, "its phase is %q", r.Phase)
 	case r.AgentLost:
 		a.lostAgent(l, r)
 	case r.Finished:
 		a.ended(l, r)
 	case l.spec.Exit != nil:
-		a.say(Stuck, l, "its process should have ended with %d, and is not known to have", *l.spec.Exit)
+		a.violate(Stuck, l, "its process should have ended with %d, and the custom resource does not say so", *l.spec.Exit)
 	default:
 		return true
 	}
@@ -80,27 +83,27 @@ func (a *auditor) phase(l *life, r Resource) bool {
 func (a *auditor) ended(l *life, r Resource) {
 	switch {
 	case l.spec.Exit == nil:
-		a.say(Lost, l, "its process should run and has ended, phase %s", r.Phase)
+		a.violate(Lost, l, "its process should run and has ended, phase %s", r.Phase)
 	case r.ExitCode == nil || *r.ExitCode != *l.spec.Exit:
-		a.say(Lost, l, "its process ended with %d, and the custom resource says %s", *l.spec.Exit, codeOf(r.ExitCode))
+		a.violate(Lost, l, "its process ended with %d, and the custom resource says %s", *l.spec.Exit, codeOf(r.ExitCode))
 	case (*l.spec.Exit == 0) != (r.Phase == phaseRunning):
-		a.say(Stuck, l, "its process ended with %d, and its phase is %s", *l.spec.Exit, r.Phase)
+		a.violate(Stuck, l, "its process ended with %d, and its phase is %s", *l.spec.Exit, r.Phase)
 	}
 }
 
 func (a *auditor) lostAgent(l *life, r Resource) {
 	switch {
 	case a.obs.Agents[r.AgentUID]:
-		a.say(Stuck, l, "AgentLost, and agent %s exists", r.AgentUID)
+		a.violate(Stuck, l, "AgentLost, and agent %s exists", r.AgentUID)
 	case l.spec.AutoRecreate:
-		a.say(Stuck, l, "its agent %s is lost and it was not recreated", r.AgentUID)
+		a.violate(Stuck, l, "its agent %s is lost and it was not recreated", r.AgentUID)
 	}
 }
 
-// running checks that exactly the container that the custom resource names runs, and that its agent says so.
+// running checks that exactly the container that the custom resource names runs, and that its agent reports it.
 func (a *auditor) running(l *life, r Resource) {
 	if !a.obs.Agents[r.AgentUID] {
-		a.say(Stuck, l, "it is Running on agent %s, which does not exist", r.AgentUID)
+		a.violate(Stuck, l, "it is Running on agent %s, which does not exist", r.AgentUID)
 		return
 	}
 	var there bool
@@ -108,12 +111,12 @@ func (a *auditor) running(l *life, r Resource) {
 		if c.UID == r.UID && c.Attempt == r.Attempt && c.AgentUID == r.AgentUID {
 			there = true
 			if !c.Running {
-				a.say(Lost, l, "the task of its container %s does not run", c.ID)
+				a.violate(Lost, l, "the task of its container %s does not run", c.ID)
 			}
 		}
 	}
 	if !there {
-		a.say(Lost, l, "it is Running and its container (attempt %d, agent %s) is not there", r.Attempt, r.AgentUID)
+		a.violate(Lost, l, "it is Running and its container (attempt %d, agent %s) does not exist", r.Attempt, r.AgentUID)
 		return
 	}
 	reported := false
@@ -122,31 +125,31 @@ func (a *auditor) running(l *life, r Resource) {
 		reported = reported || current
 		switch {
 		case !current:
-			a.say(Leaked, l, "agent %s also reports attempt %d as %s", p.AgentUID, p.Attempt, p.State)
+			a.violate(Leaked, l, "agent %s also reports attempt %d as %s", p.AgentUID, p.Attempt, p.State)
 		case p.State != StateRunning:
-			a.say(Stuck, l, "it is Running and its agent reports %s", p.State)
+			a.violate(Stuck, l, "it is Running and its agent reports %s", p.State)
 		case !p.Persisted:
-			a.say(Stuck, l, "its agent was never told that the custom resource is written")
+			a.violate(Stuck, l, "its agent has not learned that the custom resource is written")
 		}
 	}
 	if !reported {
-		a.say(Lost, l, "it is Running and its agent %s does not report it", r.AgentUID)
+		a.violate(Lost, l, "it is Running and its agent %s does not report it", r.AgentUID)
 	}
 }
 
-// updates checks that the last acknowledged change of each field stands.
+// updates checks that the last acknowledged change of each field is kept.
 func (a *auditor) updates(l *life, r Resource) {
 	if l.label != r.Label {
-		a.say(Lost, l, "the acknowledged label is %q, the custom resource has %q", l.label, r.Label)
+		a.violate(Lost, l, "the acknowledged label is %q, the custom resource has %q", l.label, r.Label)
 	}
 	if l.spec.AutoRecreate != r.AutoRecreate {
-		a.say(Lost, l, "the acknowledged failure policy is AutoRecreate=%t, the custom resource has %t", l.spec.AutoRecreate, r.AutoRecreate)
+		a.violate(Lost, l, "the acknowledged failure policy is AutoRecreate=%t, the custom resource has %t", l.spec.AutoRecreate, r.AutoRecreate)
 	}
 	// The API server keeps whole seconds.
 	if d := l.spec.ExpireTime.Sub(r.ExpireTime).Abs(); d > time.Second && (!l.spec.ExpireTime.IsZero() || !r.ExpireTime.IsZero()) {
-		a.say(Lost, l, "the acknowledged expire time is %v, the custom resource has %v", l.spec.ExpireTime, r.ExpireTime)
+		a.violate(Lost, l, "the acknowledged expire time is %v, the custom resource has %v", l.spec.ExpireTime, r.ExpireTime)
 	}
 	if !l.reset.IsZero() && r.Phase != phaseExpired && r.AcceptedReset.Before(l.reset.Truncate(time.Microsecond)) {
-		a.say(Stuck, l, "the reset of %v was acknowledged and not carried out, the last one was %v", l.reset, r.AcceptedReset)
+		a.violate(Stuck, l, "the reset of %v was acknowledged and not executed, the last one was %v", l.reset, r.AcceptedReset)
 	}
 }

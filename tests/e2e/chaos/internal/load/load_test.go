@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/utils/clock"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -25,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server answers creates and deletes by its scripts, the last answer again and again.
+// server answers creates and deletes by its scripts, and repeats the last answer.
 type server struct {
 	sandboxv1.SandboxServiceClient
 
@@ -58,7 +59,10 @@ func (s *server) CreateSandbox(_ context.Context, in *sandboxv1.CreateSandboxReq
 	if err := next(&s.creates); err != nil {
 		return nil, err
 	}
-	return &sandboxv1.CreateSandboxResponse{Sandbox: &sandboxv1.Sandbox{Uid: "uid-" + in.GetName(), Status: &sandboxv1.SandboxStatus{AssignedPod: "agent"}}}, nil
+	return &sandboxv1.CreateSandboxResponse{
+		Sandbox: &sandboxv1.Sandbox{Uid: "uid-" + in.GetName(), Status: &sandboxv1.SandboxStatus{AssignedPod: "agent"}},
+		Timings: []*sandboxv1.StageTiming{{Stage: "reserve", Duration: durationpb.New(3 * time.Millisecond)}},
+	}, nil
 }
 
 func (s *server) DeleteSandbox(_ context.Context, in *sandboxv1.DeleteSandboxRequest, _ ...grpc.CallOption) (*sandboxv1.DeleteSandboxResponse, error) {
@@ -95,14 +99,14 @@ func run(t *testing.T, s *server, lives ...plan.Life) []audit.Call {
 	return r.Log.Calls()
 }
 
-func TestWhatAClientDoesOfAnAnswer(t *testing.T) {
+func TestAnswers(t *testing.T) {
 	notFound := typed(errdefs.ErrNotFound, fault.SandboxNotFound)
 	kept, short := plan.Life{Name: "a"}, plan.Life{Name: "a", DeleteAfter: time.Millisecond}
 	type line struct {
-		op      audit.Op
-		outcome audit.Outcome
-		tries   int
-		unsure  bool
+		op       audit.Op
+		outcome  audit.Outcome
+		requests int
+		unsure   bool
 	}
 	tests := []struct {
 		name             string
@@ -119,10 +123,10 @@ func TestWhatAClientDoesOfAnAnswer(t *testing.T) {
 		{"an unknown outcome is repeated", kept, []error{unsettled(errdefs.ErrResourceExhausted, fault.NoCapacity), nil}, nil, []line{{audit.Create, audit.Acked, 2, true}}},
 		{"a refusal of unknown outcome is deleted by name", kept, []error{unsettled(errdefs.ErrNotFound, fault.ImageNotFound)}, nil,
 			[]line{{audit.Create, audit.Refused, 1, true}, {audit.Delete, audit.Acked, 1, false}}},
-		{"a defect is no answer", kept, []error{typed(errdefs.ErrInternal, fault.Internal), nil}, nil, []line{{audit.Create, audit.Acked, 2, true}}},
+		{"an internal error is no answer", kept, []error{typed(errdefs.ErrInternal, fault.Internal), nil}, nil, []line{{audit.Create, audit.Acked, 2, true}}},
 		{"a refusal after silence is deleted by name", kept, []error{errCut, typed(errdefs.ErrAborted, fault.SandboxTerminating)}, nil,
 			[]line{{audit.Create, audit.Refused, 2, true}, {audit.Delete, audit.Acked, 1, false}}},
-		{"nothing to delete by name is an answer", kept, []error{errCut, typed(errdefs.ErrAborted, fault.SandboxTerminating)}, []error{notFound},
+		{"not found is an answer to a delete by name", kept, []error{errCut, typed(errdefs.ErrAborted, fault.SandboxTerminating)}, []error{notFound},
 			[]line{{audit.Create, audit.Refused, 2, true}, {audit.Delete, audit.Acked, 1, false}}},
 		{"a delete that finds nothing at once is denied", short, nil, []error{notFound},
 			[]line{{audit.Create, audit.Acked, 1, false}, {audit.Delete, audit.Refused, 1, false}}},
@@ -134,7 +138,7 @@ func TestWhatAClientDoesOfAnAnswer(t *testing.T) {
 			s := &server{creates: tt.creates, deletes: tt.deletes}
 			var got []line
 			for _, c := range run(t, s, tt.life) {
-				got = append(got, line{c.Op, c.Outcome, c.Tries, c.Unsure})
+				got = append(got, line{c.Op, c.Outcome, c.Requests, c.Unsure})
 			}
 			require.Equal(t, tt.want, got)
 			require.Len(t, s.createIDs, 1, "a create is repeated under one request_id")
@@ -142,22 +146,22 @@ func TestWhatAClientDoesOfAnAnswer(t *testing.T) {
 	}
 }
 
-func TestTwoAtOnceAreOneRequest(t *testing.T) {
+func TestTwiceIsOneRequest(t *testing.T) {
 	s := &server{}
 	calls := run(t, s, plan.Life{Name: "a", Twice: true})
 	require.Len(t, calls, 2)
 	require.Equal(t, map[string]int{"x-0": 2}, s.createIDs)
 }
 
-func TestADeleteThatOvertakesIsFollowedByAnother(t *testing.T) {
+func TestOvertakingDeleteIsRepeated(t *testing.T) {
 	s := &server{deletes: []error{typed(errdefs.ErrNotFound, fault.SandboxNotFound), nil}}
 	calls := run(t, s, plan.Life{Name: "a", Overtake: time.Millisecond, DeleteAfter: time.Hour})
 	require.Len(t, calls, 3)
 	require.Equal(t, audit.Delete, calls[2].Op)
-	require.Equal(t, []string{"", ""}, s.deleted, "by name, which is all that it knows")
+	require.Equal(t, []string{"", ""}, s.deleted, "by name: the uid is unknown")
 }
 
-func TestAKnownSandboxIsDeletedByItsUID(t *testing.T) {
+func TestDeleteByUID(t *testing.T) {
 	s := &server{}
 	run(t, s, plan.Life{Name: "a", DeleteAfter: time.Millisecond})
 	require.Equal(t, []string{"uid-x-a"}, s.deleted)
@@ -179,7 +183,7 @@ func TestStepsBecomeUpdates(t *testing.T) {
 	require.NotNil(t, calls[5].Change.Reset)
 }
 
-func TestDeleteAllTakesWhatIsLeft(t *testing.T) {
+func TestDeleteAll(t *testing.T) {
 	s := &server{}
 	r := &load.Runner{Clients: []sandboxv1.SandboxServiceClient{s}, Log: &load.Log{}, Clock: clock.RealClock{}, Prefix: "x-"}
 	lives := []plan.Life{{Index: 0, Name: "a"}, {Index: 1, Name: "b", DeleteAfter: time.Millisecond}}
@@ -188,13 +192,29 @@ func TestDeleteAllTakesWhatIsLeft(t *testing.T) {
 	require.ElementsMatch(t, []string{"uid-x-a", "uid-x-b"}, s.deleted, "each once")
 }
 
-func TestCallsEndWithTheirContext(t *testing.T) {
+func TestRunEndsWithItsContext(t *testing.T) {
 	s := &server{creates: []error{errCut}}
 	r := &load.Runner{Clients: []sandboxv1.SandboxServiceClient{s}, Log: &load.Log{}, Clock: clock.RealClock{}, Prefix: "x-"}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
 	r.Run(ctx, []plan.Life{{Name: "a"}})
 	require.Empty(t, r.Log.Calls(), "nothing begins after the end")
+}
+
+// The phases of a create say what it waited for.
+func TestPhases(t *testing.T) {
+	s := &server{creates: []error{typed(errdefs.ErrUnavailable, fault.AgentUnavailable), errCut, nil}}
+	calls := run(t, s, plan.Life{Name: "a"})
+	var names []string
+	for _, p := range calls[0].Phases {
+		names = append(names, p.Name)
+	}
+	require.Equal(t, []string{
+		"request: AGENT_UNAVAILABLE", "wait: AGENT_UNAVAILABLE", "request: Unavailable", "wait: Unavailable", "request: OK", "stage: reserve",
+	}, names)
+	require.Equal(t, "connection reset by peer", calls[0].Phases[2].Message)
+	require.InDelta(t, 3, calls[0].Phases[5].Millis, 0)
+	require.False(t, calls[0].Due.IsZero())
 }
 
 func TestQuantiles(t *testing.T) {

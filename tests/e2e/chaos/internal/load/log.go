@@ -1,6 +1,6 @@
-// Package load carries a plan's lives out by the public API as a good client does, and keeps the log of what it was told:
-// it repeats what had no answer under the same request_id, waits as long as typed errors say, and deletes by name what a
-// create has left unclear. It judges nothing.
+// Package load runs a plan's lives through the public API as a well-behaved client does, and keeps the log of the answers:
+// it repeats a request without an answer under the same request_id, waits as long as typed errors say, and deletes by name
+// when the outcome of a create stays unknown. It judges nothing. Runner.Run must be called once; a Log may be used concurrently.
 package load
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// Log is the clients' log. It may be used concurrently.
+// Log is the clients' log.
 type Log struct {
 	mu        sync.Mutex
 	calls     []audit.Call
@@ -19,42 +19,42 @@ type Log struct {
 	internal  int
 }
 
-// add takes a call that has come to its end.
+// add appends a call that has ended.
 func (l *Log) add(c audit.Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.calls = append(l.calls, c)
 }
 
-// took keeps how long an acknowledged create took, from when it was due to its answer, repetitions included.
-func (l *Log) took(d time.Duration) {
+// addLatency appends the latency of an acknowledged create, from when it was due to its answer, repetitions included.
+func (l *Log) addLatency(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.latencies = append(l.latencies, d)
 }
 
-// defect counts an answer that no client should ever get.
-func (l *Log) defect() {
+// addInternal counts an INTERNAL error, which no client should ever receive.
+func (l *Log) addInternal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.internal++
 }
 
-// Calls is a copy of all calls that have come to their end.
+// Calls returns a copy of all calls that have ended.
 func (l *Log) Calls() []audit.Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.calls)
 }
 
-// Internal is how many answers said INTERNAL.
+// Internal returns the number of INTERNAL errors.
 func (l *Log) Internal() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.internal
 }
 
-// Quantile is the latency that a share of the acknowledged creates did not exceed; zero if there were none.
+// Quantile returns the latency that a share of the acknowledged creates did not exceed; zero if there were none.
 func (l *Log) Quantile(share float64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

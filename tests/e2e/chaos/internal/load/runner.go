@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// createPatience is how long a create is repeated; other calls must be answered in the end.
-	createPatience = 45 * time.Second
-	otherPatience  = 3 * time.Minute
+	// createLimit is how long a create is repeated. Other calls must have an answer in the end.
+	createLimit = 45 * time.Second
+	otherLimit  = 3 * time.Minute
 	// Label is the label that updates set.
 	Label = "chaos"
 	// recovery is the recovery timeout of sandboxes with the policy AutoRecreate.
@@ -27,9 +27,9 @@ const (
 	grace    = 2 * time.Second
 )
 
-// Runner carries lives out. Run is called once.
+// Runner runs lives.
 type Runner struct {
-	// Clients are used in turn: they stand for several programs, whose connections end at different servers.
+	// Clients are used in turn: they represent several programs, whose connections lead to different servers.
 	Clients []sandboxv1.SandboxServiceClient
 	Log     *Log
 	Clock   clock.WithTicker
@@ -37,16 +37,16 @@ type Runner struct {
 	Namespace, Pool, Image, Prefix string
 }
 
-// one is a life under way.
-type one struct {
+// process is a life in progress.
+type process struct {
 	*Runner
 	life   plan.Life
 	client sandboxv1.SandboxServiceClient
 	uid    string
 }
 
-// Run begins each life at its time, whatever became of the others, and returns when all are over: deleted, refused, or
-// left to run on. It returns early, with calls unanswered, if ctx ends.
+// Run begins each life at its time, independently of the others, and returns when all have ended: deleted, refused, or kept
+// until the end. If ctx ends it returns early, with calls that have no answer.
 func (r *Runner) Run(ctx context.Context, lives []plan.Life) {
 	begin := r.Clock.Now()
 	var all sync.WaitGroup
@@ -62,7 +62,7 @@ func (r *Runner) Run(ctx context.Context, lives []plan.Life) {
 }
 
 func (r *Runner) live(ctx context.Context, l plan.Life, due time.Time) {
-	o := &one{Runner: r, life: l, client: r.Clients[l.Index%len(r.Clients)]}
+	o := &process{Runner: r, life: l, client: r.Clients[l.Index%len(r.Clients)]}
 	if !o.create(ctx, due) {
 		return
 	}
@@ -76,16 +76,16 @@ func (r *Runner) live(ctx context.Context, l plan.Life, due time.Time) {
 	}
 }
 
-func (o *one) call(op audit.Op) audit.Call {
+func (o *process) call(op audit.Op) audit.Call {
 	return audit.Call{Life: o.life.Index, Op: op, Name: o.name(), RequestID: o.requestID()}
 }
 
-func (o *one) name() string { return o.Prefix + o.life.Name }
+func (o *process) name() string { return o.Prefix + o.life.Name }
 
-func (o *one) requestID() string { return fmt.Sprintf("%s%d", o.Prefix, o.life.Index) }
+func (o *process) requestID() string { return fmt.Sprintf("%s%d", o.Prefix, o.life.Index) }
 
-// create makes the sandbox and tells whether it is there.
-func (o *one) create(ctx context.Context, due time.Time) bool {
+// create creates the sandbox and reports whether it exists.
+func (o *process) create(ctx context.Context, due time.Time) bool {
 	req, spec := o.request()
 	calls := make([]audit.Call, 1, 2)
 	if o.life.Twice {
@@ -95,17 +95,22 @@ func (o *one) create(ctx context.Context, due time.Time) bool {
 	for i := range calls {
 		client := o.Clients[(o.life.Index+i)%len(o.Clients)]
 		c := o.call(audit.Create)
-		c.Spec = spec
+		c.Spec, c.Due = spec, due
 		sent.Go(func() {
-			// Under a name that was just freed, the former sandbox may still be going.
+			var stages []*sandboxv1.StageTiming
+			// The previous sandbox of the name may still be terminating.
 			again := map[string]bool{"SANDBOX_EXISTS": o.life.Follows, "SANDBOX_TERMINATING": o.life.Follows}
-			o.repeat(ctx, &c, createPatience, again, func(ctx context.Context) error {
+			o.repeat(ctx, &c, createLimit, again, func(ctx context.Context) error {
 				resp, err := client.CreateSandbox(ctx, req)
 				if err == nil {
+					stages = resp.GetTimings()
 					c.UID, c.Agent = resp.GetSandbox().GetUid(), resp.GetSandbox().GetStatus().GetAssignedPod()
 				}
 				return err
 			})
+			for _, s := range stages {
+				c.Phases = append(c.Phases, phase("stage: "+s.GetStage(), s.GetDuration().AsDuration(), nil))
+			}
 			calls[i] = c
 		})
 	}
@@ -120,19 +125,19 @@ func (o *one) create(ctx context.Context, due time.Time) bool {
 		switch {
 		case c.Outcome == audit.Acked:
 			o.uid = c.UID
-			o.Log.took(c.Answered.Sub(due))
+			o.Log.addLatency(c.Answered.Sub(due))
 		case c.Unsure || c.Outcome == audit.Unknown:
 			unclear = true
 		}
 	}
 	if o.uid == "" && unclear || o.life.Overtake > 0 {
-		o.delete(ctx, "") // by its name, which is all that is known
+		o.delete(ctx, "") // by its name: the uid is unknown
 		return false
 	}
 	return o.uid != ""
 }
 
-func (o *one) request() (*sandboxv1.CreateSandboxRequest, audit.Spec) {
+func (o *process) request() (*sandboxv1.CreateSandboxRequest, audit.Spec) {
 	command := "trap 'exit 0' TERM; sleep 1000000 & wait"
 	if o.life.Exit != nil {
 		command = fmt.Sprintf("sleep 1; exit %d", *o.life.Exit)
@@ -155,8 +160,8 @@ func (o *one) request() (*sandboxv1.CreateSandboxRequest, audit.Spec) {
 	return &sandboxv1.CreateSandboxRequest{Namespace: o.Namespace, Name: o.name(), RequestId: o.requestID(), Spec: spec}, want
 }
 
-// update carries the steps out and returns when the sandbox is due to be deleted.
-func (o *one) update(ctx context.Context, born time.Time) {
+// update executes the steps and returns when the sandbox is due to be deleted.
+func (o *process) update(ctx context.Context, born time.Time) {
 	policy := o.life.AutoRecreate
 	for i, step := range o.life.Steps {
 		o.wait(ctx, born.Add(step.After).Sub(o.Clock.Now()))
@@ -166,7 +171,7 @@ func (o *one) update(ctx context.Context, born time.Time) {
 			UpdateMask: &fieldmaskpb.FieldMask{}, RequestId: fmt.Sprintf("%s-%d", o.requestID(), i),
 		}
 		o.fill(step, in, &c.Change, policy)
-		o.repeat(ctx, &c, otherPatience, nil, func(ctx context.Context) error {
+		o.repeat(ctx, &c, otherLimit, nil, func(ctx context.Context) error {
 			_, err := o.client.UpdateSandbox(ctx, in)
 			return err
 		})
@@ -180,7 +185,7 @@ func (o *one) update(ctx context.Context, born time.Time) {
 	}
 }
 
-func (o *one) fill(step plan.Step, in *sandboxv1.UpdateSandboxRequest, change *audit.Change, policy bool) {
+func (o *process) fill(step plan.Step, in *sandboxv1.UpdateSandboxRequest, change *audit.Change, policy bool) {
 	var path string
 	now := o.Clock.Now()
 	switch step.What {
@@ -208,23 +213,23 @@ func (o *one) fill(step plan.Step, in *sandboxv1.UpdateSandboxRequest, change *a
 	in.UpdateMask.Paths = []string{path}
 }
 
-// delete deletes what has the name, or the uid if it is known, until that is answered.
-func (o *one) delete(ctx context.Context, uid string) {
+// delete deletes the sandbox by its name, and by its uid if that is known, until there is an answer.
+func (o *process) delete(ctx context.Context, uid string) {
 	c := o.call(audit.Delete)
-	o.repeat(ctx, &c, otherPatience, nil, func(ctx context.Context) error {
+	o.repeat(ctx, &c, otherLimit, nil, func(ctx context.Context) error {
 		_, err := o.client.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{
 			Namespace: o.Namespace, Name: o.name(), Uid: uid, RequestId: o.requestID() + "-delete",
 		})
 		return err
 	})
-	// A repetition that finds nothing finds what an earlier try, or the unanswered create, has left: nothing.
-	if c.Outcome == audit.Refused && c.Reason == "SANDBOX_NOT_FOUND" && (c.Tries > 1 || uid == "" && o.life.Overtake == 0) {
+	// A repeated delete that finds nothing has succeeded: an earlier request deleted the sandbox, or the create never did anything.
+	if c.Outcome == audit.Refused && c.Reason == "SANDBOX_NOT_FOUND" && (c.Requests > 1 || uid == "" && o.life.Overtake == 0) {
 		c.Outcome = audit.Acked
 	}
 	o.Log.add(c)
 }
 
-// DeleteAll deletes everything that the log says is there, side by side, and returns when all of it is answered.
+// DeleteAll deletes every sandbox that exists according to the log, concurrently, and returns when each delete has an answer.
 func (r *Runner) DeleteAll(ctx context.Context, lives []plan.Life) {
 	uids, deleted := map[int]string{}, map[int]bool{}
 	for _, c := range r.Log.Calls() {
@@ -242,7 +247,7 @@ func (r *Runner) DeleteAll(ctx context.Context, lives []plan.Life) {
 		limit <- struct{}{}
 		all.Go(func() {
 			defer func() { <-limit }()
-			o := &one{Runner: r, life: l, client: r.Clients[l.Index%len(r.Clients)]}
+			o := &process{Runner: r, life: l, client: r.Clients[l.Index%len(r.Clients)]}
 			o.delete(ctx, uids[l.Index])
 		})
 	}

@@ -1,5 +1,5 @@
-// Package plan draws up what a run of the fault harness does, and when, from a seed alone: the same seed, duration and
-// rates give the same sandboxes, operations and faults in the same order. How the cluster answers changes nothing of it.
+// Package plan computes what a run of the fault harness does, and when, from a seed alone: the same seed, duration and
+// rates give the same sandboxes, operations and faults in the same order, whatever the cluster answers.
 // Pure; everything may be called concurrently.
 package plan
 
@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Options say how much is to be done.
+// Options set the amount of load and faults.
 type Options struct {
 	Seed     uint64
 	Duration time.Duration
-	// Creates is how many sandboxes are asked for per second, on average.
+	// Creates is the average number of creates per second.
 	Creates float64
 	// FaultEvery is the time between two faults, on average; it varies by half of it. Zero: no faults.
 	FaultEvery time.Duration
@@ -32,18 +32,21 @@ const (
 	KillAgentPod   Kind = "agent-pod"
 	KillContainerd Kind = "containerd"
 	KillAPIServer  Kind = "apiserver"
+	KillJanitor    Kind = "janitor"
+	KillGC         Kind = "gc-leader"
+	KillGateway    Kind = "gateway"
 	CutNetwork     Kind = "network-cut"
-	// StallAllocator stops the leader, without its knowing, for longer than its lease.
+	// StallAllocator stops the leader's process for longer than its lease, and then resumes it.
 	StallAllocator Kind = "allocator-stall"
 )
 
 // Kinds lists all kinds of faults.
 func Kinds() []Kind {
-	return []Kind{KillAllocator, KillController, KillAgent, KillAgentPod, KillContainerd, KillAPIServer, CutNetwork, StallAllocator}
+	return []Kind{KillAllocator, KillController, KillAgent, KillAgentPod, KillContainerd, KillAPIServer, KillJanitor, KillGC, KillGateway,
+		CutNetwork, StallAllocator}
 }
 
-// Fault is one fault to be carried out. Pick chooses among the targets that there are; For is how long it lasts, for
-// those that last.
+// Fault is one fault to inject. Pick chooses among the targets that exist; For is the duration of a fault that lasts.
 type Fault struct {
 	At   time.Duration
 	Kind Kind
@@ -51,7 +54,7 @@ type Fault struct {
 	For  time.Duration
 }
 
-// What a step of a life is.
+// The kinds of steps.
 const (
 	SetLabel     = "label"
 	MoveExpiry   = "move-expiry"
@@ -66,42 +69,42 @@ type Step struct {
 	What  string
 }
 
-// Life is one sandbox: what is asked for, and what is done to it.
+// Life is one sandbox: the create, and the operations on it.
 type Life struct {
 	Index int
 	Name  string
-	// At is when it is asked for. The second life of a name begins when the first is deleted.
+	// At is when it is created. The second life of a name begins when the first is deleted.
 	At time.Duration
-	// Strong asks for the strong mode; AutoRecreate is the failure policy, otherwise Manual.
+	// Strong requests the strong mode; AutoRecreate is the failure policy, otherwise Manual.
 	Strong, AutoRecreate bool
 	// TTL is the time to its expiry; zero for none.
 	TTL time.Duration
-	// Exit is the code that its process ends with after a second; nil if it runs on.
+	// Exit is the code that its process ends with after a second; nil if it keeps running.
 	Exit *int32
 	// Twice sends the create twice at the same time.
 	Twice bool
-	// Overtake, if not zero, sends a delete so long after the create, not waiting for its answer.
+	// Overtake, if not zero, sends a delete this long after the create, without waiting for the create's answer.
 	Overtake time.Duration
 	// Steps are its updates, in the order of their times.
 	Steps []Step
 	// DeleteAfter is how long after its create was acknowledged it is deleted. Zero: it is kept until the end.
 	DeleteAfter time.Duration
-	// Again is created under the same name at once when the delete is answered; Follows tells that this is such a one.
+	// Again is created under the same name as soon as the delete is answered; Follows marks such a second life.
 	Again   *Life
 	Follows bool
 }
 
-// Plan is all of a run.
+// Plan is a whole run.
 type Plan struct {
 	Lives  []Life
 	Faults []Fault
 }
 
-// New draws up a plan.
+// New computes a plan.
 func New(o Options) Plan {
 	p := Plan{}
 	index := 0
-	// Streams of their own, so that other rates of one leave the other as it is.
+	// Separate random streams: the rate of one does not change the other.
 	r := rand.New(rand.NewPCG(o.Seed, 1))
 	for at := next(r, o.Creates); at < o.Duration; at += next(r, o.Creates) {
 		p.Lives = append(p.Lives, life(r, o, at, &index, true))
@@ -161,7 +164,7 @@ func steps(r *rand.Rand, span time.Duration) []Step {
 	return out
 }
 
-// faults deals from a shuffled pack of all kinds, so that each comes as often as any other.
+// faults takes the kinds from a shuffled list of all of them, again and again, so that all are equally frequent.
 func faults(r *rand.Rand, o Options) []Fault {
 	var out []Fault
 	var pack []Kind
@@ -176,7 +179,7 @@ func faults(r *rand.Rand, o Options) []Fault {
 	return out
 }
 
-// All lists every life, those that follow others included, in the order of their numbers.
+// All returns every life, second lives included, in the order of their numbers.
 func (p Plan) All() []Life {
 	var out []Life
 	for _, l := range p.Lives {

@@ -13,7 +13,7 @@ func options() plan.Options {
 	return plan.Options{Seed: 1, Duration: 2 * time.Minute, Creates: 4, FaultEvery: 5 * time.Second, MinLife: time.Second, MaxLife: 20 * time.Second}
 }
 
-func TestTheSameSeedIsTheSamePlan(t *testing.T) {
+func TestSameSeedSamePlan(t *testing.T) {
 	require.Equal(t, plan.New(options()), plan.New(options()))
 	other := options()
 	other.Seed = 2
@@ -27,8 +27,8 @@ func TestFaultsAndLoadAreIndependent(t *testing.T) {
 	require.Equal(t, plan.New(options()).Lives, plan.New(calm).Lives)
 }
 
-// TestAPlanHasEverything holds the plan of CI to what it is for: each kind of fault and each kind of life occurs.
-func TestAPlanHasEverything(t *testing.T) {
+// Each kind of fault and each kind of life occurs in the plan of CI.
+func TestPlanCoversAllKinds(t *testing.T) {
 	p := plan.New(options())
 	require.InDelta(t, 480, len(p.Lives), 80)
 	require.InDelta(t, 24, len(p.Faults), 6)
@@ -36,7 +36,7 @@ func TestAPlanHasEverything(t *testing.T) {
 	for i, f := range p.Faults {
 		kinds[f.Kind]++
 		require.Less(t, f.At, 2*time.Minute)
-		require.True(t, i == 0 || f.At-p.Faults[i-1].At >= 2500*time.Millisecond, "faults come too close")
+		require.True(t, i == 0 || f.At-p.Faults[i-1].At >= 2500*time.Millisecond, "faults are too close to each other")
 	}
 	for _, k := range plan.Kinds() {
 		require.GreaterOrEqual(t, kinds[k], 2, "%s", k)
@@ -44,7 +44,7 @@ func TestAPlanHasEverything(t *testing.T) {
 	seen := map[string]int{}
 	names := map[string]int{}
 	for i, l := range p.All() {
-		require.Equal(t, i, l.Index, "numbers are given out in order")
+		require.Equal(t, i, l.Index, "numbers are in order")
 		names[l.Name]++
 		for what, is := range map[string]bool{
 			"strong": l.Strong, "ttl": l.TTL > 0, "exits": l.Exit != nil, "twice": l.Twice, "overtake": l.Overtake > 0,
@@ -68,8 +68,8 @@ func TestAPlanHasEverything(t *testing.T) {
 	}
 }
 
-// TestTheLoadFitsTheMachine bounds how many sandboxes a plan keeps at once.
-func TestTheLoadFitsTheMachine(t *testing.T) {
+// TestLoadFitsTheMachine limits how many sandboxes a plan keeps at once.
+func TestLoadFitsTheMachine(t *testing.T) {
 	p := plan.New(options())
 	for at := time.Duration(0); at < 2*time.Minute; at += time.Second {
 		alive := 0

@@ -1,24 +1,26 @@
 package run
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// Report is what a run says: one JSON object.
+// Report is the result of a run: one JSON object.
 type Report struct {
 	Seed            uint64  `json:"seed"`
 	DurationSeconds float64 `json:"duration_s"`
 	CreatesAcked    int     `json:"creates_acked"`
 	CreatesRefused  int     `json:"creates_refused"`
-	// CreatesUnclear had no answer and were deleted by name.
-	CreatesUnclear int `json:"creates_unclear"`
+	// CreatesUnknown had no answer and were deleted by name.
+	CreatesUnknown int `json:"creates_unknown"`
 	DeletesAcked   int `json:"deletes_acked"`
-	// DeletesDenied were carried out and answered with SANDBOX_NOT_FOUND.
+	// DeletesDenied were executed and answered with SANDBOX_NOT_FOUND.
 	DeletesDenied  int            `json:"deletes_denied"`
 	UpdatesAcked   int            `json:"updates_acked"`
 	UpdatesRefused int            `json:"updates_refused"`
@@ -26,7 +28,7 @@ type Report struct {
 	// Repeated is how many calls had to be sent more than once; InternalErrors how many answers said INTERNAL.
 	Repeated       int `json:"repeated"`
 	InternalErrors int `json:"internal_errors"`
-	// Faults were carried out; Missed found nothing to hit.
+	// Faults were injected; Missed found no target.
 	Faults      int            `json:"faults"`
 	FaultsBy    map[string]int `json:"faults_by_kind"`
 	Missed      int            `json:"faults_missed"`
@@ -37,11 +39,18 @@ type Report struct {
 	P50Millis   float64        `json:"p50_ms_under_faults"`
 	P99Millis   float64        `json:"p99_ms_under_faults"`
 	WorstMillis float64        `json:"max_ms_under_faults"`
-	// OrphansOfGoneAgents are containers of agent Pods that were killed, which wait for a janitor; LostWithAgent are
-	// sandboxes whose only durable record went with such a Pod.
-	OrphansOfGoneAgents int `json:"orphans_of_gone_agents"`
-	LostWithAgent       int `json:"lost_with_agent"`
-	// Audited is how many sandboxes had a custom resource at the first audit, and how many containers ran.
+	// OrphansDeleted were left by killed agents and deleted by the janitor between two observations; OrphansLeft is how many it
+	// did not delete (they are also counted as leaked). GarbageDeleted is the number of dependents that the garbage collector deleted.
+	OrphansDeleted int `json:"orphans_deleted"`
+	OrphansLeft    int `json:"orphans_left"`
+	GarbageDeleted int `json:"garbage_deleted"`
+	// LostWithAgent are sandboxes whose only durable record was lost with a killed agent.
+	LostWithAgent int `json:"lost_with_agent"`
+	// PhaseSeconds is what all acknowledged creates together spent their time on, and SlowCreates has the phases of each that
+	// took longer than a second, the slowest first.
+	PhaseSeconds map[string]float64 `json:"create_phases_s"`
+	SlowCreates  []SlowCreate       `json:"slow_creates"`
+	// Audited is the number of sandboxes with a custom resource at the first audit, Running that of running containers.
 	Audited       int     `json:"audited"`
 	Running       int     `json:"running_at_audit"`
 	SettleSeconds float64 `json:"settle_s"`
@@ -50,10 +59,51 @@ type Report struct {
 	verdicts []audit.Verdict
 }
 
-// Good tells that every promise was kept.
+// Good reports whether every promise was kept.
 func (r *Report) Good() bool {
 	return r.Lost == 0 && r.Leaked == 0 && r.Duplicated == 0 && r.Stuck == 0
 }
+
+// SlowCreate is an acknowledged create that took long, and what it waited for.
+type SlowCreate struct {
+	Name   string  `json:"name"`
+	Millis float64 `json:"ms"`
+	// LateMillis is the time from when the plan had it due until it was sent.
+	LateMillis float64       `json:"late_ms,omitempty"`
+	Phases     []audit.Phase `json:"phases"`
+	// Faults are those that began or lasted while it waited.
+	Faults []string `json:"faults,omitempty"`
+}
+
+// slow is the latency above which a create is reported with its phases.
+const slow = time.Second
+
+// creates adds the phases of acknowledged creates. Of two requests for one sandbox the first answer counts.
+func (r *Report) creates(calls []audit.Call, strikes []audit.Strike) {
+	r.PhaseSeconds = map[string]float64{}
+	for _, c := range calls {
+		if c.Op != audit.Create || c.Outcome != audit.Acked {
+			continue
+		}
+		for _, p := range c.Phases {
+			r.PhaseSeconds[p.Name] += p.Millis / 1000
+		}
+		took := c.Answered.Sub(c.Due)
+		if took <= slow {
+			continue
+		}
+		s := SlowCreate{Name: c.Name, Millis: millis(took), LateMillis: millis(c.Sent.Sub(c.Due)), Phases: c.Phases}
+		for _, f := range strikes {
+			if f.Failed == "" && f.At.Before(c.Answered) && f.At.Add(f.Lasted).After(c.Due) {
+				s.Faults = append(s.Faults, f.Kind+" "+f.Target)
+			}
+		}
+		r.SlowCreates = append(r.SlowCreates, s)
+	}
+	slices.SortStableFunc(r.SlowCreates, func(a, b SlowCreate) int { return cmp.Compare(b.Millis, a.Millis) })
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // String is the JSON.
 func (r *Report) String() string {
@@ -77,21 +127,21 @@ func (h *harness) newReport() *Report {
 	return r
 }
 
-// take adds a verdict.
-func (r *Report) take(v audit.Verdict) {
+// add adds a verdict.
+func (r *Report) add(v audit.Verdict) {
 	r.verdicts = append(r.verdicts, v)
 	r.Lost = audit.Count(audit.Lost, r.verdicts...)
 	r.Leaked = audit.Count(audit.Leaked, r.verdicts...)
 	r.Duplicated = audit.Count(audit.Duplicated, r.verdicts...)
 	r.Stuck = audit.Count(audit.Stuck, r.verdicts...)
-	r.OrphansOfGoneAgents = len(v.Orphans)
+	r.OrphansLeft = len(v.Orphans)
 	r.DeletesDenied = max(r.DeletesDenied, len(v.Denied))
 	slices.Sort(v.LostWithAgent)
 	r.LostWithAgent = max(r.LostWithAgent, len(slices.Compact(v.LostWithAgent)))
 }
 
-// saw adds what was there to be audited.
-func (r *Report) saw(obs audit.Observations) {
+// audited adds the amount of what was audited.
+func (r *Report) audited(obs audit.Observations) {
 	r.Audited = len(obs.Resources)
 	for _, c := range obs.Containers {
 		if c.Running {
@@ -100,11 +150,11 @@ func (r *Report) saw(obs audit.Observations) {
 	}
 }
 
-// count adds what the clients' log says.
+// count adds the clients' log.
 func (h *harness) count(r *Report) {
 	lives, deleted := map[int]audit.Outcome{}, map[int]bool{}
 	for _, c := range h.runner.Log.Calls() {
-		if c.Tries > 1 {
+		if c.Requests > 1 {
 			r.Repeated++
 		}
 		if c.Outcome == audit.Refused {
@@ -129,24 +179,23 @@ func (h *harness) count(r *Report) {
 		case audit.Refused:
 			r.CreatesRefused++
 		case audit.Unknown:
-			r.CreatesUnclear++
+			r.CreatesUnknown++
 		}
 	}
 	log := h.runner.Log
 	r.InternalErrors = log.Internal()
-	r.P50Millis = float64(log.Quantile(0.5).Microseconds()) / 1000
-	r.P99Millis = float64(log.Quantile(0.99).Microseconds()) / 1000
-	r.WorstMillis = float64(log.Quantile(1).Microseconds()) / 1000
+	r.P50Millis, r.P99Millis, r.WorstMillis = millis(log.Quantile(0.5)), millis(log.Quantile(0.99)), millis(log.Quantile(1))
+	r.creates(log.Calls(), h.strikes)
 }
 
-// writeLog keeps the log for whoever wants to know more.
+// writeLog writes the whole log to the file that the options name.
 func (h *harness) writeLog() error {
 	if h.LogFile == "" {
 		return nil
 	}
 	f, err := os.Create(h.LogFile)
 	if err != nil {
-		return fmt.Errorf("keeping the log: %w", err)
+		return fmt.Errorf("writing the log: %w", err)
 	}
 	encoder := json.NewEncoder(f)
 	for _, c := range h.runner.Log.Calls() {

@@ -1,6 +1,6 @@
-// Package run puts a run of the fault harness together: it makes a pool of its own, carries load and faults out side by
-// side, waits until the mesh has settled, has it audited, deletes everything, has that audited too, and leaves the
-// cluster as it was. Run is called once in a process.
+// Package run is one run of the fault harness: it creates a pool, runs load and faults at the same time, waits until the mesh
+// has settled, audits it, deletes everything, audits that too, and restores the cluster. It never deletes what a component of
+// the mesh must delete. Run must be called once in a process.
 package run
 
 import (
@@ -26,26 +26,30 @@ import (
 )
 
 const (
-	namespace   = "default"
-	system      = "fast-sandbox-system"
-	image       = "docker.io/fast-sandbox/busybox:demo"
+	namespace = "default"
+	system    = "fast-sandbox-system"
+	image     = "docker.io/fast-sandbox/busybox:demo"
+	// connections is the number of clients. The last one uses REST through the gateway, the others gRPC.
 	connections = 4
-	// answerTime is how long calls may go on after the load has ended.
+	// answerTime is how long calls may continue after the load has ended.
 	answerTime = 4 * time.Minute
 )
 
-// Options say what a run does.
+// Options configure a run.
 type Options struct {
 	Plan plan.Options
-	// Settle is how long the mesh may take to come to rest, after the last fault and again after everything was deleted.
+	// Settle is how long the mesh may take to settle after the last fault, and again after everything was deleted.
 	Settle time.Duration
-	// Out gets the story of the run, and the whole history of each violation.
+	// Disable is a component that is switched off during the run, to prove that the audit finds what it then fails to do:
+	// "janitor", or empty.
+	Disable string
+	// Out receives the progress of the run, and the history of each violation.
 	Out io.Writer
-	// LogFile, if set, gets the clients' log and the faults as JSON, one a line.
+	// LogFile, if set, receives the clients' log and the faults as JSON, one per line.
 	LogFile string
 }
 
-// Defaults is the run of CI: two minutes, busy enough for two cores and no more.
+// Defaults returns the options of CI: two minutes, with the load that two cores can take.
 func Defaults() Options {
 	return Options{
 		Plan: plan.Options{
@@ -65,12 +69,17 @@ type harness struct {
 	clock    clock.RealClock
 	dir      string
 	strikes  []audit.Strike
+	garbage  *garbage
+	orphans  map[string]bool
 	begin    time.Time
 }
 
-// Run carries everything out. The error is non-nil if it could not; violations are in the report alone.
+// Run runs everything. An error means that the run failed; violations are only in the report.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
-	h := &harness{Options: o}
+	if o.Disable != "" && o.Disable != janitor {
+		return nil, fmt.Errorf("cannot disable %q: only %q", o.Disable, janitor)
+	}
+	h := &harness{Options: o, orphans: map[string]bool{}}
 	h.begin = h.clock.Now()
 	if h.dir, err = os.MkdirTemp("", "fsb-chaos-"); err != nil {
 		return nil, fmt.Errorf("making a directory: %w", err)
@@ -84,15 +93,21 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err := h.prepare(ctx, prefix); err != nil {
 		return nil, errors.Join(err, h.cluster.sweep(context.WithoutCancel(ctx)))
 	}
-	report, err = h.carryOut(ctx)
+	if o.Disable == janitor {
+		h.progress("the janitor is switched off: this run must fail")
+		if err := h.cluster.enableJanitor(ctx, false); err != nil {
+			return nil, errors.Join(err, h.cluster.sweep(context.WithoutCancel(ctx)))
+		}
+	}
+	report, err = h.execute(ctx)
 	return report, errors.Join(err, h.cluster.sweep(context.WithoutCancel(ctx)))
 }
 
-// prepare makes the pool and everybody who works on it.
+// prepare creates the pool and the parts of the harness.
 func (h *harness) prepare(ctx context.Context, prefix string) error {
 	real := h.clock
 	h.striker = &strike.Striker{Kube: h.cluster.kube, Clock: real, Namespace: namespace, Pool: pool, System: system}
-	if err := h.cluster.sweep(ctx); err != nil { // what a harness that was killed has left
+	if err := h.cluster.sweep(ctx); err != nil { // what a killed harness has left
 		return err
 	}
 	if err := h.cluster.makePool(ctx); err != nil {
@@ -104,12 +119,12 @@ func (h *harness) prepare(ctx context.Context, prefix string) error {
 	if err := h.striker.Begin(ctx); err != nil {
 		return err
 	}
-	look, err := h.cluster.dial()
+	conn, err := h.cluster.dial()
 	if err != nil {
 		return err
 	}
 	h.observer = &truth.Observer{
-		Allocator: allocatorv1.NewAllocatorServiceClient(look),
+		Allocator: allocatorv1.NewAllocatorServiceClient(conn),
 		Kube:      h.cluster.kube, Node: h.cluster.node, Clock: real, Namespace: namespace, Pool: pool, Prefix: prefix, System: system,
 		Snapshotter: snapshotter, Dirs: map[string]string{"log": logRoot, "bundle": bundleRoot}, Label: load.Label,
 	}
@@ -117,21 +132,30 @@ func (h *harness) prepare(ctx context.Context, prefix string) error {
 		return err
 	}
 	h.runner = &load.Runner{Log: &load.Log{}, Clock: real, Namespace: namespace, Pool: pool, Image: image, Prefix: prefix}
-	for range connections {
+	for range connections - 1 {
 		conn, err := h.cluster.dial()
 		if err != nil {
 			return err
 		}
 		h.runner.Clients = append(h.runner.Clients, sandboxv1.NewSandboxServiceClient(conn))
 	}
-	h.say("pool %s is ready; names begin with %s", pool, prefix)
+	rest, err := h.cluster.rest()
+	if err != nil {
+		return err
+	}
+	h.runner.Clients = append(h.runner.Clients, rest)
+	h.progress("pool %s is ready; names begin with %s", pool, prefix)
 	return nil
 }
 
-// carryOut is the run itself.
-func (h *harness) carryOut(ctx context.Context) (*Report, error) {
+// execute is the run itself.
+func (h *harness) execute(ctx context.Context) (*Report, error) {
 	p := plan.New(h.Plan)
-	h.say("%d sandboxes and %d faults in %s, seed %d", len(p.All()), len(p.Faults), h.Plan.Duration, h.Plan.Seed)
+	h.progress("%d sandboxes and %d faults in %s, seed %d", len(p.All()), len(p.Faults), h.Plan.Duration, h.Plan.Seed)
+	h.garbage = newGarbage(h.cluster.kube, h.observer.Prefix, p.Faults)
+	if err := h.garbage.create(ctx); err != nil {
+		return nil, err
+	}
 	watching, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -150,9 +174,15 @@ func (h *harness) carryOut(ctx context.Context) (*Report, error) {
 		defer close(loaded)
 		h.runner.Run(answers, p.Lives)
 	}()
-	h.strikes = h.striker.Run(ctx, p.Faults, func(s audit.Strike) { h.say("fault %s %s %s", s.Kind, s.Target, s.Failed) })
+	h.strikes = h.striker.Run(ctx, p.Faults, func(s audit.Strike) {
+		h.progress("fault %s %s %s", s.Kind, s.Target, s.Failed)
+		if s.Kind == string(plan.KillGC) {
+			h.garbage.release(ctx)
+		}
+	})
 	<-loaded
-	h.say("faults and load are over; settling")
+	h.garbage.wait()
+	h.progress("faults and load have ended; settling")
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -165,10 +195,10 @@ func (h *harness) carryOut(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	report.SettleSeconds = took.Seconds()
-	report.take(first)
-	report.saw(obs)
+	report.add(first)
+	report.audited(obs)
 
-	h.say("deleting what is left")
+	h.progress("deleting the remaining sandboxes")
 	deleting, cancelDelete := context.WithTimeout(ctx, answerTime)
 	defer cancelDelete()
 	h.runner.DeleteAll(deleting, p.All())
@@ -177,20 +207,25 @@ func (h *harness) carryOut(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	report.EmptySeconds = took.Seconds()
-	report.take(last)
+	report.OrphansDeleted, report.GarbageDeleted = len(h.orphans)-report.OrphansLeft, h.garbage.deleted()
+	report.add(last)
 	h.count(report)
 	return report, h.writeLog()
 }
 
-// settle audits until there is nothing to complain of, or the time is over; the last verdict counts.
+// settle audits until there are no violations or the time is over; the last verdict counts. What the janitor and the garbage
+// collector must delete is a violation until they have.
 func (h *harness) settle(ctx context.Context) (audit.Verdict, audit.Observations, time.Duration, error) {
 	begin := h.clock.Now()
-	told := begin
+	lastProgress := begin
 	for {
 		obs, err := h.observer.Observe(ctx)
 		over := h.clock.Since(begin) > h.Settle
 		calls := h.runner.Log.Calls()
 		verdict := audit.Audit(calls, h.strikes, obs)
+		for _, id := range verdict.Orphans {
+			h.orphans[id] = true
+		}
 		switch {
 		case err != nil && over:
 			return verdict, obs, 0, fmt.Errorf("observing: %w", err)
@@ -200,18 +235,18 @@ func (h *harness) settle(ctx context.Context) (audit.Verdict, audit.Observations
 			}
 			return verdict, obs, h.clock.Since(begin), nil
 		}
-		if err == nil && h.clock.Since(told) > 15*time.Second {
-			told = h.clock.Now()
+		if err == nil && h.clock.Since(lastProgress) > 15*time.Second {
+			lastProgress = h.clock.Now()
 			x := verdict.Violations[0]
-			h.say("%d violations yet, such as %s of %s: %s", len(verdict.Violations), x.Kind, x.Subject, x.What)
+			h.progress("%d violations so far, such as %s of %s: %s", len(verdict.Violations), x.Kind, x.Subject, x.What)
 		}
-		if err := pause(ctx, 2*time.Second); err != nil {
+		if err := wait(ctx, 2*time.Second); err != nil {
 			return verdict, obs, 0, err
 		}
 	}
 }
 
-func (h *harness) say(format string, args ...any) {
+func (h *harness) progress(format string, args ...any) {
 	fmt.Fprintf(h.Out, "%7.1fs "+format+"\n", append([]any{h.clock.Since(h.begin).Seconds()}, args...)...)
 }
 

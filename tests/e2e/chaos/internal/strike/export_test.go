@@ -9,5 +9,5 @@ var (
 	Signal    = signal
 )
 
-// Has tells whether a kind of fault can be carried out.
+// Has reports whether a kind of fault can be injected.
 func Has(k plan.Kind) bool { return faults()[k] != nil }

@@ -11,10 +11,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
 )
 
-// table is the nftables table that a cut makes inside an allocator Pod's network namespace.
+// table is the nftables table that a cut adds to an allocator Pod's network namespace.
 const table = "fsb_chaos"
 
-// cutNetwork drops, without a word, every packet between the leading allocator and one agent, both ways.
+// cutNetwork drops every packet between the leading allocator and one agent, in both directions.
 func cutNetwork(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike) (func() error, error) {
 	pod, err := s.leader(ctx, allocator)
 	if err != nil {
@@ -37,7 +37,7 @@ func cutNetwork(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike
 	return func() error { return uncut(string(pod.UID)) }, nil
 }
 
-// uncut takes a cut away. A Pod that has gone has taken it along.
+// uncut removes a cut. It is removed already if the Pod does not exist.
 func uncut(podUID string) error {
 	if len(insiders(podUID)) == 0 {
 		return nil
@@ -52,17 +52,17 @@ func nft(podUID, rules string) error {
 		return fmt.Errorf("no process of Pod %s runs", podUID)
 	}
 	cmd := exec.Command("nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", pids[0]), "nft", "-f", "-")
-	var said bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(rules), &said, &said
+	var output bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(rules), &output, &output
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("changing the rules of Pod %s: %w: %s", podUID, err, strings.TrimSpace(said.String()))
+		return fmt.Errorf("changing the rules of Pod %s: %w: %s", podUID, err, strings.TrimSpace(output.String()))
 	}
 	return nil
 }
 
-// mend undoes what a harness that was killed has left behind: cuts, and allocators that are stalled.
+// mend undoes the faults of a harness that was killed: cuts, and stopped allocators.
 func (s *Striker) mend(ctx context.Context) error {
-	if err := wake(""); err != nil {
+	if err := resume(""); err != nil {
 		return err
 	}
 	pods, err := s.pods(ctx, s.System, allocator, map[string]string{"app.kubernetes.io/name": allocator})

@@ -22,11 +22,14 @@ import (
 const (
 	allocator  = "allocator"
 	controller = "controller"
+	janitor    = "janitor"
+	gc         = "gc"
+	gateway    = "gateway"
 	// systemCgroup is where fsb-local keeps the node's own components.
 	systemCgroup = "fsb-local/system"
 )
 
-// podOf is the Pod of a Lease's holder: identities are a Pod's name, and what tells its processes apart after a `_`.
+// podOf returns the Pod of a Lease's holder. An identity is the Pod's name, a `_`, and an id of the process.
 func podOf(holder string) string {
 	name, _, _ := strings.Cut(holder, "_")
 	return name
@@ -41,7 +44,7 @@ func belongs(name string, pods []corev1.Pod) bool {
 	return false
 }
 
-// insiders are all processes of a Pod, its pause container's included, which stays when others are killed.
+// insiders returns all processes of a Pod. Among them is that of the pause container, which remains when others are killed.
 func insiders(podUID string) []int { return find(func(string) bool { return true }, podUID) }
 
 // processes finds processes by their program, and a part of their cgroup's path.
@@ -70,7 +73,7 @@ func find(match func(program string) bool, cgroup string) []int {
 	return out
 }
 
-// signal sends a signal to a program's processes in a Pod, or on the node, and tells to which.
+// signal sends a signal to a program's processes in a Pod, or on the node, and returns their pids as text.
 func signal(program, cgroup string, sig syscall.Signal) (string, error) {
 	pids := processes(program, cgroup)
 	if len(pids) == 0 {
@@ -79,7 +82,7 @@ func signal(program, cgroup string, sig syscall.Signal) (string, error) {
 	var failed error
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
-			failed = errors.Join(failed, fmt.Errorf("signalling process %d: %w", pid, err))
+			failed = errors.Join(failed, fmt.Errorf("signaling process %d: %w", pid, err))
 		}
 	}
 	return fmt.Sprint("pid ", pids), failed
@@ -97,6 +100,20 @@ func killLeader(component string) fault {
 	}
 }
 
+// killPod kills the process of one Pod of a component that has no leader.
+func killPod(component string) fault {
+	return func(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike) (func() error, error) {
+		pods, err := s.component(ctx, component)
+		if err != nil {
+			return nil, err
+		}
+		pod := pods[f.Pick%uint64(len(pods))]
+		pids, err := signal("/"+component, string(pod.UID), syscall.SIGKILL)
+		out.Target = pod.Name + " " + pids
+		return nil, err
+	}
+}
+
 func killAgent(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike) (func() error, error) {
 	pods, err := s.agents(ctx)
 	if err != nil {
@@ -108,14 +125,14 @@ func killAgent(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike)
 	return nil, err
 }
 
-// killAgentPod is kubectl delete --force --grace-period=0. Nothing is killed if the API server does not take it.
+// killAgentPod is kubectl delete --force --grace-period=0. Nothing is killed if the API server refuses it.
 func killAgentPod(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike) (func() error, error) {
 	pods, err := s.agents(ctx)
 	if err != nil {
 		return nil, err
 	}
 	pod := pods[f.Pick%uint64(len(pods))]
-	// Even if the answer does not come it may have been taken.
+	// Without an answer it may have been accepted.
 	out.Target, out.AgentUID, out.AgentPod = pod.Name, string(pod.UID), pod.Name
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -130,8 +147,8 @@ func killNode(program string) fault {
 	}
 }
 
-// stallAllocator stops the leader's process without ending it, for longer than its Lease lasts: it wakes as a leader that
-// was deposed and does not know it.
+// stallAllocator stops the leader's process for longer than its Lease lasts: when it resumes, it has lost leadership and does
+// not know it.
 func stallAllocator(ctx context.Context, s *Striker, _ plan.Fault, out *audit.Strike) (func() error, error) {
 	pod, err := s.leader(ctx, allocator)
 	if err != nil {
@@ -139,15 +156,15 @@ func stallAllocator(ctx context.Context, s *Striker, _ plan.Fault, out *audit.St
 	}
 	pids, err := signal("/"+allocator, string(pod.UID), syscall.SIGSTOP)
 	out.Target = pod.Name + " " + pids
-	return func() error { return wake(string(pod.UID)) }, err
+	return func() error { return resume(string(pod.UID)) }, err
 }
 
-// wake has a stalled allocator go on. One that was killed meanwhile needs no waking.
-func wake(cgroup string) error {
+// resume resumes a stopped allocator. One that was killed meanwhile is not there to be resumed.
+func resume(cgroup string) error {
 	var failed error
 	for _, pid := range processes("/"+allocator, cgroup) {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
-			failed = errors.Join(failed, fmt.Errorf("waking process %d: %w", pid, err))
+			failed = errors.Join(failed, fmt.Errorf("resuming process %d: %w", pid, err))
 		}
 	}
 	return failed

@@ -1,6 +1,6 @@
-// Package strike carries faults out on the local cluster: it kills processes and Pods, stalls them, and cuts networks.
-// What lasts is undone when its time is over, when the context ends, and, should the harness itself be killed, by Begin
-// at the next start. Strikes may overlap. Everything that it kills it finds anew by what Kubernetes says and /proc shows.
+// Package strike injects faults into the local cluster: it kills processes and Pods, stops processes for a while, and cuts
+// networks. A fault that lasts is undone when its time is over or when the context ends; if the harness itself is killed,
+// Begin undoes it at the next start. Strikes may overlap. Each one finds its target by Kubernetes and /proc at that time.
 package strike
 
 import (
@@ -22,22 +22,22 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
 )
 
-// lookTimeout bounds a look at the API server, which may be a fault's victim itself.
+// lookTimeout bounds a read from the API server, which may be down because of a fault.
 const lookTimeout = 3 * time.Second
 
-// Striker carries faults out.
+// Striker injects faults. Its methods must not be called concurrently.
 type Striker struct {
 	Kube  client.Client
 	Clock clock.WithTicker
 	// Namespace and Pool of the agents; System is the namespace of allocator and controller.
 	Namespace, Pool, System string
 
-	// What was seen last, for when the API server cannot say.
+	// The last known state, for times without an API server.
 	holders map[string]string
 	seen    map[string][]corev1.Pod
 }
 
-// fault carries one kind of fault out and tells what it hit, and, if it is to last, how it is undone.
+// fault injects one kind of fault and sets its target in out. For a fault that lasts it returns how to undo it.
 type fault func(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike) (undo func() error, err error)
 
 func faults() map[plan.Kind]fault {
@@ -48,20 +48,28 @@ func faults() map[plan.Kind]fault {
 		plan.KillAgentPod:   killAgentPod,
 		plan.KillContainerd: killNode("containerd"),
 		plan.KillAPIServer:  killNode("kube-apiserver"),
+		plan.KillJanitor:    killPod(janitor),
+		plan.KillGC:         killLeader(gc),
+		plan.KillGateway:    killPod(gateway),
 		plan.CutNetwork:     cutNetwork,
 		plan.StallAllocator: stallAllocator,
 	}
 }
 
-// Begin mends what a former run has left, and finds out who is there, so that faults can be carried out while the API
-// server is away.
+// Begin undoes what a previous run has left, and reads the Pods and leaders, so that faults can be injected while the API
+// server is down.
 func (s *Striker) Begin(ctx context.Context) error {
 	s.holders, s.seen = map[string]string{}, map[string][]corev1.Pod{}
 	if err := s.mend(ctx); err != nil {
 		return err
 	}
-	for _, component := range []string{allocator, controller} {
+	for _, component := range []string{allocator, controller, gc} {
 		if _, err := s.leader(ctx, component); err != nil {
+			return err
+		}
+	}
+	for _, component := range []string{janitor, gateway} {
+		if _, err := s.component(ctx, component); err != nil {
 			return err
 		}
 	}
@@ -94,9 +102,9 @@ func (s *Striker) finish(ctx context.Context, f plan.Fault, out *audit.Strike, u
 	out.Lasted = s.Clock.Since(out.At)
 }
 
-// Run carries all faults out, each at its time, and returns when the last is undone. tell is called, one call at a time,
-// for each when it begins.
-func (s *Striker) Run(ctx context.Context, all []plan.Fault, tell func(audit.Strike)) []audit.Strike {
+// Run injects all faults, each at its time, and returns when the last is undone. It calls notify for each when it begins, one
+// call at a time.
+func (s *Striker) Run(ctx context.Context, all []plan.Fault, notify func(audit.Strike)) []audit.Strike {
 	begin := s.Clock.Now()
 	out := make([]audit.Strike, 0, len(all))
 	var lasting sync.WaitGroup
@@ -111,9 +119,9 @@ func (s *Striker) Run(ctx context.Context, all []plan.Fault, tell func(audit.Str
 			break
 		}
 		strike, undo := s.begin(ctx, f)
-		tell(strike)
+		notify(strike)
 		out = append(out, strike)
-		mine := &out[len(out)-1] // it stays where it is: out was made large enough for all
+		mine := &out[len(out)-1] // out has room for all faults and is never reallocated
 		lasting.Go(func() { s.finish(ctx, f, mine, undo) })
 	}
 	lasting.Wait()
@@ -122,7 +130,7 @@ func (s *Striker) Run(ctx context.Context, all []plan.Fault, tell func(audit.Str
 
 // leader is the Pod that holds the component's Lease. Without a Lease it is any of its Pods that is ready.
 func (s *Striker) leader(ctx context.Context, component string) (corev1.Pod, error) {
-	pods, err := s.pods(ctx, s.System, component, client.MatchingLabels{"app.kubernetes.io/name": component})
+	pods, err := s.component(ctx, component)
 	if err != nil {
 		return corev1.Pod{}, err
 	}
@@ -149,14 +157,19 @@ func (s *Striker) leader(ctx context.Context, component string) (corev1.Pod, err
 			return p, nil
 		}
 	}
-	return corev1.Pod{}, errors.New("there is no " + component)
+	return corev1.Pod{}, errors.New("no Pod of " + component + " runs")
+}
+
+// component lists the Pods of a component of the mesh.
+func (s *Striker) component(ctx context.Context, name string) ([]corev1.Pod, error) {
+	return s.pods(ctx, s.System, name, client.MatchingLabels{"app.kubernetes.io/name": name})
 }
 
 func (s *Striker) agents(ctx context.Context) ([]corev1.Pod, error) {
 	return s.pods(ctx, s.Namespace, "agent", client.MatchingLabels{v1alpha1.LabelPool: s.Pool, v1alpha1.LabelComponent: v1alpha1.ComponentAgent})
 }
 
-// pods lists Pods that are not being deleted, or those that were seen last while the API server is away.
+// pods lists Pods that are not being deleted; while the API server is down, those of the last list.
 func (s *Striker) pods(ctx context.Context, namespace, key string, labels client.MatchingLabels) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -171,7 +184,7 @@ func (s *Striker) pods(ctx context.Context, namespace, key string, labels client
 		s.seen[key] = alive
 	}
 	if len(s.seen[key]) == 0 {
-		return nil, fmt.Errorf("there is no Pod of the %s", key)
+		return nil, fmt.Errorf("no Pod of %s exists", key)
 	}
 	return s.seen[key], nil
 }

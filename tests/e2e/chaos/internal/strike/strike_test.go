@@ -13,20 +13,20 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/strike"
 )
 
-func TestEveryPlannedFaultCanBeCarriedOut(t *testing.T) {
+func TestEveryKindIsImplemented(t *testing.T) {
 	for _, k := range plan.Kinds() {
 		require.True(t, strike.Has(k), "%s", k)
 	}
 }
 
-func TestTheHolderOfALeaseIsAPod(t *testing.T) {
+func TestPodOfLeaseHolder(t *testing.T) {
 	require.Equal(t, "allocator-5d-x2", strike.PodOf("allocator-5d-x2_10.0.0.1:9090_0b9c"))
 	require.Equal(t, "controller-1", strike.PodOf("controller-1_0b9c"))
 	require.Empty(t, strike.PodOf(""))
 }
 
-// TestProcessesAreFoundByProgramAndCgroup kills a process by its program's name, and nothing else.
-func TestProcessesAreFoundByProgramAndCgroup(t *testing.T) {
+// TestSignal kills a process by its program's name, and no other.
+func TestSignal(t *testing.T) {
 	program := fmt.Sprintf("chaos-victim-of-%d", os.Getpid())
 	victim := &exec.Cmd{Path: "/bin/sleep", Args: []string{program, "600"}}
 	require.NoError(t, victim.Start())

@@ -28,7 +28,7 @@ func listOptions(resourceVersion string) *metav1.ListOptions {
 	return &metav1.ListOptions{ResourceVersion: resourceVersion}
 }
 
-// agents asks each agent of the pool what it has.
+// agents reads the state that each agent of the pool reports.
 func (o *Observer) agents(ctx context.Context, obs *audit.Observations) error {
 	pods, err := o.Agents(ctx)
 	if err != nil {
@@ -67,9 +67,9 @@ func (o *Observer) counts(ctx context.Context, obs *audit.Observations) error {
 	if err != nil {
 		return fmt.Errorf("listing the allocator's agents: %w", err)
 	}
-	obs.Places = map[string]int{}
+	obs.Reserved = map[string]int{}
 	for _, a := range list.GetAgents() {
-		obs.Places[a.GetInfo().GetPodUid()] = int(a.GetAllocated())
+		obs.Reserved[a.GetInfo().GetPodUid()] = int(a.GetAllocated())
 	}
 	var p v1alpha1.SandboxPool
 	if err := o.Kube.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: o.Pool}, &p); err != nil {

@@ -9,22 +9,22 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// Note is what Watch does of one event.
-func (o *Observer) Note(s *v1alpha1.Sandbox, gone bool) { o.note(s, gone) }
+// Note is what Watch does with one event.
+func (o *Observer) Note(s *v1alpha1.Sandbox, deleted bool) { o.note(s, deleted) }
 
-// Missing is what Watch does of a list.
-func (o *Observer) Missing(there map[string]bool, now time.Time) { o.seen.missing(there, now) }
+// Missing is what Watch does with a list.
+func (o *Observer) Missing(present map[string]bool, now time.Time) { o.history.missing(present, now) }
 
-// Known is what was seen.
+// Known returns the history.
 func (o *Observer) Known() (map[string]bool, map[string]time.Time) {
-	return o.seen.all(), o.seen.ends()
+	return o.history.all(), o.history.ends()
 }
 
 // ContainerOf reads a container.
 func ContainerOf(c containers.Container, running bool) audit.Container { return container(c, running) }
 
-// IsContainerID tells whether a name is that of one of our containers.
+// IsContainerID reports whether a name is the id of one of our containers.
 func IsContainerID(name string) bool { return containerID.MatchString(name) }
 
-// AgentOf is whose a directory is.
+// AgentOf returns the agent that made a directory.
 func AgentOf(dir string) string { return agentOf(dir) }

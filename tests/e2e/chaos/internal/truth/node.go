@@ -24,7 +24,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// containerID is the form of our containers' ids: the sandbox's uid and the attempt, or what it was called as a slot.
+// containerID is the form of our containers' ids: the sandbox's uid and the attempt, or the id of its slot.
 var containerID = regexp.MustCompile(`^(?:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]+|slot\.[0-9a-f]{20})$`)
 
 // containers lists the pool's containers, and the ids of all containers of ours.
@@ -72,7 +72,7 @@ func container(c containers.Container, running bool) audit.Container {
 	return out
 }
 
-// remnants lists what has the name of one of our containers and outlived it.
+// remnants lists objects that have the name of a container of ours that does not exist.
 func (o *Observer) remnants(ctx context.Context, containers map[string]bool) ([]audit.Remnant, error) {
 	var out []audit.Remnant
 	add := func(kind, dir, name string) {
@@ -103,8 +103,8 @@ func (o *Observer) remnants(ctx context.Context, containers map[string]bool) ([]
 // podCgroup is the Pod in the path of a cgroup.
 var podCgroup = regexp.MustCompile(`/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
 
-// agentOf is the uid of the agent that made a directory: a log has it in a file, a bundle in the path of its cgroup. Empty if
-// nothing tells it.
+// agentOf returns the uid of the agent that made a directory: a log has it in a file, a bundle in the path of its cgroup. It
+// is empty if neither exists.
 func agentOf(dir string) string {
 	if raw, err := os.ReadFile(filepath.Join(dir, "owner")); err == nil {
 		return string(raw)

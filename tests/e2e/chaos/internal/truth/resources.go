@@ -7,7 +7,9 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -16,14 +18,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// seen remembers the uids of sandboxes that ever had a custom resource, and when each was first seen to end.
-type seen struct {
+// GarbageLabel marks the ConfigMaps that the harness makes for the garbage collector: owners, and their dependents.
+const GarbageLabel = "fast-sandbox.io/chaos"
+
+// history records the uids of sandboxes that ever had a custom resource, and when each was first observed to end.
+type history struct {
 	mu    sync.Mutex
 	uids  map[string]bool
 	ended map[string]time.Time
 }
 
-func (s *seen) add(uid string, ending bool, now time.Time) {
+func (s *history) add(uid string, ending bool, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.uids == nil {
@@ -35,28 +40,28 @@ func (s *seen) add(uid string, ending bool, now time.Time) {
 	}
 }
 
-// missing notes the end of all that is not there.
-func (s *seen) missing(there map[string]bool, now time.Time) {
+// missing records the end of every sandbox that is absent.
+func (s *history) missing(present map[string]bool, now time.Time) {
 	for uid := range s.all() {
-		if !there[uid] {
+		if !present[uid] {
 			s.add(uid, true, now)
 		}
 	}
 }
 
-func (s *seen) all() map[string]bool {
+func (s *history) all() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.uids)
 }
 
-func (s *seen) ends() map[string]time.Time {
+func (s *history) ends() map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.ended)
 }
 
-// Watch notes every custom resource that there is until ctx ends, across the API server's absences.
+// Watch records every custom resource until ctx ends. It reconnects when the API server was down.
 func (o *Observer) Watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := o.watch(ctx); err != nil {
@@ -75,12 +80,12 @@ func (o *Observer) watch(ctx context.Context) error {
 	if err := o.Kube.List(ctx, &list, client.InNamespace(o.Namespace)); err != nil {
 		return err
 	}
-	there := map[string]bool{}
+	present := map[string]bool{}
 	for i := range list.Items {
 		o.note(&list.Items[i], false)
-		there[list.Items[i].EffectiveUID()] = true
+		present[list.Items[i].EffectiveUID()] = true
 	}
-	o.seen.missing(there, o.Clock.Now())
+	o.history.missing(present, o.Clock.Now())
 	w, err := o.Kube.Watch(ctx, &v1alpha1.SandboxList{}, client.InNamespace(o.Namespace),
 		&client.ListOptions{Raw: listOptions(list.ResourceVersion)})
 	if err != nil {
@@ -95,10 +100,33 @@ func (o *Observer) watch(ctx context.Context) error {
 	return nil
 }
 
-func (o *Observer) note(s *v1alpha1.Sandbox, gone bool) {
+func (o *Observer) note(s *v1alpha1.Sandbox, deleted bool) {
 	if o.ours(s.Name) {
-		o.seen.add(s.EffectiveUID(), gone || s.DeletionTimestamp != nil, o.Clock.Now())
+		o.history.add(s.EffectiveUID(), deleted || s.DeletionTimestamp != nil, o.Clock.Now())
 	}
+}
+
+// garbage lists the dependents whose owner was deleted.
+func (o *Observer) garbage(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var list corev1.ConfigMapList
+	if err := o.Kube.List(ctx, &list, client.InNamespace(o.Namespace), client.MatchingLabels{GarbageLabel: o.Pool}); err != nil {
+		return nil, fmt.Errorf("listing dependents: %w", err)
+	}
+	owners := map[types.UID]bool{}
+	for i := range list.Items {
+		owners[list.Items[i].UID] = true
+	}
+	var out []string
+	for i := range list.Items {
+		for _, ref := range list.Items[i].OwnerReferences {
+			if !owners[ref.UID] {
+				out = append(out, "ConfigMap "+list.Items[i].Name)
+			}
+		}
+	}
+	return out, nil
 }
 
 func (o *Observer) resources(ctx context.Context) ([]audit.Resource, error) {

@@ -1,6 +1,6 @@
-// Package truth reads what is there: the custom resources from the API server, each agent's own report, and containerd
-// with what it has left on the node. It reads alone, and everything anew each time; it keeps only which custom resources
-// were ever seen.
+// Package truth reads the actual state: the custom resources from the API server, each agent's report, and containerd
+// with its remnants on the node. It never writes, and reads everything again each time; it keeps only which custom resources
+// ever existed. Observe and Watch may be called concurrently.
 package truth
 
 import (
@@ -23,16 +23,16 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 )
 
-// secretName is the Secret whose certificate agents take reports' readers by.
+// secretName is the Secret with a certificate that may read agents' reports.
 const secretName = "allocator-tls"
 
-// Observer reads the three truths.
+// Observer reads the state from all three sources.
 type Observer struct {
 	// Kube reads uncached.
 	Kube client.WithWatch
 	// Node is the node's containerd, in the namespace of Kubernetes.
 	Node *containerd.Client
-	// Allocator tells which places it holds for taken.
+	// Allocator reports its reservations.
 	Allocator allocatorv1.AllocatorServiceClient
 	Clock     clock.Clock
 	// Namespace and Pool of the sandboxes; Prefix begins their names. System is the mesh's own namespace.
@@ -45,10 +45,10 @@ type Observer struct {
 
 	tls      rpc.TLS
 	baseline map[string]bool
-	seen     seen
+	history  history
 }
 
-// Begin makes the observer ready: it keeps the certificate for agents in dir, and what was left by others before.
+// Begin writes the certificate for agents to dir, and records the remnants that exist before the run.
 func (o *Observer) Begin(ctx context.Context, dir string) error {
 	var secret corev1.Secret
 	if err := o.Kube.Get(ctx, client.ObjectKey{Namespace: o.System, Name: secretName}, &secret); err != nil {
@@ -68,7 +68,7 @@ func (o *Observer) Begin(ctx context.Context, dir string) error {
 	return err
 }
 
-// Observe reads everything. An error means that one of the truths cannot be read now.
+// Observe reads everything. An error means that one of the sources cannot be read now.
 func (o *Observer) Observe(ctx context.Context) (audit.Observations, error) {
 	obs := audit.Observations{At: o.Clock.Now()}
 	group, ctx := errgroup.WithContext(ctx)
@@ -78,6 +78,10 @@ func (o *Observer) Observe(ctx context.Context) (audit.Observations, error) {
 	})
 	group.Go(func() error { return o.agents(ctx, &obs) })
 	group.Go(func() error { return o.counts(ctx, &obs) })
+	group.Go(func() (err error) {
+		obs.Garbage, err = o.garbage(ctx)
+		return err
+	})
 	group.Go(func() (err error) {
 		all, ids, err := o.containers(ctx)
 		if err != nil {
@@ -90,7 +94,7 @@ func (o *Observer) Observe(ctx context.Context) (audit.Observations, error) {
 	if err := group.Wait(); err != nil {
 		return obs, err
 	}
-	obs.Seen, obs.Ended = o.seen.all(), o.seen.ends()
+	obs.Seen, obs.Ended = o.history.all(), o.history.ends()
 	return obs, nil
 }
 
@@ -108,5 +112,5 @@ func (o *Observer) Agents(ctx context.Context) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// ours tells that a sandbox is one of this run's.
+// ours reports whether a sandbox belongs to this run.
 func (o *Observer) ours(name string) bool { return strings.HasPrefix(name, o.Prefix) }

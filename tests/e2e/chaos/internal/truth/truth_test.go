@@ -27,9 +27,9 @@ func sandbox(name, uid string) *v1alpha1.Sandbox {
 	return s
 }
 
-// TestTheEndOfASandboxIsWhenItWasFirstSeen follows four sandboxes: one stays, one is deleted, one is seen going before it is
-// gone, and one vanishes while nobody could look.
-func TestTheEndOfASandboxIsWhenItWasFirstSeen(t *testing.T) {
+// TestHistory follows four sandboxes: one stays, one is deleted, one is observed while it is being deleted, and one
+// disappears while the API server is down.
+func TestHistory(t *testing.T) {
 	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	clock := testingclock.NewFakeClock(begin)
 	o := &truth.Observer{Clock: clock, Prefix: "run-"}
@@ -54,7 +54,7 @@ func TestTheEndOfASandboxIsWhenItWasFirstSeen(t *testing.T) {
 	}, ended)
 }
 
-func TestAContainerTellsWhoseItIs(t *testing.T) {
+func TestContainer(t *testing.T) {
 	record, err := anypb.New(&agentv1.SandboxRecord{RequestId: "req"})
 	require.NoError(t, err)
 	labels := identity.Identity{Namespace: "default", Name: "a", SandboxUID: "uid", Attempt: 2, AgentUID: "agent", Pool: "p", State: identity.StateClaimed}.Labels()
@@ -66,7 +66,7 @@ func TestAContainerTellsWhoseItIs(t *testing.T) {
 	require.NotEmpty(t, truth.ContainerOf(containers.Container{ID: "uid-2", Labels: labels}, true).Broken)
 }
 
-func TestOnlyOurContainersLeaveRemnants(t *testing.T) {
+func TestIsContainerID(t *testing.T) {
 	for _, ours := range []string{"13e558df-1e2f-4e63-8a85-8ca5cbed8483-1", "slot.0123456789abcdef0123"} {
 		require.True(t, truth.IsContainerID(ours), ours)
 	}
@@ -75,7 +75,7 @@ func TestOnlyOurContainersLeaveRemnants(t *testing.T) {
 	}
 }
 
-func TestADirectoryTellsWhoseItIs(t *testing.T) {
+func TestAgentOf(t *testing.T) {
 	const uid = "13e558df-1e2f-4e63-8a85-8ca5cbed8483"
 	for file, content := range map[string]string{
 		"owner":       uid,

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -15,29 +16,28 @@ import (
 )
 
 const (
-	// tryTimeout is the deadline of one try. It is longer than a network cut, so that servers give their own answers.
-	tryTimeout = 20 * time.Second
-	retryFirst = 100 * time.Millisecond
-	retryMost  = 2 * time.Second
-	// againPatience is how long a create waits for the former sandbox of its name to be gone.
-	againPatience = 15 * time.Second
+	// requestTimeout is the deadline of one request. It is longer than a network cut, so that servers send their own answers.
+	requestTimeout = 20 * time.Second
+	minBackoff     = 100 * time.Millisecond
+	maxBackoff     = 2 * time.Second
+	// nameTimeout is how long a create is repeated until the previous sandbox of its name no longer exists.
+	nameTimeout = 15 * time.Second
 )
 
-// answer is what one try was told.
+// answer is the class of the answer to one request.
 type answer int
 
 const (
 	done answer = iota
-	// refusal: typed, and repeating it would change nothing.
+	// refusal: a typed error, and a repetition would have the same result.
 	refusal
-	// later: typed; the server says when to come again, and did nothing unless it says that it does not know.
+	// later: a typed error that may be retried. The server did nothing, unless it says that the outcome is unknown.
 	later
-	// silence: nobody knows what has happened.
+	// silence: the outcome is unknown.
 	silence
 )
 
-// classify reads an answer. Only an error that the server itself has typed says anything about what it did; unsure tells
-// that it does not.
+// classify classifies an answer. Only a typed error of the server says what the server did; unsure is true if it does not.
 func classify(err error) (a answer, reason string, wait time.Duration, unsure bool) {
 	if err == nil {
 		return done, "", 0, false
@@ -65,18 +65,20 @@ func classify(err error) (a answer, reason string, wait time.Duration, unsure bo
 	}
 }
 
-// repeat carries a call out again and again until it is answered or the patience is over, and completes c. Tries that
-// end with a reason in again are repeated, too, for a while.
-func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Duration, again map[string]bool, try func(context.Context) error) {
+// repeat sends a request again and again until it has an answer or the limit is over, and completes c. Refusals with a reason
+// in again are repeated too, up to nameTimeout.
+func (r *Runner) repeat(ctx context.Context, c *audit.Call, limit time.Duration, again map[string]bool, send func(context.Context) error) {
 	c.Sent = r.Clock.Now()
-	backoff := retryFirst
+	backoff := minBackoff
 	for {
-		c.Tries++
-		tryCtx, cancel := context.WithTimeout(ctx, tryTimeout)
-		err := try(tryCtx)
+		c.Requests++
+		began := r.Clock.Now()
+		requestCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+		err := send(requestCtx)
 		cancel()
 		a, reason, wait, unsure := classify(err)
 		c.Answered = r.Clock.Now()
+		c.Phases = append(c.Phases, phase("request: "+cmp.Or(reason, "OK"), c.Answered.Sub(began), err))
 		if err != nil {
 			if c.Reason != "" && !slices.Contains(c.Earlier, c.Reason) {
 				c.Earlier = append(c.Earlier, c.Reason)
@@ -84,30 +86,40 @@ func (r *Runner) repeat(ctx context.Context, c *audit.Call, patience time.Durati
 			c.Reason, c.Message = reason, status.Convert(err).Message()
 		}
 		if reason == "INTERNAL" {
-			r.Log.defect()
+			r.Log.addInternal()
 		}
 		c.Unsure = c.Unsure || unsure
 		switch {
 		case a == done:
 			c.Outcome = audit.Acked
 			return
-		case a == refusal && (!again[reason] || c.Answered.Sub(c.Sent) > againPatience):
+		case a == refusal && (!again[reason] || c.Answered.Sub(c.Sent) > nameTimeout):
 			c.Outcome = audit.Refused
 			return
 		}
-		if c.Answered.Sub(c.Sent) > patience || ctx.Err() != nil {
+		if c.Answered.Sub(c.Sent) > limit || ctx.Err() != nil {
 			c.Outcome = audit.Refused
 			if a == silence {
 				c.Outcome = audit.Unknown
 			}
 			return
 		}
-		r.wait(ctx, max(wait, backoff))
-		backoff = min(2*backoff, retryMost)
+		pause := max(wait, backoff)
+		c.Phases = append(c.Phases, phase("wait: "+reason, pause, nil))
+		r.wait(ctx, pause)
+		backoff = min(2*backoff, maxBackoff)
 	}
 }
 
-// wait returns when the time is over or ctx is.
+func phase(name string, took time.Duration, err error) audit.Phase {
+	p := audit.Phase{Name: name, Millis: float64(took.Microseconds()) / 1000}
+	if err != nil {
+		p.Message = status.Convert(err).Message()
+	}
+	return p
+}
+
+// wait returns when the time is over or ctx ends.
 func (r *Runner) wait(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
