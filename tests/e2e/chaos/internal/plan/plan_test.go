@@ -1,6 +1,10 @@
 package plan_test
 
 import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,4 +84,35 @@ func TestLoadFitsTheMachine(t *testing.T) {
 		}
 		require.LessOrEqual(t, alive, 70, "at %s", at)
 	}
+}
+
+// README.md promises how the mesh reacts to exactly the faults that the harness injects.
+func TestREADMENamesAllKinds(t *testing.T) {
+	rows := map[plan.Kind]string{
+		plan.KillAllocator:  "allocator",
+		plan.StallAllocator: "allocator stopped for longer than its Lease, and resumed",
+		plan.KillController: "controller",
+		plan.KillAgent:      "agent's process",
+		plan.KillAgentPod:   "agent's Pod or node",
+		plan.KillJanitor:    "janitor",
+		plan.KillGC:         "garbage collector",
+		plan.KillGateway:    "gateway",
+		plan.KillContainerd: "containerd",
+		plan.KillAPIServer:  "API server",
+		plan.CutNetwork:     "network between allocator and agent",
+	}
+	require.ElementsMatch(t, plan.Kinds(), slices.Collect(maps.Keys(rows)))
+	raw, err := os.ReadFile("../../../../../README.md")
+	require.NoError(t, err)
+	_, table, found := strings.Cut(string(raw), "| what fails | what happens |\n|---|---|\n")
+	require.True(t, found, "the table of faults")
+	var documented []string
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 {
+			break
+		}
+		documented = append(documented, strings.TrimSpace(cells[1]))
+	}
+	require.ElementsMatch(t, slices.Collect(maps.Values(rows)), documented)
 }
