@@ -92,7 +92,7 @@ GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck
 BUILD_TOOL := cd internal/tools && go build -ldflags "-s -w" -o $(TOOLS)/
 
-.PHONY: tools grpcurl generate generate-only verify lint lint-only style style-only format breaking vuln
+.PHONY: tools grpcurl generate generate-only verify lint lint-only style style-only openapi format breaking vuln
 tools: deps ## Build the generators and linters into bin/tools
 	@.ci/modules internal/tools
 	@$(STEP) "building the generators and linters" "$(NEXT)"
@@ -119,6 +119,15 @@ lint-only:
 style: tools style-only ## Check the language of Markdown, proto files and Go comments; .vale.ini says how
 style-only:
 	@git ls-files '*.md' '*.proto' '*.go' | grep -v '^gen/' | xargs $(TOOLS)/vale --output=line
+openapi: $(BIN)/openapi/.installed ## Check the OpenAPI document with Spectral and openapi-typescript
+	@cd $(<D)/node_modules/.bin && ./spectral lint --quiet --fail-severity warn --ruleset $(CURDIR)/internal/tools/openapi/spectral.yaml $(OPENAPI)
+	@cd $(<D)/node_modules/.bin && ./openapi-typescript $(OPENAPI) -o $(<D)/api.ts >/dev/null && ./tsc --noEmit --strict $(<D)/api.ts
+OPENAPI := $(CURDIR)/gen/openapi/fastsandbox.openapi.json
+# In bin/, because npm installs beside package.json.
+$(BIN)/openapi/.installed: internal/tools/openapi/package.json internal/tools/openapi/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20 or later" >&2; exit 1; }
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --loglevel error >/dev/null && touch $@
 breaking: tools ## Compare the APIs with those on main
 	@rm -rf .third_party/main && mkdir -p .third_party/main
 	@git archive main proto buf.yaml | tar -x -C .third_party/main
@@ -140,7 +149,7 @@ verify: deps ## Generation, lint and style; fails if a generated or formatted fi
 	@$(TOOLS)/buf format -d --exit-code proto
 	@for dir in . deploy/local internal/tools; do (cd $$dir && go mod verify >/dev/null && go mod tidy -diff >/dev/null) || { echo "go.mod in $$dir is not tidy" >&2; exit 1; }; done
 	@$(STEP) "linting"
-	@$(MAKE) style-only lint-only
+	@$(MAKE) style-only lint-only openapi
 	@cd deploy/local && go vet $$($(LOCAL_PACKAGES))
 	@$(STEP) "verified"
 
@@ -157,6 +166,7 @@ unit: deps ## Unit tests under the race detector
 	@CGO_ENABLED=1 go test -race -timeout 10m $(PACKAGES)
 	@# Unvetted: vet would check all of Kubernetes.
 	@cd deploy/local && go test -vet off -timeout 10m ./...
+	@cd internal/tools && go test ./...
 integration: build ## Tests against a real containerd and a real apiserver with etcd
 	@KUBEBUILDER_ASSETS=$(BIN)/k8s FSB_BIN=$(BIN) go test -tags integration -count 1 -p 1 -timeout 20m $(INTEGRATION)
 e2e: build grpcurl ## Tests on the local cluster, brought up for them if it is not up, with two minutes of faults

@@ -1,4 +1,4 @@
-// The gateway serves the SandboxService as REST.
+// The gateway serves the public APIs as REST.
 package main
 
 import (
@@ -12,13 +12,18 @@ func main() {
 	cfg := &app.Config{}
 	daemon.Main(daemon.Program{
 		Name:  "gateway",
-		Short: "Serve the sandbox API as REST",
-		Long: `gateway serves the SandboxService as REST over HTTPS with mutual TLS (HTTP/1.1 and HTTP/2).
+		Short: "Serve the APIs as REST",
+		Long: `gateway serves the public APIs as REST over HTTPS with mutual TLS (HTTP/1.1 and HTTP/2).
 
   /v1/namespaces/{namespace}/sandboxes[/{name}]   create, get, list, update, delete
   /v1/namespaces/{namespace}/sandboxes:watch      changes, as newline-delimited JSON
   /v1/namespaces/{namespace}/sandboxes/{name}:logs  output, as newline-delimited JSON, or raw with Accept: text/plain
-  /openapi.json /healthz /readyz
+  /v1/namespaces/{namespace}/pools[/{name}]       pools
+  /v1/namespaces/{namespace}/pools/{pool}/images  images; images:pull pulls one on each node
+  /v1/namespaces/{namespace}/agents               agents
+  /v1/gc/objects:explain, :previewDelete, :graph  why an object is kept, and what its deletion does
+  /v1/gc/graph                                    the graph of owners, as newline-delimited JSON
+  /openapi.json /openapi.yaml /healthz /readyz
 
 A caller needs a certificate of the role "client". Errors are google.rpc.Status in JSON.`,
 		Example: "  gateway --allocator-address=kubernetes:///allocator.fast-sandbox-system:9090 \\\n" +

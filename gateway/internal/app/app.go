@@ -1,5 +1,6 @@
-// Package app wires the gateway: one connection to the allocator, the REST handler, an HTTPS server, probes and metrics.
-// It holds no state of sandboxes: any number of gateways may run, and each may be killed at any time.
+// Package app wires the gateway: connections to the allocator and the garbage collector, the REST handler, an HTTPS server,
+// probes and metrics. It keeps no state of sandboxes: any number of gateways may run, and each may be killed at any time.
+// Run is called once.
 package app
 
 import (
@@ -30,24 +31,35 @@ func Run(ctx context.Context, cfg Config) error {
 	return Serve(ctx, cfg, listener)
 }
 
-// Serve is Run on a listener that is open already; it closes it.
+// Serve is Run on an open listener, which it closes. options are added to both connections.
 func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...grpc.DialOption) error {
 	defer listener.Close()
-	conn, err := rpc.Dial(cfg.AllocatorAddress, rpc.ClientConfig{
+	allocator, err := rpc.Dial(cfg.AllocatorAddress, rpc.ClientConfig{
 		TLS: cfg.TLS, ServerName: rpc.RoleAllocator.ServerName(), Options: options,
 	})
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer allocator.Close()
+	collector, err := rpc.Dial(cfg.CollectorAddress, rpc.ClientConfig{
+		TLS: cfg.TLS, ServerName: rpc.RoleGC.ServerName(), Options: options,
+	})
+	if err != nil {
+		return err
+	}
+	defer collector.Close()
 
 	log := logr.FromContextOrDiscard(ctx)
 	registry := obs.NewRegistry()
 	draining := make(chan struct{})
-	upstream := rest.NewUpstream(conn)
+	upstream := rest.NewUpstream(allocator)
+	document, err := openapi.YAML()
+	if err != nil {
+		return err
+	}
 	handler, err := rest.New(rest.Config{
-		Client: sandboxv1.NewSandboxServiceClient(conn), Ready: upstream.Check,
-		Document: openapi.Document(), MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout,
+		Allocator: allocator, Collector: collector, Ready: upstream.Check,
+		JSON: openapi.JSON(), YAML: document, MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout,
 		Roles: callers(cfg.TLS), Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
 	})
 	if err != nil {
@@ -61,7 +73,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	group := daemon.NewGroup()
 	cfg.Serve(group, registry, probes)
 	group.Go("https", func(ctx context.Context) error {
-		log.Info("serving", "address", listener.Addr().String(), "allocator", cfg.AllocatorAddress)
+		log.Info("serving", obs.KeyAddress, listener.Addr().String(), "allocator", cfg.AllocatorAddress, "gc", cfg.CollectorAddress)
 		return serve(ctx, server, listener, cfg, draining)
 	})
 	group.Go("allocator health", func(ctx context.Context) error {
@@ -72,8 +84,8 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	return group.Run(ctx)
 }
 
-// callers are the roles that may use the API; nil for everyone. Other components' certificates are not enough: behind the
-// gateway they would act with its rights.
+// callers returns the roles that may use the API; nil means everyone. A certificate of a component is not enough: behind the
+// gateway the component would act with the gateway's rights.
 func callers(t rpc.TLS) []rpc.Role {
 	if t.Insecure {
 		return nil
@@ -81,15 +93,15 @@ func callers(t rpc.TLS) []rpc.Role {
 	return []rpc.Role{rpc.RoleClient}
 }
 
-// report tells the probes. The empty service is the process's own life; the SandboxService is ready while the allocator
-// can be reached, so a restart, which would not help, is not asked for.
+// report updates the probes. The empty service reports that the process is alive. The SandboxService is ready while the
+// allocator can be reached: a restart of the gateway does not help if it cannot.
 func report(log logr.Logger, probes *health.Server, err error) {
 	state := healthv1.HealthCheckResponse_SERVING
 	if err != nil {
 		state = healthv1.HealthCheckResponse_NOT_SERVING
-		log.Info("allocator cannot be reached", "err", err.Error())
+		log.Info("allocator unreachable", obs.KeyError, err.Error())
 	} else {
-		log.Info("allocator reached")
+		log.Info("allocator reachable")
 	}
 	probes.SetServingStatus(sandboxv1.SandboxService_ServiceDesc.ServiceName, state)
 }

@@ -10,18 +10,20 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 )
 
-// Config is the gateway's settings.
+// Config is the configuration of the gateway.
 type Config struct {
 	daemon.Common
 	// Address to serve HTTPS on (host:port).
 	Address string
 	// AllocatorAddress is the gRPC target of the allocator.
 	AllocatorAddress string
-	// MaxBodyBytes is the largest request body that is taken.
+	// CollectorAddress is the gRPC target of the garbage collector.
+	CollectorAddress string
+	// MaxBodyBytes is the maximum size of a request body.
 	MaxBodyBytes int64
-	// RequestTimeout is how long a request may take that asks for no shorter time; streams are exempt.
+	// RequestTimeout is the maximum duration of a request that asks for no shorter one. It does not apply to streams.
 	RequestTimeout time.Duration
-	// DrainTimeout is how long running requests may go on once the end has begun; streams are ended at once.
+	// DrainTimeout is how long running requests may continue after the gateway begins to stop. Streams end at once.
 	DrainTimeout time.Duration
 }
 
@@ -31,16 +33,20 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Address, "bind-address", ":8080", "`address` to serve HTTPS on")
 	fs.StringVar(&c.AllocatorAddress, "allocator-address", "kubernetes:///allocator.fast-sandbox-system:9090",
 		"gRPC `target` of the allocator")
-	fs.Int64Var(&c.MaxBodyBytes, "max-body-bytes", 4<<20, "largest request body that is taken, in `bytes`")
+	fs.StringVar(&c.CollectorAddress, "gc-address", "kubernetes:///gc.fast-sandbox-system:9090",
+		"gRPC `target` of the garbage collector")
+	fs.Int64Var(&c.MaxBodyBytes, "max-body-bytes", 4<<20, "maximum size of a request body, in `bytes`")
 	fs.DurationVar(&c.RequestTimeout, "request-timeout", 70*time.Second,
-		"`time` that a request may take if it asks for no shorter one (Grpc-Timeout); streams are exempt")
-	fs.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Second, "`time` that running requests get once the gateway ends")
+		"maximum `duration` of a request that asks for no shorter one (Grpc-Timeout); does not apply to streams")
+	fs.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Second, "`duration` for which running requests may continue after the gateway begins to stop")
 }
 
 // Validate returns every problem at once, each naming its flag.
 func (c *Config) Validate() error {
 	problems := c.Common.Validate()
-	for _, f := range []struct{ flag, value string }{{"bind-address", c.Address}, {"allocator-address", c.AllocatorAddress}} {
+	for _, f := range []struct{ flag, value string }{
+		{"bind-address", c.Address}, {"allocator-address", c.AllocatorAddress}, {"gc-address", c.CollectorAddress},
+	} {
 		if f.value == "" {
 			problems = append(problems, fmt.Errorf("--%s is required", f.flag))
 		}

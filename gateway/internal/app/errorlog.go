@@ -7,16 +7,16 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// newErrorLog turns what net/http says, mostly of failed handshakes, into log records. They are detail: anyone who can
-// reach the port can cause them.
+// newErrorLog returns a logger for net/http's messages, most of which are about failed handshakes. They are logged as detail:
+// anyone who can reach the port can cause them.
 func newErrorLog(log logr.Logger) *stdlog.Logger {
 	return stdlog.New(lineWriter{log}, "", 0)
 }
 
 type lineWriter struct{ log logr.Logger }
 
-// Write logs p as one record.
+// Write implements io.Writer: it logs p as one record.
 func (w lineWriter) Write(p []byte) (int, error) {
-	w.log.V(2).Info("http server", "line", strings.TrimSpace(string(p)))
+	w.log.V(2).Info("http server message", "line", strings.TrimSpace(string(p)))
 	return len(p), nil
 }

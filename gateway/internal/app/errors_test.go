@@ -22,7 +22,7 @@ import (
 
 const collection = "/v1/namespaces/ns1/sandboxes"
 
-func TestAnErrorKeepsItsCodeReasonAndRetry(t *testing.T) {
+func TestErrorsKeepCodeReasonAndRetryDelay(t *testing.T) {
 	cases := map[string]struct {
 		err        error
 		http       int
@@ -68,41 +68,41 @@ func TestAnErrorKeepsItsCodeReasonAndRetry(t *testing.T) {
 	}
 }
 
-// TestBadRequestsNameTheField also holds the gateway's reading of the libraries' words to the libraries.
+// TestBadRequestsNameTheField also checks the patterns by which the gateway finds the field in errors of the libraries.
 func TestBadRequestsNameTheField(t *testing.T) {
-	g := start(t, &fake{}) // a call that got through would panic there and answer 500
+	g := start(t, &fake{}) // a call that reaches it panics and is answered with 500
 	name := collection + "/a"
 	cases := map[string]struct {
 		method, path, body, field string
 	}{
-		"unknown field in a body":         {"POST", collection, `{"spec":{"image":"x","imagee":"y"}}`, "imagee"},
-		"unknown field at the top":        {"POST", collection, `{"nam":"x"}`, "nam"},
-		"duplicate field":                 {"POST", collection, `{"name":"x","name":"y"}`, "name"},
-		"wrong type":                      {"POST", collection, `{"spec":{"image":5}}`, "image"},
-		"number out of its type's range":  {"POST", collection, `{"spec":{"ports":[99999999999]}}`, "ports"},
-		"unknown enum word":               {"POST", collection, `{"spec":{"network":"NETWORK_MODE_MOON"}}`, "network"},
-		"wrong duration":                  {"POST", collection, `{"spec":{"terminationGracePeriod":"soon"}}`, "body"},
-		"no JSON":                         {"POST", collection, `image: x`, "body"},
-		"half a document":                 {"POST", collection, `{"name":"x"`, "body"},
-		"two documents":                   {"POST", collection, `{"name":"x"} {"name":"y"}`, "body"},
-		"rules of the API":                {"POST", collection, `{"name":"UPPER","spec":{"image":"x","pool":"p"}}`, "name"},
-		"port out of range":               {"POST", collection, `{"spec":{"image":"x","pool":"p","ports":[70000]}}`, "spec.ports[0]"},
-		"namespace in the path":           {"POST", "/v1/namespaces/Not_One/sandboxes", `{"spec":{"image":"x","pool":"p"}}`, "namespace"},
-		"query on a create":               {"POST", collection + "?name=b", `{"spec":{"image":"x","pool":"p"}}`, "name"},
-		"unknown query on a delete":       {"DELETE", name + "?gracePeriot=5s", "", "gracePeriot"},
-		"wrong value in a query":          {"DELETE", name + "?gracePeriod=soon", "", "grace_period"},
-		"a path's field in the query":     {"DELETE", name + "?name=b", "", "name"},
-		"unknown query on a list":         {"GET", collection + "?pagesize=5", "", "pagesize"},
-		"wrong number on a list":          {"GET", collection + "?pageSize=many", "", "page_size"},
-		"unknown phase on a list":         {"GET", collection + "?phases=PHASE_HAPPY", "", "phases"},
-		"query on a get":                  {"GET", name + "?x=y", "", "x"},
-		"unknown query on a watch":        {"GET", collection + ":watch?nam=b", "", "nam"},
-		"unknown query on logs":           {"GET", name + ":logs?tail=5", "", "tail"},
-		"wrong value on logs":             {"GET", name + ":logs?tailLines=all", "", "tail_lines"},
-		"the same parameter twice":        {"GET", name + ":logs?tailLines=1&tailLines=2", "", "tailLines"},
-		"query that cannot be parsed":     {"GET", collection + "?a=%zz", "", "query"},
-		"unknown field in an update":      {"PATCH", name, `{"spec":{"expireTime":null,"x":1}}`, "x"},
-		"an unknown verb is part of name": {"GET", name + ":reboot", "", "name"},
+		"unknown field in a body":        {"POST", collection, `{"spec":{"image":"x","imagee":"y"}}`, "imagee"},
+		"unknown field at the top":       {"POST", collection, `{"nam":"x"}`, "nam"},
+		"duplicate field":                {"POST", collection, `{"name":"x","name":"y"}`, "name"},
+		"wrong type":                     {"POST", collection, `{"spec":{"image":5}}`, "image"},
+		"number out of range":            {"POST", collection, `{"spec":{"ports":[99999999999]}}`, "ports"},
+		"unknown enum value":             {"POST", collection, `{"spec":{"network":"NETWORK_MODE_MOON"}}`, "network"},
+		"wrong duration":                 {"POST", collection, `{"spec":{"terminationGracePeriod":"soon"}}`, "body"},
+		"not JSON":                       {"POST", collection, `image: x`, "body"},
+		"half a document":                {"POST", collection, `{"name":"x"`, "body"},
+		"two documents":                  {"POST", collection, `{"name":"x"} {"name":"y"}`, "body"},
+		"rules of the API":               {"POST", collection, `{"name":"UPPER","spec":{"image":"x","pool":"p"}}`, "name"},
+		"port out of range":              {"POST", collection, `{"spec":{"image":"x","pool":"p","ports":[70000]}}`, "spec.ports[0]"},
+		"namespace in the path":          {"POST", "/v1/namespaces/Not_One/sandboxes", `{"spec":{"image":"x","pool":"p"}}`, "namespace"},
+		"query on a create":              {"POST", collection + "?name=b", `{"spec":{"image":"x","pool":"p"}}`, "name"},
+		"unknown query on a delete":      {"DELETE", name + "?gracePeriot=5s", "", "gracePeriot"},
+		"wrong value in a query":         {"DELETE", name + "?gracePeriod=soon", "", "grace_period"},
+		"field of the path in the query": {"DELETE", name + "?name=b", "", "name"},
+		"unknown query on a list":        {"GET", collection + "?pagesize=5", "", "pagesize"},
+		"wrong number on a list":         {"GET", collection + "?pageSize=many", "", "page_size"},
+		"unknown phase on a list":        {"GET", collection + "?phases=PHASE_HAPPY", "", "phases"},
+		"query on a get":                 {"GET", name + "?x=y", "", "x"},
+		"unknown query on a watch":       {"GET", collection + ":watch?nam=b", "", "nam"},
+		"unknown query on logs":          {"GET", name + ":logs?tail=5", "", "tail"},
+		"wrong value on logs":            {"GET", name + ":logs?tailLines=all", "", "tail_lines"},
+		"the same parameter twice":       {"GET", name + ":logs?tailLines=1&tailLines=2", "", "tailLines"},
+		"query that cannot be parsed":    {"GET", collection + "?a=%zz", "", "query"},
+		"unknown field in an update":     {"PATCH", name, `{"spec":{"expireTime":null,"x":1}}`, "x"},
+		"unknown custom verb":            {"GET", name + ":reboot", "", "name"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestRoutingErrors(t *testing.T) {
 		"post on all":       {"POST", "/v1/sandboxes", 405, codes.Unimplemented, "GET"},
 		"post on health":    {"POST", "/healthz", 405, codes.Unimplemented, "GET, HEAD"},
 		"post on document":  {"POST", "/openapi.json", 405, codes.Unimplemented, "GET, HEAD"},
-		"method made up":    {"FROB", collection, 405, codes.Unimplemented, "GET, POST"},
+		"unknown method":    {"FROB", collection, 405, codes.Unimplemented, "GET, POST"},
 		"method overridden": {"POST", collection + "/a", 405, codes.Unimplemented, "GET, PATCH, DELETE"},
 	}
 	for name, c := range cases {
@@ -162,7 +162,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	require.Equal(t, http.StatusRequestEntityTooLarge, a.code)
 	require.Equal(t, "REQUEST_TOO_LARGE", a.failure(t).Details[0].Reason)
 
-	// Without a length in the header, too.
+	// The same without a Content-Length.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.url+collection, bufio.NewReader(strings.NewReader(body(5000))))
 	require.NoError(t, err)
 	require.Equal(t, http.StatusRequestEntityTooLarge, send(t, g.client, req).code)
@@ -204,7 +204,7 @@ func TestOnlyClientsMayCallTheAPI(t *testing.T) {
 		}
 		require.ErrorContains(t, err, "certificate required")
 	})
-	t.Run("another site's page", func(t *testing.T) {
+	t.Run("cross-origin request", func(t *testing.T) {
 		a := g.do(t, "POST", collection, `{}`, "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site")
 		require.Equal(t, http.StatusForbidden, a.code)
 		require.Equal(t, "PERMISSION_DENIED", a.failure(t).Details[0].Reason)
@@ -212,20 +212,20 @@ func TestOnlyClientsMayCallTheAPI(t *testing.T) {
 	})
 }
 
-func TestAnAllocatorThatIsAwayIs503(t *testing.T) {
+func TestUnreachableAllocatorIs503(t *testing.T) {
 	g := start(t, &fake{})
 	require.Equal(t, http.StatusOK, g.do(t, "GET", "/readyz", "").code)
 	g.allocator()
 	a := g.do(t, "GET", collection+"/a", "")
 	require.Equal(t, http.StatusServiceUnavailable, a.code)
 	require.Equal(t, "1", a.header.Get("Retry-After"))
-	require.NotContains(t, a.body, "127.0.0.1", "addresses inside are nobody's business")
+	require.NotContains(t, a.body, "127.0.0.1", "addresses of the cluster are private")
 	require.Equal(t, "the allocator cannot be reached", a.failure(t).Message)
 	require.Equal(t, http.StatusServiceUnavailable, g.do(t, "GET", "/readyz", "").code)
 	require.Equal(t, http.StatusOK, g.do(t, "GET", "/healthz", "").code)
 }
 
-func TestAnotherLeaderIsTriedUnderOneRequestID(t *testing.T) {
+func TestRetriesUseOneRequestID(t *testing.T) {
 	var ids []string
 	watches := 0
 	g := start(t, &fake{watch: func(*sandboxv1.WatchSandboxesRequest, sandboxv1.SandboxService_WatchSandboxesServer) error {

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/app"
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(os.Exit))
 }
 
-// fake is a scriptable SandboxService; what is not scripted answers empty.
+// fake is a scriptable SandboxService; a call that is not scripted panics.
 type fake struct {
 	sandboxv1.UnimplementedSandboxServiceServer
 	create func(context.Context, *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error)
@@ -72,7 +73,16 @@ func (f *fake) StreamLogs(in *sandboxv1.StreamLogsRequest, s sandboxv1.SandboxSe
 	return f.logs(in, s)
 }
 
-// gateway is the real gateway, over mutual TLS, in front of a fake allocator.
+// collector is a garbage collector that explains every object.
+type collector struct {
+	gcv1.UnimplementedGarbageCollectorServiceServer
+}
+
+func (collector) ExplainObject(context.Context, *gcv1.ExplainObjectRequest) (*gcv1.ExplainObjectResponse, error) {
+	return &gcv1.ExplainObjectResponse{State: gcv1.State_STATE_OWNED}, nil
+}
+
+// gateway is the real gateway, over mutual TLS, in front of a fake allocator and a fake garbage collector.
 type gateway struct {
 	url       string
 	address   string
@@ -103,9 +113,18 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 	upstream.SetReady(true)
 	stopUpstream := background(ctx, upstream.Run)
 
+	gc, err := rpc.NewServer(ctx, rpc.ServerConfig{
+		Listener: listen(t), TLS: authority.TLS(t, rpc.RoleGC), DrainTimeout: 10 * time.Millisecond,
+		Allow: map[string][]rpc.Role{gcv1.GarbageCollectorService_ServiceDesc.ServiceName: {rpc.RoleGateway}},
+	})
+	require.NoError(t, err)
+	gcv1.RegisterGarbageCollectorServiceServer(gc, collector{})
+	gc.SetReady(true)
+	stopGC := background(ctx, gc.Run)
+
 	listener := listen(t)
 	cfg := app.Config{
-		AllocatorAddress: upstream.Addr().String(), MaxBodyBytes: 4 << 20, RequestTimeout: 20 * time.Second, DrainTimeout: 5 * time.Second,
+		AllocatorAddress: upstream.Addr().String(), CollectorAddress: gc.Addr().String(), MaxBodyBytes: 4 << 20, RequestTimeout: 20 * time.Second, DrainTimeout: 5 * time.Second,
 	}
 	cfg.TLS, cfg.MetricsAddress, cfg.HealthAddress = authority.TLS(t, rpc.RoleGateway), "0", "0"
 	for _, c := range change {
@@ -119,12 +138,13 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 	t.Cleanup(func() {
 		require.NoError(t, stopGateway())
 		require.NoError(t, stopUpstream())
+		require.NoError(t, stopGC())
 	})
 	g.client = g.as(t, rpc.RoleClient)
 	return g
 }
 
-// background runs a part until the returned function, which may be called again, ends it.
+// background runs a part until the returned function is called; further calls return the same result.
 func background(ctx context.Context, run func(context.Context) error) func() error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
@@ -132,7 +152,7 @@ func background(ctx context.Context, run func(context.Context) error) func() err
 	return sync.OnceValue(func() error { cancel(); return <-done })
 }
 
-// as is a client with a certificate of the role.
+// as returns a client with a certificate of the role.
 func (g *gateway) as(t *testing.T, role rpc.Role) *http.Client {
 	t.Helper()
 	cfg, err := g.authority.TLS(t, role).ClientConfig(rpc.RoleGateway.ServerName())
@@ -142,7 +162,7 @@ func (g *gateway) as(t *testing.T, role rpc.Role) *http.Client {
 	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
 }
 
-// answer is what came back of a request.
+// answer is the response to a request.
 type answer struct {
 	code   int
 	header http.Header

@@ -3,9 +3,11 @@ package app_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -48,7 +50,7 @@ func TestCreate(t *testing.T) {
 		},
 	}, got, protocmp.Transform()))
 
-	t.Run("proto field names are understood", func(t *testing.T) {
+	t.Run("proto field names", func(t *testing.T) {
 		requireJSON(t, want, g.do(t, "POST", collection, `{"spec":{"image":"x","pool":"p","working_dir":"/w"},"request_id":"r"}`))
 		require.Equal(t, "/w", got.GetSpec().GetWorkingDir())
 		require.Equal(t, "r", got.GetRequestId())
@@ -56,7 +58,7 @@ func TestCreate(t *testing.T) {
 	t.Run("the same key in body and header", func(t *testing.T) {
 		requireJSON(t, want, g.do(t, "POST", collection, `{"spec":{"image":"x","pool":"p"},"requestId":"r"}`, "Idempotency-Key", "r"))
 	})
-	t.Run("two keys", func(t *testing.T) {
+	t.Run("different keys", func(t *testing.T) {
 		a := g.do(t, "POST", collection, `{"spec":{"image":"x","pool":"p"},"requestId":"r"}`, "Idempotency-Key", "s")
 		require.Equal(t, http.StatusBadRequest, a.code)
 		require.Equal(t, "request_id", a.failure(t).Details[0].Metadata["field"])
@@ -140,7 +142,7 @@ func TestHeaders(t *testing.T) {
 	for key := range a.header {
 		require.NotContains(t, key, "Grpc-")
 	}
-	t.Run("a request id that cannot be kept", func(t *testing.T) {
+	t.Run("invalid request id", func(t *testing.T) {
 		a := g.do(t, "GET", collection+"/a", "", "X-Request-Id", "two words")
 		require.Len(t, a.header.Get("X-Request-Id"), 36)
 	})
@@ -149,13 +151,35 @@ func TestHeaders(t *testing.T) {
 func TestDocument(t *testing.T) {
 	g := start(t, &fake{})
 	a := g.do(t, "GET", "/openapi.json", "")
-	want, err := os.ReadFile(filepath.Join("..", "..", "..", "gen", "openapi", "fastsandbox.swagger.json"))
+	want, err := os.ReadFile(filepath.Join("..", "..", "..", "gen", "openapi", "fastsandbox.openapi.json"))
 	require.NoError(t, err)
 	require.Equal(t, string(want), a.body)
-	var document struct{ Paths map[string]any }
+	var document struct {
+		OpenAPI string
+		Paths   map[string]map[string]any
+	}
 	require.NoError(t, json.Unmarshal([]byte(a.body), &document))
+	require.Equal(t, "3.1.0", document.OpenAPI)
 	for path := range document.Paths {
 		require.Regexp(t, `^/v1/`, path)
 	}
-	require.Contains(t, document.Paths, "/v1/namespaces/{namespace}/sandboxes")
+	for path, methods := range map[string][]string{
+		"/v1/namespaces/{namespace}/sandboxes":                {"get", "post"},
+		"/v1/namespaces/{namespace}/sandboxes/{name}":         {"delete", "get", "patch"},
+		"/v1/namespaces/{namespace}/pools/{pool}/images:pull": {"post"},
+		"/v1/agents":             {"get"},
+		"/v1/gc/objects:explain": {"get"},
+		"/v1/gc/graph":           {"get"},
+	} {
+		require.ElementsMatch(t, methods, slices.Collect(maps.Keys(document.Paths[path])), path)
+	}
+
+	a = g.do(t, "GET", "/openapi.yaml", "")
+	require.Equal(t, "application/yaml", a.header.Get("Content-Type"))
+	require.Contains(t, a.body, "openapi: 3.1.0\n")
+}
+
+func TestGarbageCollector(t *testing.T) {
+	g := start(t, &fake{})
+	requireJSON(t, `{"state":"STATE_OWNED"}`, g.do(t, "GET", "/v1/gc/objects/u:explain", ""))
 }

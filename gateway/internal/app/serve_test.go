@@ -16,17 +16,18 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/app"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 func TestConfigNamesEveryProblem(t *testing.T) {
 	c := app.Config{MaxBodyBytes: -1, DrainTimeout: -1}
 	err := c.Validate()
-	for _, flag := range []string{"--tls-cert-file", "--tls-key-file", "--tls-ca-file", "--bind-address", "--allocator-address", "--max-body-bytes", "--request-timeout", "--drain-timeout"} {
+	for _, flag := range []string{"--tls-cert-file", "--tls-key-file", "--tls-ca-file", "--bind-address", "--allocator-address", "--gc-address", "--max-body-bytes", "--request-timeout", "--drain-timeout"} {
 		require.ErrorContains(t, err, flag)
 	}
 }
 
-// TestHTTP1KeepsItsConnection sends requests over one HTTP/1.1 connection: no deadline of one may end the next.
+// TestHTTP1KeepsItsConnection sends requests over one HTTP/1.1 connection: the deadline of one must not end the next.
 func TestHTTP1KeepsItsConnection(t *testing.T) {
 	g := start(t, &fake{list: func(context.Context, *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
 		return &sandboxv1.ListSandboxesResponse{}, nil
@@ -56,7 +57,7 @@ func TestMetrics(t *testing.T) {
 		return &sandboxv1.ListSandboxesResponse{}, nil
 	}}, func(c *app.Config) { c.MetricsAddress = address })
 	g.do(t, "GET", collection, "")
-	g.do(t, "GET", "/made/up/path", "")
+	g.do(t, "GET", "/unknown/path", "")
 	g.do(t, "FROB", collection, "")
 	var body string
 	require.Eventually(t, func() bool {
@@ -70,17 +71,16 @@ func TestMetrics(t *testing.T) {
 		raw, err := io.ReadAll(resp.Body)
 		body = string(raw)
 		return err == nil
-	}, 5*time.Second, 20*time.Millisecond)
+	}, testkit.Timeout, testkit.Tick)
 	require.Contains(t, body, `fastsandbox_gateway_requests_total{code="200",method="GET",route="/v1/namespaces/{namespace=*}/sandboxes"} 1`)
 	require.Contains(t, body, `method="other",route="unmatched"`)
-	require.NotContains(t, body, "made/up", "labels are bounded")
+	require.NotContains(t, body, "unknown/path", "labels are bounded")
 	require.Contains(t, body, "fastsandbox_gateway_streams 0")
 }
 
-// TestASlowBodyHoldsNothing sends half a body and stops: the handler has not called the allocator, and a caller that
-// leaves is noticed.
-func TestASlowBodyHoldsNothing(t *testing.T) {
-	g := start(t, &fake{}) // a call would panic
+// TestSlowBodyHoldsNoCall sends half a body and disconnects: the allocator receives no call.
+func TestSlowBodyHoldsNoCall(t *testing.T) {
+	g := start(t, &fake{}) // a call panics
 	cfg, err := g.authority.TLS(t, rpc.RoleClient).ClientConfig(rpc.RoleGateway.ServerName())
 	require.NoError(t, err)
 	cfg.NextProtos = []string{"http/1.1"}
@@ -92,11 +92,11 @@ func TestASlowBodyHoldsNothing(t *testing.T) {
 	require.Equal(t, http.StatusOK, g.do(t, "GET", "/healthz", "").code)
 }
 
-// TestCertificatesAreReloaded replaces the gateway's certificate by one of another authority while it runs.
+// TestCertificatesAreReloaded replaces the gateway's certificate while it runs.
 func TestCertificatesAreReloaded(t *testing.T) {
 	g := start(t, &fake{})
 	require.Equal(t, http.StatusOK, g.do(t, "GET", "/healthz", "").code)
-	files := g.authority.TLS(t, rpc.RoleGateway) // issues anew, into the same files
+	files := g.authority.TLS(t, rpc.RoleGateway) // issues a new one into the same files
 	before, err := os.ReadFile(files.CertFile)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
@@ -109,5 +109,5 @@ func TestCertificatesAreReloaded(t *testing.T) {
 		defer func() { _ = conn.Close() }()
 		shown, ok := conn.(*tls.Conn)
 		return ok && string(pemOf(shown.ConnectionState().PeerCertificates[0].Raw)) == string(before)
-	}, 10*time.Second, 100*time.Millisecond)
+	}, testkit.Timeout, 100*time.Millisecond) // certificates are checked once a second
 }

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// A client that takes longer for its headers is cut off.
+	// readHeaderTimeout is how long a client may take to send its headers.
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 64 << 10
@@ -20,7 +20,8 @@ const (
 	maxConcurrentStreams = 250
 )
 
-// newServer has no ReadTimeout and no WriteTimeout: they would end streams. The handler sets deadlines for each request.
+// newServer returns a server without ReadTimeout and WriteTimeout: they would end streams. The handler sets the deadlines of
+// each request.
 func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server, error) {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
@@ -43,7 +44,7 @@ func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server,
 	return server, nil
 }
 
-// serve serves until ctx ends; then it takes no new connection, ends streams, and lets the other requests go on for the
+// serve serves until ctx ends. Then it accepts no more connections, ends streams, and lets other requests continue for the
 // drain timeout.
 func serve(ctx context.Context, server *http.Server, listener net.Listener, cfg Config, draining chan<- struct{}) error {
 	served := make(chan error, 1)

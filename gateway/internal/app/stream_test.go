@@ -19,7 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// open begins a stream and returns its answer and a reader of its lines.
+// open opens a stream and returns its response with a reader of its lines.
 func (g *gateway) open(t *testing.T, path string, headers ...string) *stream {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.url+path, nil)
@@ -33,7 +33,7 @@ func (g *gateway) open(t *testing.T, path string, headers ...string) *stream {
 	return &stream{resp, bufio.NewReader(resp.Body)}
 }
 
-// stream is an answer that goes on.
+// stream is an open response.
 type stream struct {
 	answer *http.Response
 	body   *bufio.Reader
@@ -54,7 +54,7 @@ func event(kind sandboxv1.WatchSandboxesResponse_Type, name string) *sandboxv1.W
 	return e
 }
 
-func TestWatchSendsEachChangeAtOnce(t *testing.T) {
+func TestWatchSendsChangesAtOnce(t *testing.T) {
 	next := make(chan *sandboxv1.WatchSandboxesResponse)
 	var got *sandboxv1.WatchSandboxesRequest
 	left := make(chan struct{})
@@ -75,7 +75,7 @@ func TestWatchSendsEachChangeAtOnce(t *testing.T) {
 			}
 		}
 	}})
-	// The headers are here before the first message: open would not return otherwise.
+	// open returns when the headers arrive, which is before the first message.
 	s := g.open(t, collection+":watch?name=a&phases=PHASE_RUNNING")
 	require.Equal(t, http.StatusOK, s.answer.StatusCode)
 	require.Equal(t, "application/x-ndjson", s.answer.Header.Get("Content-Type"))
@@ -88,7 +88,7 @@ func TestWatchSendsEachChangeAtOnce(t *testing.T) {
 	require.Equal(t, []sandboxv1.Phase{sandboxv1.Phase_PHASE_RUNNING}, got.GetPhases())
 
 	require.NoError(t, s.answer.Body.Close())
-	<-left // the allocator learns that the caller went
+	<-left // the allocator sees that the caller has disconnected
 }
 
 func TestStreamErrors(t *testing.T) {
@@ -103,7 +103,7 @@ func TestStreamErrors(t *testing.T) {
 			require.Equal(t, "SANDBOX_NOT_FOUND", a.failure(t).Details[0].Reason)
 		}
 	})
-	t.Run("in mid-stream the last line", func(t *testing.T) {
+	t.Run("in mid-stream: the last line", func(t *testing.T) {
 		g := start(t, &fake{watch: func(_ *sandboxv1.WatchSandboxesRequest, s sandboxv1.SandboxService_WatchSandboxesServer) error {
 			return errors.Join(s.Send(event(sandboxv1.WatchSandboxesResponse_TYPE_SYNCED, "")), full)
 		}})
@@ -116,12 +116,12 @@ func TestStreamErrors(t *testing.T) {
 		_, err := s.body.ReadByte()
 		require.ErrorIs(t, err, io.EOF)
 	})
-	t.Run("in mid-stream of raw output a broken connection", func(t *testing.T) {
+	t.Run("in mid-stream of raw output: an aborted connection", func(t *testing.T) {
 		g := start(t, &fake{logs: func(_ *sandboxv1.StreamLogsRequest, s sandboxv1.SandboxService_StreamLogsServer) error {
 			return errors.Join(s.Send(&sandboxv1.StreamLogsResponse{Data: []byte("half")}), full)
 		}})
 		raw, err := io.ReadAll(g.open(t, collection+"/a:logs", "Accept", "text/plain").body)
-		require.Error(t, err, "a cut log must not pass for a whole one")
+		require.Error(t, err, "a truncated log must not look complete")
 		require.Equal(t, "half", string(raw))
 	})
 }
@@ -157,7 +157,7 @@ func TestLogs(t *testing.T) {
 	require.Empty(t, a.body)
 }
 
-// TestDrain ends the gateway while a stream and a create are running: the one is ended with a word, the other finishes.
+// TestDrain stops the gateway during a stream and a create: the stream ends with an error, the create succeeds.
 func TestDrain(t *testing.T) {
 	creating, finish := make(chan struct{}), make(chan struct{})
 	g := start(t, &fake{

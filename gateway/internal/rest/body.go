@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// bodyTimeout is how long a caller may take to send its body, however slowly.
+	// bodyTimeout is how long a caller may take to send its body.
 	bodyTimeout = 30 * time.Second
-	// writeSlack is how long, after its deadline, a request's answer may take to be written.
+	// writeSlack is how long the write of an answer may take after the deadline of the request.
 	writeSlack = 30 * time.Second
 )
 
-// withBody reads the whole body before anything else happens, so that its size and pace are bounded in one place and a
-// slow caller holds no call to the allocator. HTTP/1.1 shares deadlines among a connection's requests, so each request
-// sets its own; those of connections that know none (tests without a network) are left out.
+// withBody reads the whole body first, so that its size and duration are bounded in one place and a slow caller holds no
+// call to an upstream. In HTTP/1.1 the requests of a connection share deadlines, so each request sets its own. Connections
+// without deadlines (in tests) have none.
 func (a *api) withBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
@@ -30,7 +30,7 @@ func (a *api) withBody(next http.Handler) http.Handler {
 		_ = control.SetReadDeadline(now.Add(bodyTimeout))
 		_ = control.SetWriteDeadline(now.Add(bodyTimeout + a.config.RequestTimeout + writeSlack))
 		if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-			a.writeError(r.Context(), w, fault.Field("Content-Encoding", "%q is not understood; send the body as it is", encoding),
+			a.writeError(r.Context(), w, fault.Field("Content-Encoding", "%q is not supported; send the body without an encoding", encoding),
 				http.StatusUnsupportedMediaType)
 			return
 		}
@@ -39,7 +39,7 @@ func (a *api) withBody(next http.Handler) http.Handler {
 			a.refuseBody(w, r, err)
 			return
 		}
-		_ = control.SetReadDeadline(time.Time{}) // else net/http takes its passing for the caller's leaving
+		_ = control.SetReadDeadline(time.Time{}) // else net/http reports its expiry as the end of the connection
 		if err := oneDocument(body); err != nil {
 			a.writeError(r.Context(), w, err, 0)
 			return
@@ -49,14 +49,14 @@ func (a *api) withBody(next http.Handler) http.Handler {
 	})
 }
 
-// oneDocument refuses what is not exactly one JSON document; grpc-gateway would overlook what follows the first.
+// oneDocument refuses a body that is not exactly one JSON document. grpc-gateway ignores what follows the first one.
 func oneDocument(body []byte) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
 	var document json.RawMessage
 	if err := json.Unmarshal(body, &document); err != nil {
-		return fault.Field("body", "it is not one JSON document: %v", err)
+		return fault.Field("body", "must be one JSON document: %v", err)
 	}
 	return nil
 }
@@ -65,10 +65,10 @@ func (a *api) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
 		a.writeError(r.Context(), w, fault.New(errdefs.ErrInvalidArgument, fault.RequestTooLarge,
-			"body: it is larger than the %d bytes that are taken", large.Limit).With(fault.FieldKey, "body"),
+			"body: must have at most %d bytes", large.Limit).With(fault.FieldKey, "body"),
 			http.StatusRequestEntityTooLarge)
 		return
 	}
 	w.Header().Set("Connection", "close")
-	a.writeError(r.Context(), w, fault.Field("body", "it did not arrive whole within %s", bodyTimeout), http.StatusRequestTimeout)
+	a.writeError(r.Context(), w, fault.Field("body", "did not arrive within %s", bodyTimeout), http.StatusRequestTimeout)
 }

@@ -18,10 +18,11 @@ import (
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// handleError answers with the error of a call, or of reading the request.
+// handleError answers with the error of a call, or of decoding the request.
 func (a *api) handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
 	var own *runtime.HTTPStatusError
 	code := 0
@@ -31,35 +32,20 @@ func (a *api) handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Ma
 	a.writeError(ctx, w, err, code)
 }
 
-// handleRoutingError answers a path or method that is none of ours.
+// handleRoutingError answers a path or a method outside the API.
 func (a *api) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) {
 	switch code {
 	case http.StatusNotFound:
-		a.writeStatus(ctx, w, ownStatus(codes.NotFound, "there is no "+r.URL.Path), code)
+		a.writeStatus(ctx, w, ownStatus(codes.NotFound, "no such path: "+r.URL.Path), code)
 	case http.StatusMethodNotAllowed:
-		w.Header().Set("Allow", allowed(r.URL.Path))
-		a.writeStatus(ctx, w, ownStatus(codes.Unimplemented, r.Method+" is not possible on "+r.URL.Path), code)
+		w.Header().Set("Allow", a.routes.allowed(r.URL.Path))
+		a.writeStatus(ctx, w, ownStatus(codes.Unimplemented, r.Method+" is not allowed on "+r.URL.Path), code)
 	default:
-		a.writeStatus(ctx, w, ownStatus(codes.InvalidArgument, "the path cannot be read"), http.StatusBadRequest)
+		a.writeStatus(ctx, w, ownStatus(codes.InvalidArgument, "invalid path"), http.StatusBadRequest)
 	}
 }
 
-// allowed are the methods of a path that was matched with another one.
-func allowed(path string) string {
-	last := path[strings.LastIndexByte(path, '/')+1:]
-	switch {
-	case strings.HasSuffix(last, ":watch"), strings.HasSuffix(last, ":logs"):
-		return "GET"
-	case last == "sandboxes" && strings.Count(path, "/") == 2:
-		return "GET"
-	case last == "sandboxes" && strings.Count(path, "/") == 4:
-		return "GET, POST"
-	default:
-		return "GET, PATCH, DELETE"
-	}
-}
-
-// ownStatus is a status of the gateway itself that none of the API's reasons describes.
+// ownStatus returns a status of the gateway itself, for which the API has no reason.
 func ownStatus(code codes.Code, message string) *status.Status {
 	st, err := status.New(code, message).WithDetails(&errdetails.ErrorInfo{
 		Reason: strings.TrimPrefix(sandboxv1.ErrorReason_ERROR_REASON_UNSPECIFIED.String(), "ERROR_REASON_"), Domain: rpc.Domain,
@@ -70,8 +56,8 @@ func ownStatus(code codes.Code, message string) *status.Status {
 	return st
 }
 
-// statusOf makes the status to show of any error: the allocator's own as it is, the others with the details that every
-// error of the API has.
+// statusOf returns the status to send for an error. A status of an upstream is sent unchanged; any other error gets the
+// details that every error of the API has.
 func (a *api) statusOf(ctx context.Context, err error) *status.Status {
 	st, ok := status.FromError(err)
 	switch {
@@ -82,21 +68,29 @@ func (a *api) statusOf(ctx context.Context, err error) *status.Status {
 		return st
 	}
 	switch st.Code() {
-	case codes.InvalidArgument: // found by grpc-gateway, which knows no details
+	case codes.InvalidArgument: // from grpc-gateway, which adds no details
 		return convert(invalid(st.Message()))
-	case codes.Unavailable: // made by the gRPC client; its text tells addresses
-		a.config.Log.Info("allocator cannot be reached", "err", st.Message())
-		return convert(fault.New(errdefs.ErrUnavailable, "UNSPECIFIED", "the allocator cannot be reached"))
+	case codes.Unavailable: // from the gRPC client; its text contains addresses
+		a.config.Log.Info("upstream unreachable", "upstream", upstreamOf(ctx), obs.KeyError, st.Message())
+		return convert(fault.New(errdefs.ErrUnavailable, "UNSPECIFIED", "the %s cannot be reached", upstreamOf(ctx)))
 	case codes.DeadlineExceeded:
-		return convert(fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "the deadline passed before the work was done"))
+		return convert(fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "the deadline passed before the call was done"))
 	case codes.Canceled:
-		return convert(fault.New(context.Canceled, fault.Cancelled, "the caller went away"))
+		return convert(fault.New(context.Canceled, fault.Cancelled, "the caller canceled the request"))
 	case codes.Internal, codes.Unknown:
-		a.config.Log.Error(err, "calling the allocator", "requestID", exchangeOf(ctx).requestID)
+		a.config.Log.Error(err, "calling upstream", "upstream", upstreamOf(ctx), obs.KeyRequestID, exchangeOf(ctx).requestID)
 		return convert(fault.New(errdefs.ErrInternal, fault.Internal, "internal error"))
 	default:
 		return ownStatus(st.Code(), st.Message())
 	}
+}
+
+// upstreamOf returns the name of the component that a request is for.
+func upstreamOf(ctx context.Context) string {
+	if b := exchangeOf(ctx).binding; b != nil {
+		return b.upstream.name
+	}
+	return allocatorName
 }
 
 func convert(err error) *status.Status { return status.Convert(rpc.ToStatus(err)) }
@@ -110,8 +104,8 @@ func hasInfo(st *status.Status) bool {
 	return false
 }
 
-// fieldPatterns find the field in the words of protojson and grpc-gateway; their errors carry it in no other way. A test
-// holds them to the libraries' present words.
+// fieldPatterns find the field in the error texts of protojson and grpc-gateway, which have it nowhere else. A test checks
+// them against the libraries in use.
 func fieldPatterns() []*regexp.Regexp {
 	return []*regexp.Regexp{
 		regexp.MustCompile(`unknown field "([^"]+)"`),
@@ -124,8 +118,7 @@ func fieldPatterns() []*regexp.Regexp {
 	}
 }
 
-// invalid makes a typed error of grpc-gateway's complaint about a request. What is wrong with no field in particular is
-// wrong with the body.
+// invalid converts an error text of grpc-gateway about a request. An error without a field is one of the body.
 func invalid(message string) error {
 	message = strings.ReplaceAll(strings.TrimPrefix(strings.ReplaceAll(message, "\u00a0", " "), "proto: "), "proto: ", "")
 	for _, p := range fieldPatterns() {
@@ -136,7 +129,7 @@ func invalid(message string) error {
 	return fault.Field("body", "%s", message)
 }
 
-// writeError answers with err under the HTTP code; zero stands for the one that the status has.
+// writeError answers with err and the HTTP code; 0 means the code of the status.
 func (a *api) writeError(ctx context.Context, w http.ResponseWriter, err error, code int) {
 	a.writeStatus(ctx, w, a.statusOf(ctx, err), code)
 }
@@ -153,11 +146,11 @@ func (a *api) writeStatus(_ context.Context, w http.ResponseWriter, st *status.S
 	h.Del("Content-Length")
 	w.WriteHeader(code)
 	if _, err := w.Write(append(a.statusJSON(st), '\n')); err != nil { //nolint:gosec // JSON, declared so and not sniffed
-		a.config.Log.V(2).Info("writing answer", "err", err.Error())
+		a.config.Log.V(2).Info("writing response", obs.KeyError, err.Error())
 	}
 }
 
-// statusJSON is {"code":...,"message":...,"details":[...]}. Details of types that this build does not know are left out.
+// statusJSON returns {"code":...,"message":...,"details":[...]}. Details of unknown types are left out.
 func (a *api) statusJSON(st *status.Status) []byte {
 	out, err := protojson.Marshal(st.Proto())
 	if err != nil {
@@ -169,7 +162,7 @@ func (a *api) statusJSON(st *status.Status) []byte {
 	return compact(out)
 }
 
-// retryAfter is the status' RetryInfo in whole seconds, at least one.
+// retryAfter returns the RetryInfo of the status in whole seconds, at least one.
 func retryAfter(st *status.Status) string {
 	seconds := 1.0
 	for _, d := range st.Details() {

@@ -14,27 +14,31 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 const (
 	requestIDHeader   = "X-Request-Id"
 	idempotencyHeader = "Idempotency-Key"
 	maxRequestID      = 128
-	unmatched         = "unmatched" // the route label of a path that is none of ours
+	unmatched         = "unmatched" // the route label of a path outside the API
 )
 
-// exchange is what is known of one request and its answer.
+// exchange is one request and its answer.
 type exchange struct {
 	http.ResponseWriter
 	requestID, idempotencyKey string
-	// route is the pattern that matched; bounded, so it can be a label.
+	// route is the pattern that matched. The number of patterns is bounded, so it can be a label.
 	route string
-	code  int
+	// binding is the route of the API that matched; nil outside the API.
+	binding *route
+	code    int
 }
 
 type exchangeKey struct{}
 
-// exchangeOf is the request's exchange; an empty one outside of a request of ours.
+// exchangeOf returns the exchange of a request; an empty one if ctx is not of a request.
 func exchangeOf(ctx context.Context) *exchange {
 	if e, ok := ctx.Value(exchangeKey{}).(*exchange); ok {
 		return e
@@ -42,7 +46,7 @@ func exchangeOf(ctx context.Context) *exchange {
 	return &exchange{}
 }
 
-// WriteHeader notes the code.
+// WriteHeader implements http.ResponseWriter and records the code.
 func (e *exchange) WriteHeader(code int) {
 	if e.code == 0 {
 		e.code = code
@@ -50,7 +54,7 @@ func (e *exchange) WriteHeader(code int) {
 	e.ResponseWriter.WriteHeader(code)
 }
 
-// Write notes that the answer has begun.
+// Write implements http.ResponseWriter and records that the answer has begun.
 func (e *exchange) Write(p []byte) (int, error) {
 	if e.code == 0 {
 		e.code = http.StatusOK
@@ -61,14 +65,14 @@ func (e *exchange) Write(p []byte) (int, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (e *exchange) Unwrap() http.ResponseWriter { return e.ResponseWriter }
 
-// exchanged gives each request its exchange, and tells of it afterwards.
+// exchanged adds an exchange to each request, and logs and counts the request at its end.
 func (a *api) exchanged(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &exchange{ResponseWriter: w, requestID: requestID(r), idempotencyKey: r.Header.Get(idempotencyHeader), route: unmatched}
 		w.Header().Set(requestIDHeader, e.requestID)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
-		r.Header.Del("Authorization") // not ours, and grpc-gateway would hand it on
+		r.Header.Del("Authorization") // grpc-gateway would forward it, and no upstream takes it
 		begin := a.config.Clock.Now()
 		defer func() {
 			p := recover()
@@ -79,27 +83,28 @@ func (a *api) exchanged(next http.Handler) http.Handler {
 			if e.code < http.StatusBadRequest {
 				log = log.V(2)
 			}
-			log.Info("served", "method", r.Method, "path", r.URL.Path, "code", e.code, "took", took.String(), "requestID", e.requestID)
+			log.Info("served request", obs.KeyMethod, r.Method, obs.KeyPath, r.URL.Path, obs.KeyCode, e.code,
+				obs.KeyDuration, took.String(), obs.KeyRequestID, e.requestID)
 			if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
-				panic(p) // net/http's way to break the connection off
+				panic(p) // aborts the connection, as net/http defines
 			}
 		}()
 		next.ServeHTTP(e, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, e)))
 	})
 }
 
-// survive turns a handler's panic into an answer, or into a broken connection where an answer has begun.
+// survive converts a panic of a handler into an answer. If an answer has begun, the connection is aborted.
 func (a *api) survive(e *exchange, r *http.Request, p any) {
 	if err, ok := p.(error); p == nil || ok && errors.Is(err, http.ErrAbortHandler) {
 		return
 	}
-	a.config.Log.Error(fmt.Errorf("panic: %v", p), "handling request", "path", r.URL.Path, "stack", string(debug.Stack()))
+	a.config.Log.Error(fmt.Errorf("panic: %v", p), "handling request", obs.KeyPath, r.URL.Path, "stack", string(debug.Stack()))
 	if e.code == 0 {
 		a.writeStatus(r.Context(), e, status.New(codes.Internal, "internal error"), 0)
 	}
 }
 
-// requestID is the caller's own if it can go into headers and logs as it is, else a new one.
+// requestID returns the caller's id if it is safe in headers and logs, else a new one.
 func requestID(r *http.Request) string {
 	id := r.Header.Get(requestIDHeader)
 	if id == "" || len(id) > maxRequestID {
@@ -113,21 +118,37 @@ func requestID(r *http.Request) string {
 	return id
 }
 
-// routed notes the pattern of a request, for labels and for its span.
+// routed records the route of a request, for labels and for its span.
 func (a *api) routed(next runtime.HandlerFunc) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
 		e := exchangeOf(r.Context())
 		if p, ok := runtime.HTTPPattern(r.Context()); ok {
 			e.route = p.String()
+			e.binding = a.routes.of(r.Method, e.route)
 			span := trace.SpanFromContext(r.Context())
 			span.SetName(r.Method + " " + e.route)
-			span.SetAttributes(attribute.String("http.route", e.route), attribute.String("fastsandbox.request_id", e.requestID))
+			span.SetAttributes(attribute.String(obs.AttrHTTPRoute, e.route), attribute.String(obs.AttrRequestID, e.requestID))
 			for key, value := range params {
-				span.SetAttributes(attribute.String("fastsandbox."+key, value))
+				if attr := pathAttribute(key); attr != "" {
+					span.SetAttributes(attribute.String(attr, value))
+				}
 			}
 		}
 		next(w, r, params)
 	}
+}
+
+// pathAttribute returns the span attribute of a path parameter; "" if it has none.
+func pathAttribute(parameter string) string {
+	switch parameter {
+	case "namespace", "sandbox.namespace":
+		return obs.AttrSandboxNamespace
+	case "name", "sandbox.name":
+		return obs.AttrSandboxName
+	case "pool":
+		return obs.AttrPool
+	}
+	return ""
 }
 
 func codeLabel(code int) string {

@@ -21,7 +21,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "fastsandbox_gateway_requests_total", Help: "Requests served, by route, method and HTTP code.",
 		}, []string{"route", "method", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "fastsandbox_gateway_request_duration_seconds", Help: "Time from a request's headers to the end of its answer.",
+			Name: "fastsandbox_gateway_request_duration_seconds", Help: "Time from the headers of a request to the end of its answer.",
 			Buckets: obs.LatencyBuckets,
 		}, []string{"route", "method"}),
 		streams: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -40,10 +40,10 @@ func (m *metrics) observe(e *exchange, method string, took time.Duration) {
 	switch method {
 	case "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS":
 	default:
-		method = "other" // a caller can make up any word
+		method = "other" // a caller may send any word
 	}
 	m.requests.WithLabelValues(e.route, method, codeLabel(e.code)).Inc()
-	if !isStreamRoute(e.route) {
+	if !e.binding.streams() {
 		m.seconds.WithLabelValues(e.route, method).Observe(took.Seconds())
 	}
 }

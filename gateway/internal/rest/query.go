@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -10,15 +11,14 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// checkQuery refuses a query parameter that the call does not have: grpc-gateway would ignore it, and a misspelt
-// `gracePeriod` must not end a sandbox at once.
+// checkQuery refuses a query parameter that is not a field of the request. grpc-gateway ignores such a parameter, and a
+// misspelled `gracePeriod` must not delete a sandbox with the default grace period.
 func (a *api) checkQuery(next runtime.HandlerFunc) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
-		if err := checkQuery(r.URL.RawQuery, queried(r, params), params); err != nil {
+		if err := exchangeOf(r.Context()).binding.checkQuery(r.URL.RawQuery, params); err != nil {
 			a.writeError(r.Context(), w, err, 0)
 			return
 		}
@@ -26,53 +26,32 @@ func (a *api) checkQuery(next runtime.HandlerFunc) runtime.HandlerFunc {
 	}
 }
 
-// queried is the message whose fields a request's query may set; nil if it may set none.
-func queried(r *http.Request, params map[string]string) proto.Message {
-	_, named := params["name"]
-	switch {
-	case isStream(r) && named:
-		return &sandboxv1.StreamLogsRequest{}
-	case isStream(r):
-		return &sandboxv1.WatchSandboxesRequest{}
-	case r.Method == http.MethodDelete:
-		return &sandboxv1.DeleteSandboxRequest{}
-	case r.Method == http.MethodPatch:
-		return &sandboxv1.UpdateSandboxRequest{}
-	case r.Method == http.MethodGet && !named:
-		return &sandboxv1.ListSandboxesRequest{}
-	default:
-		return nil
-	}
-}
-
-func checkQuery(raw string, m proto.Message, params map[string]string) error {
+// checkQuery reports the first parameter of a query that the route does not have, or that is set twice.
+func (r *route) checkQuery(raw string, params map[string]string) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return fault.Field("query", "it cannot be parsed: %v", err)
+		return fault.Field("query", "invalid query: %v", err)
 	}
-	for _, key := range slices.Sorted(keys(values)) {
+	m := r.queried()
+	for _, key := range slices.Sorted(maps.Keys(values)) {
 		field := fieldOf(m, key)
-		if _, bound := params[key]; field == nil || bound {
+		if _, bound := params[key]; field == nil || bound || r.inBody(key) {
 			return fault.Field(key, "unknown field %q in the query", key)
 		}
 		if !field.IsList() && len(values[key]) > 1 {
-			return fault.Field(key, "it is given %d times", len(values[key]))
+			return fault.Field(key, "must not be set more than once, is set %d times", len(values[key]))
 		}
 	}
 	return nil
 }
 
-func keys(values url.Values) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for key := range values {
-			if !yield(key) {
-				return
-			}
-		}
-	}
+// inBody reports whether a dotted path leads into the field that the body fills.
+func (r *route) inBody(path string) bool {
+	first, _, _ := strings.Cut(path, ".")
+	return r.body != "" && first == r.body
 }
 
-// fieldOf is the field that a dotted path of proto or JSON names means, or nil.
+// fieldOf returns the field at a dotted path of proto or JSON names; nil if there is none.
 func fieldOf(m proto.Message, path string) protoreflect.FieldDescriptor {
 	fields := walk(m, path)
 	if len(fields) == 0 {
@@ -81,7 +60,7 @@ func fieldOf(m proto.Message, path string) protoreflect.FieldDescriptor {
 	return fields[len(fields)-1]
 }
 
-// protoPath is a dotted path by its fields' proto names; one that means no field stays as it is, for the server to refuse.
+// protoPath converts a dotted path to proto names. A path that leads to no field is returned unchanged, for the server to refuse.
 func protoPath(m proto.Message, path string) string {
 	fields := walk(m, path)
 	if len(fields) == 0 {

@@ -1,7 +1,7 @@
-// Package rest is the REST face of the SandboxService: grpc-gateway's routes and JSON, with what a public HTTP API needs
-// around them: errors as google.rpc.Status under the right HTTP code, bounded bodies, refused unknown fields, idempotency
-// keys, streams as newline-delimited JSON or raw bytes, one trace through, metrics and an access log. It keeps no state
-// of sandboxes. The handler is safe for concurrent use.
+// Package rest is the REST API: grpc-gateway's routes and JSON for the methods that have an HTTP binding, and what a public
+// HTTP API needs besides: errors as google.rpc.Status with the right HTTP code, bounded bodies, refusal of unknown fields,
+// idempotency keys, streams as newline-delimited JSON or raw bytes, trace propagation, metrics and an access log. It keeps
+// no state of sandboxes and never calls an agent. The handler is safe for concurrent use.
 package rest
 
 import (
@@ -13,39 +13,48 @@ import (
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	"k8s.io/utils/clock"
 
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// Config says what the handler serves.
+// Names of the upstreams in messages.
+const (
+	allocatorName = "allocator"
+	collectorName = "garbage collector"
+)
+
+// Config is what the handler needs.
 type Config struct {
-	// Client of the allocator.
-	Client sandboxv1.SandboxServiceClient
-	// Ready tells whether the allocator can be reached.
+	// Allocator and Collector are connections to the allocator and to the garbage collector.
+	Allocator, Collector grpc.ClientConnInterface
+	// Ready returns nil if the allocator can be reached.
 	Ready func(context.Context) error
-	// Document is the OpenAPI document.
-	Document []byte
-	// MaxBodyBytes is the largest body that is taken.
+	// JSON and YAML are the OpenAPI document.
+	JSON, YAML []byte
+	// MaxBodyBytes is the maximum size of a body.
 	MaxBodyBytes int64
-	// RequestTimeout bounds every request but streams.
+	// RequestTimeout bounds every request except streams.
 	RequestTimeout time.Duration
-	// Roles that may call the API; nil for everyone.
+	// Roles that may call the API; nil means everyone.
 	Roles []rpc.Role
-	// Draining is closed when the process ends: streams end with an error that asks the caller to come again.
+	// Draining is closed when the process stops: streams end with an error that asks the caller to connect again.
 	Draining <-chan struct{}
-	// Registry takes the metrics; Log the access log; Clock the time of both.
+	// Registry takes the metrics, Log the access log. Clock is the time of both.
 	Registry prometheus.Registerer
 	Log      logr.Logger
-	Clock    clock.PassiveClock
+	Clock    clock.Clock
 }
 
-// api is the handler's shared state; all of it is read-only once New has returned.
+// api is the shared state of the handler. It is read-only after New has returned.
 type api struct {
 	config  Config
-	client  sandboxv1.SandboxServiceClient
+	routes  routeTable
 	metrics *metrics
 	json    runtime.Marshaler
 	mux     *runtime.ServeMux
@@ -60,7 +69,7 @@ func New(cfg Config) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{config: cfg, client: client{cfg.Client}, metrics: m, json: marshaler{&runtime.JSONPb{
+	a := &api{config: cfg, metrics: m, json: marshaler{&runtime.JSONPb{
 		MarshalOptions:   protojson.MarshalOptions{},
 		UnmarshalOptions: protojson.UnmarshalOptions{DiscardUnknown: false},
 	}}}
@@ -68,9 +77,12 @@ func New(cfg Config) (http.Handler, error) {
 		return nil, err
 	}
 	root := http.NewServeMux()
-	root.Handle("/healthz", a.page("/healthz", a.healthz))
-	root.Handle("/readyz", a.page("/readyz", a.readyz))
-	root.Handle("/openapi.json", a.page("/openapi.json", a.openapi))
+	for path, serve := range map[string]http.HandlerFunc{
+		"/healthz": a.healthz, "/readyz": a.readyz,
+		"/openapi.json": a.document("application/json", cfg.JSON), "/openapi.yaml": a.document("application/yaml", cfg.YAML),
+	} {
+		root.Handle(path, a.page(path, serve))
+	}
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(a.crossOrigin))
 	root.Handle("/", origin.Handler(a.authorized(a.withBody(a.mux))))
@@ -80,30 +92,41 @@ func New(cfg Config) (http.Handler, error) {
 
 func traced(r *http.Request) bool { return r.URL.Path != "/healthz" && r.URL.Path != "/readyz" }
 
+// route registers the services.
 func (a *api) route() error {
-	nothing := func(string) (string, bool) { return "", false }
+	none := func(string) (string, bool) { return "", false }
 	a.mux = runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, a.json),
 		runtime.WithErrorHandler(a.handleError),
 		runtime.WithRoutingErrorHandler(a.handleRoutingError),
-		runtime.WithIncomingHeaderMatcher(nothing), // a caller must not speak gRPC metadata in the gateway's name
-		runtime.WithOutgoingHeaderMatcher(nothing),
-		runtime.WithOutgoingTrailerMatcher(nothing),
+		runtime.WithIncomingHeaderMatcher(none), // a caller must not set gRPC metadata in the gateway's name
+		runtime.WithOutgoingHeaderMatcher(none),
+		runtime.WithOutgoingTrailerMatcher(none),
 		runtime.WithDisableHTTPMethodOverride(),
 		runtime.WithDisablePathLengthFallback(),
 		runtime.WithWriteContentLength(),
 		runtime.WithMiddlewares(a.routed, a.checkQuery, a.bounded),
 	)
-	if err := sandboxv1.RegisterSandboxServiceHandlerClient(context.Background(), a.mux, a.client); err != nil {
+	allocator := retrying{a.config.Allocator, a.config.Clock}
+	collector := retrying{a.config.Collector, a.config.Clock}
+	a.routes = newRouteTable(services(upstream{allocatorName, allocator}, upstream{collectorName, collector}))
+	ctx := context.Background()
+	if err := sandboxv1.RegisterSandboxServiceHandlerClient(ctx, a.mux, client{sandboxv1.NewSandboxServiceClient(allocator)}); err != nil {
+		return err
+	}
+	if err := allocatorv1.RegisterAllocatorServiceHandlerClient(ctx, a.mux, allocatorv1.NewAllocatorServiceClient(allocator)); err != nil {
+		return err
+	}
+	if err := gcv1.RegisterGarbageCollectorServiceHandlerClient(ctx, a.mux, gcv1.NewGarbageCollectorServiceClient(collector)); err != nil {
 		return err
 	}
 	return a.routeStreams()
 }
 
-// bounded gives a request its deadline; the streams, which have none, take it off themselves.
+// bounded adds a deadline to a request that is not a stream.
 func (a *api) bounded(next runtime.HandlerFunc) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
-		if isStream(r) {
+		if exchangeOf(r.Context()).binding.streams() {
 			next(w, r, params)
 			return
 		}

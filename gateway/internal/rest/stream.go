@@ -16,56 +16,28 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// The streams' paths, as the proto's annotations have them. grpc-gateway's own handlers of these are replaced: they would
-// hold the headers back until the first message, show an early error in another form than every other error, and know
-// no raw output.
-const (
-	watchPattern    = "/v1/namespaces/{namespace=*}/sandboxes:watch"
-	watchAllPattern = "/v1/sandboxes:watch"
-	logsPattern     = "/v1/namespaces/{namespace=*}/sandboxes/{name=*}:logs"
-)
-
-// streamWriteTimeout is how long one message may take to leave: a caller that reads nothing is cut off.
+// streamWriteTimeout is how long the write of one message may take: a caller that reads nothing is disconnected.
 const streamWriteTimeout = time.Minute
 
-// isStream goes by the route that matched, so it holds behind routed only.
-func isStream(r *http.Request) bool { return isStreamRoute(exchangeOf(r.Context()).route) }
-
-func isStreamRoute(route string) bool {
-	return route == watchPattern || route == watchAllPattern || route == logsPattern
-}
-
+// routeStreams replaces grpc-gateway's own handlers of streams. These hold the headers back until the first message, write
+// an early error in another form than all other errors, and have no raw output.
 func (a *api) routeStreams() error {
-	for pattern, h := range map[string]runtime.HandlerFunc{watchPattern: a.watch, watchAllPattern: a.watch, logsPattern: a.logs} {
-		if err := a.mux.HandlePath(http.MethodGet, pattern, h); err != nil {
+	for _, r := range a.routes {
+		if !r.streams() {
+			continue
+		}
+		handler := func(w http.ResponseWriter, req *http.Request, params map[string]string) { a.stream(r, w, req, params) }
+		if err := a.mux.HandlePath(r.verb, r.pattern, handler); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *api) watch(w http.ResponseWriter, r *http.Request, params map[string]string) {
-	in := &sandboxv1.WatchSandboxesRequest{}
-	stream(a, w, r, in, params, func(ctx context.Context) (grpc.ServerStreamingClient[sandboxv1.WatchSandboxesResponse], error) {
-		return a.client.WatchSandboxes(ctx, in)
-	}, nil)
-}
-
-// logs sends the output as JSON, or, to who accepts text/plain before JSON, the bytes themselves.
-func (a *api) logs(w http.ResponseWriter, r *http.Request, params map[string]string) {
-	in := &sandboxv1.StreamLogsRequest{}
-	var raw func(*sandboxv1.StreamLogsResponse) []byte
-	if wantsText(r.Header.Values("Accept")) {
-		raw = (*sandboxv1.StreamLogsResponse).GetData
-	}
-	stream(a, w, r, in, params, func(ctx context.Context) (grpc.ServerStreamingClient[sandboxv1.StreamLogsResponse], error) {
-		return a.client.StreamLogs(ctx, in)
-	}, raw)
-}
-
-// wantsText tells whether text/plain comes first among the types that a caller accepts and that we have.
+// wantsText reports whether text/plain is the first of the accepted types that the gateway can send.
 func wantsText(accept []string) bool {
 	for part := range strings.SplitSeq(strings.Join(accept, ","), ",") {
 		kind, _, err := mime.ParseMediaType(strings.TrimSpace(part))
@@ -80,13 +52,12 @@ func wantsText(accept []string) bool {
 	return false
 }
 
-// stream runs one stream: it fills in, opens, and sends each message as a line {"result":{...}}, or raw. An error before
-// the first message is an ordinary error; a later one is the last line {"error":{...}}, or, where the output is raw and
-// has no place for it, a connection broken off, so that a cut log never passes for a whole one.
-func stream[T any](a *api, w http.ResponseWriter, r *http.Request, in proto.Message, params map[string]string,
-	open func(context.Context) (grpc.ServerStreamingClient[T], error), raw func(*T) []byte,
-) {
-	if err := fill(in, r, params); err != nil {
+// stream serves one stream. Each message is a line {"result":{...}}, or raw bytes for a log that the caller accepts as
+// text/plain. An error before the first message is an ordinary error. A later one is the last line {"error":{...}}, or, in
+// raw output, which has no room for it, an aborted connection, so that a truncated log never looks complete.
+func (a *api) stream(rt *route, w http.ResponseWriter, r *http.Request, params map[string]string) {
+	in := newMessage(rt.method.Input())
+	if err := a.fill(rt, in, r, params); err != nil {
 		a.handleError(r.Context(), a.mux, nil, w, r, err)
 		return
 	}
@@ -97,71 +68,87 @@ func stream[T any](a *api, w http.ResponseWriter, r *http.Request, in proto.Mess
 	a.metrics.streams.Inc()
 	defer a.metrics.streams.Dec()
 
-	out := &lines[T]{api: a, w: w, control: control, raw: raw}
-	s, err := again(ctx, func() (*opened[T], error) { return begin(ctx, open) })
+	var s *openedStream
+	err := again(ctx, a.config.Clock, func() (err error) {
+		s, err = openStream(ctx, rt, in)
+		return err
+	})
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil && r.Context().Err() == nil {
-			err = cause
-		}
-		a.writeError(ctx, w, err, 0)
+		a.writeError(ctx, w, endOf(ctx, r, err), 0)
 		return
 	}
+	_, isLog := s.message().(*sandboxv1.StreamLogsResponse)
+	out := &lines{api: a, w: w, control: control, raw: isLog && wantsText(r.Header.Values("Accept"))}
 	out.begin()
 	for {
 		message, err := s.next()
-		if errors.Is(err, io.EOF) {
+		switch {
+		case errors.Is(err, io.EOF):
 			return
-		}
-		if cause := context.Cause(ctx); err != nil && cause != nil && r.Context().Err() == nil {
-			err = cause
-		}
-		if err != nil {
-			out.fail(ctx, err)
+		case err != nil:
+			out.fail(ctx, endOf(ctx, r, err))
 			return
-		}
-		if !out.send(message) {
+		case !out.send(message):
 			return
 		}
 	}
 }
 
-// opened is a stream that the server has accepted, with the first message or the end if that came before its headers.
-type opened[T any] struct {
-	stream grpc.ServerStreamingClient[T]
-	first  *T
+// endOf returns why a stream ended: the gateway's own reason if the gateway ended it, else the error of the call.
+func endOf(ctx context.Context, r *http.Request, err error) error {
+	if cause := context.Cause(ctx); cause != nil && r.Context().Err() == nil {
+		return cause
+	}
+	return err
+}
+
+// openedStream is a stream that the server has accepted, with the first message or the end if that came before the headers.
+type openedStream struct {
+	route  *route
+	stream grpc.ClientStream
+	first  proto.Message
 	end    error
 }
 
-// begin opens a stream and waits until the server accepts or refuses it. Headers come before the first message from a
-// server that has nothing to say yet; from one that refuses, none do.
-func begin[T any](ctx context.Context, open func(context.Context) (grpc.ServerStreamingClient[T], error)) (*opened[T], error) {
-	s, err := open(ctx)
+// openStream opens a stream and waits until the server accepts or refuses it. A server that has nothing to send yet sends
+// headers before its first message; a server that refuses sends none.
+func openStream(ctx context.Context, rt *route, in proto.Message) (*openedStream, error) {
+	stream, err := rt.upstream.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, rt.fullMethod())
 	if err != nil {
 		return nil, err
 	}
-	if md, err := s.Header(); err == nil && md != nil {
-		return &opened[T]{stream: s}, nil
-	}
-	first, err := s.Recv()
-	if err != nil && !errors.Is(err, io.EOF) {
+	s := &openedStream{route: rt, stream: stream}
+	if err := errors.Join(stream.SendMsg(in), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	return &opened[T]{s, first, err}, nil
+	if md, err := stream.Header(); err == nil && md != nil {
+		return s, nil
+	}
+	first := s.message()
+	if err = stream.RecvMsg(first); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	s.first, s.end = first, err
+	return s, nil
 }
 
-// next is the next message.
-func (o *opened[T]) next() (*T, error) {
-	if o.end != nil {
-		return nil, o.end
+// message returns an empty message of the stream's type.
+func (s *openedStream) message() proto.Message { return newMessage(s.route.method.Output()) }
+
+// next returns the next message.
+func (s *openedStream) next() (proto.Message, error) {
+	if s.end != nil {
+		return nil, s.end
 	}
-	if first := o.first; first != nil {
-		o.first = nil
+	if first := s.first; first != nil {
+		s.first = nil
 		return first, nil
 	}
-	return o.stream.Recv()
+	message := s.message()
+	return message, s.stream.RecvMsg(message)
 }
 
-// streamContext ends with the request, or with errDraining when the process does.
+// streamContext returns a context that ends with the request, or with errDraining when the process stops.
 func (a *api) streamContext(r *http.Request) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	done := make(chan struct{})
@@ -176,14 +163,22 @@ func (a *api) streamContext(r *http.Request) (context.Context, context.CancelCau
 	return ctx, func(cause error) { cancel(cause); <-done }
 }
 
-// fill sets in from the path and the query, which checkQuery has seen already.
-func fill(in proto.Message, r *http.Request, params map[string]string) error {
+// fill sets in from the body, the path and the query. checkQuery has checked the names in the query before.
+func (a *api) fill(rt *route, in proto.Message, r *http.Request, params map[string]string) error {
+	if rt.body == "*" {
+		if err := a.json.NewDecoder(r.Body).Decode(in); err != nil && !errors.Is(err, io.EOF) {
+			return invalid(err.Error())
+		}
+	}
 	filter := make([][]string, 0, len(params))
 	for name, value := range params {
-		filter = append(filter, []string{name})
+		filter = append(filter, strings.Split(name, "."))
 		if err := runtime.PopulateFieldFromPath(in, name, value); err != nil {
 			return invalid(err.Error())
 		}
+	}
+	if rt.body == "*" {
+		return nil
 	}
 	if err := runtime.PopulateQueryParameters(in, r.URL.Query(), utilities.NewDoubleArray(filter)); err != nil {
 		return invalid(err.Error())
@@ -191,18 +186,18 @@ func fill(in proto.Message, r *http.Request, params map[string]string) error {
 	return nil
 }
 
-// lines writes a stream's answer.
-type lines[T any] struct {
+// lines writes the answer of a stream.
+type lines struct {
 	api     *api
 	w       http.ResponseWriter
 	control *http.ResponseController
-	raw     func(*T) []byte
+	raw     bool
 }
 
 // begin sends the headers.
-func (l *lines[T]) begin() {
+func (l *lines) begin() {
 	kind := "application/x-ndjson"
-	if l.raw != nil {
+	if l.raw {
 		kind = "text/plain; charset=utf-8"
 	}
 	l.w.Header().Set("Content-Type", kind)
@@ -210,18 +205,14 @@ func (l *lines[T]) begin() {
 	l.write(nil)
 }
 
-// send writes one message and reports whether the caller is still there.
-func (l *lines[T]) send(message *T) bool {
-	if l.raw != nil {
-		return l.write(l.raw(message))
+// send writes one message and reports whether the caller is still connected.
+func (l *lines) send(message proto.Message) bool {
+	if piece, ok := message.(*sandboxv1.StreamLogsResponse); ok && l.raw {
+		return l.write(piece.GetData())
 	}
-	m, ok := any(message).(proto.Message)
-	if !ok {
-		return false
-	}
-	body, err := protojson.Marshal(m)
+	body, err := protojson.Marshal(message)
 	if err != nil {
-		l.api.config.Log.Error(err, "marshalling message")
+		l.api.config.Log.Error(err, "marshaling message")
 		return false
 	}
 	line := make([]byte, 0, len(body)+12)
@@ -231,16 +222,16 @@ func (l *lines[T]) send(message *T) bool {
 }
 
 // fail ends the answer with an error.
-func (l *lines[T]) fail(ctx context.Context, err error) {
-	if l.raw != nil {
-		l.api.config.Log.Info("ending raw output early", "err", err.Error())
+func (l *lines) fail(ctx context.Context, err error) {
+	if l.raw {
+		l.api.config.Log.Info("aborting raw output", obs.KeyError, err.Error())
 		panic(http.ErrAbortHandler)
 	}
 	line := append([]byte(`{"error":`), l.api.statusJSON(l.api.statusOf(ctx, err))...)
 	l.write(append(line, "}\n"...))
 }
 
-func (l *lines[T]) write(p []byte) bool {
+func (l *lines) write(p []byte) bool {
 	_ = l.control.SetWriteDeadline(l.api.config.Clock.Now().Add(streamWriteTimeout))
 	if _, err := l.w.Write(p); err != nil {
 		return false

@@ -17,29 +17,29 @@ const (
 	checkInterval = 3 * time.Second
 )
 
-// Upstream watches whether the allocator can be reached.
+// Upstream observes whether the allocator can be reached.
 type Upstream struct{ health healthv1.HealthClient }
 
-// NewUpstream asks over conn.
+// NewUpstream returns an Upstream that calls over conn.
 func NewUpstream(conn grpc.ClientConnInterface) *Upstream {
 	return &Upstream{healthv1.NewHealthClient(conn)}
 }
 
-// Check asks the allocator's health service once, for at most two seconds.
+// Check calls the health service of the allocator once. It blocks for at most two seconds.
 func (u *Upstream) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	got, err := u.health.Check(ctx, &healthv1.HealthCheckRequest{Service: sandboxv1.SandboxService_ServiceDesc.ServiceName}, grpc.WaitForReady(true))
 	if err != nil {
-		return fmt.Errorf("asking the allocator's health: %w", err)
+		return fmt.Errorf("checking the health of the allocator: %w", err)
 	}
 	if got.GetStatus() != healthv1.HealthCheckResponse_SERVING {
-		return fmt.Errorf("asking the allocator's health: it is %s", got.GetStatus())
+		return fmt.Errorf("checking the health of the allocator: status is %s", got.GetStatus())
 	}
 	return nil
 }
 
-// Follow checks until ctx ends and reports the first result and every change.
+// Follow checks until ctx ends. It reports the first result and every change.
 func (u *Upstream) Follow(ctx context.Context, c clock.Clock, report func(error)) {
 	known, good := false, false
 	for ctx.Err() == nil {
