@@ -57,4 +57,7 @@ const (
 	KeyPID        = "pid"
 	KeyExitCode   = "exitCode"
 	KeyDuration   = "duration"
+	KeyAllocator  = "allocator"
+	KeyCollector  = "gc"
+	KeyUpstream   = "upstream"
 )

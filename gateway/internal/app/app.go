@@ -73,7 +73,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	group := daemon.NewGroup()
 	cfg.Serve(group, registry, probes)
 	group.Go("https", func(ctx context.Context) error {
-		log.Info("serving", obs.KeyAddress, listener.Addr().String(), "allocator", cfg.AllocatorAddress, "gc", cfg.CollectorAddress)
+		log.Info("serving", obs.KeyAddress, listener.Addr().String(), obs.KeyAllocator, cfg.AllocatorAddress, obs.KeyCollector, cfg.CollectorAddress)
 		return serve(ctx, server, listener, cfg, draining)
 	})
 	group.Go("allocator health", func(ctx context.Context) error {

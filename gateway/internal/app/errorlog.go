@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/go-logr/logr"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // newErrorLog returns a logger for net/http's messages, most of which are about failed handshakes. They are logged as detail:
@@ -17,6 +19,6 @@ type lineWriter struct{ log logr.Logger }
 
 // Write implements io.Writer: it logs p as one record.
 func (w lineWriter) Write(p []byte) (int, error) {
-	w.log.V(2).Info("http server message", "line", strings.TrimSpace(string(p)))
+	w.log.V(2).Info("http server message", obs.KeyLine, strings.TrimSpace(string(p)))
 	return len(p), nil
 }

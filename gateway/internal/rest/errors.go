@@ -71,14 +71,14 @@ func (a *api) statusOf(ctx context.Context, err error) *status.Status {
 	case codes.InvalidArgument: // from grpc-gateway, which adds no details
 		return convert(invalid(st.Message()))
 	case codes.Unavailable: // from the gRPC client; its text contains addresses
-		a.config.Log.Info("upstream unreachable", "upstream", upstreamOf(ctx), obs.KeyError, st.Message())
+		a.config.Log.Info("upstream unreachable", obs.KeyUpstream, upstreamOf(ctx), obs.KeyError, st.Message())
 		return convert(fault.New(errdefs.ErrUnavailable, "UNSPECIFIED", "the %s cannot be reached", upstreamOf(ctx)))
 	case codes.DeadlineExceeded:
 		return convert(fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "the deadline passed before the call was done"))
 	case codes.Canceled:
 		return convert(fault.New(context.Canceled, fault.Cancelled, "the caller canceled the request"))
 	case codes.Internal, codes.Unknown:
-		a.config.Log.Error(err, "calling upstream", "upstream", upstreamOf(ctx), obs.KeyRequestID, exchangeOf(ctx).requestID)
+		a.config.Log.Error(err, "calling upstream", obs.KeyUpstream, upstreamOf(ctx), obs.KeyRequestID, exchangeOf(ctx).requestID)
 		return convert(fault.New(errdefs.ErrInternal, fault.Internal, "internal error"))
 	default:
 		return ownStatus(st.Code(), st.Message())

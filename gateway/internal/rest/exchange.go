@@ -98,7 +98,7 @@ func (a *api) survive(e *exchange, r *http.Request, p any) {
 	if err, ok := p.(error); p == nil || ok && errors.Is(err, http.ErrAbortHandler) {
 		return
 	}
-	a.config.Log.Error(fmt.Errorf("panic: %v", p), "handling request", obs.KeyPath, r.URL.Path, "stack", string(debug.Stack()))
+	a.config.Log.Error(fmt.Errorf("panic: %v", p), "handling request", obs.KeyPath, r.URL.Path, obs.KeyStack, string(debug.Stack()))
 	if e.code == 0 {
 		a.writeStatus(r.Context(), e, status.New(codes.Internal, "internal error"), 0)
 	}
