@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -66,6 +68,7 @@ type Error struct {
 	reason     Reason
 	message    string
 	metadata   map[string]string
+	violations []Violation
 	retryAfter time.Duration
 }
 
@@ -81,9 +84,28 @@ func Wrap(cause, class error, reason Reason, format string, args ...any) *Error 
 	return e
 }
 
+// Violation says what is wrong with one field of a request.
+type Violation struct {
+	// Field in proto notation (`spec.image`).
+	Field string
+	// Message for people. It does not repeat the field.
+	Message string
+}
+
 // Field returns an InvalidField error that names the field.
 func Field(field, format string, args ...any) *Error {
-	return New(errdefs.ErrInvalidArgument, InvalidField, "%s: %s", field, fmt.Sprintf(format, args...)).With(FieldKey, field)
+	return Fields(Violation{Field: field, Message: fmt.Sprintf(format, args...)})
+}
+
+// Fields returns an invalid-argument error with one violation for each field that is wrong; its message lists them all,
+// its metadata names the first.
+func Fields(first Violation, others ...Violation) *Error {
+	all := append([]Violation{first}, others...)
+	messages := make([]string, len(all))
+	for i, v := range all {
+		messages[i] = v.Field + ": " + v.Message
+	}
+	return New(errdefs.ErrInvalidArgument, InvalidField, "%s", strings.Join(messages, "; ")).With(FieldKey, first.Field).WithViolations(all...)
 }
 
 // With returns a copy with one more metadata entry.
@@ -94,6 +116,13 @@ func (e *Error) With(key, value string) *Error {
 		c.metadata = map[string]string{}
 	}
 	c.metadata[key] = value
+	return &c
+}
+
+// WithViolations returns a copy that carries these violations in place of its own.
+func (e *Error) WithViolations(all ...Violation) *Error {
+	c := *e
+	c.violations = slices.Clone(all)
 	return &c
 }
 
@@ -147,6 +176,14 @@ func (e *Error) Message() string { return e.message }
 
 // Metadata returns a copy of the metadata.
 func (e *Error) Metadata() map[string]string { return maps.Clone(e.metadata) }
+
+// Violations returns what is wrong with each field. A fault that names a field and no violations has one, its message.
+func (e *Error) Violations() []Violation {
+	if field := e.metadata[FieldKey]; field != "" && len(e.violations) == 0 {
+		return []Violation{{Field: field, Message: e.message}}
+	}
+	return slices.Clone(e.violations)
+}
 
 // ReasonOf returns the reason of the first fault in err's chain, or "" without one.
 func ReasonOf(err error) Reason {

@@ -43,6 +43,21 @@ func TestFieldHasTheFieldAsMetadata(t *testing.T) {
 	require.Contains(t, err.Error(), "spec.image")
 }
 
+func TestFieldsKeepsViolationsApart(t *testing.T) {
+	one, two := fault.Violation{Field: "name", Message: "is empty"}, fault.Violation{Field: "spec.image", Message: "is too long"}
+	err := fault.Fields(one, two)
+	require.True(t, errdefs.IsInvalidArgument(err))
+	require.Equal(t, "name: is empty; spec.image: is too long", err.Message())
+	require.Equal(t, "name", err.Metadata()[fault.FieldKey])
+	require.Equal(t, []fault.Violation{one, two}, err.Violations())
+	require.Equal(t, []fault.Violation{two}, err.WithViolations(two).Violations())
+	require.Equal(t, []fault.Violation{one, two}, err.Violations(), "the original is not changed")
+
+	named := fault.New(errdefs.ErrInvalidArgument, fault.RequestTooLarge, "too large").With(fault.FieldKey, "spec")
+	require.Equal(t, []fault.Violation{{Field: "spec", Message: "too large"}}, named.Violations())
+	require.Empty(t, fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "no pool").Violations())
+}
+
 // The reasons and the values of the API's enum are equal in both directions.
 func TestReasonsEqualTheAPI(t *testing.T) {
 	ours := map[string]bool{}

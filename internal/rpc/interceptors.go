@@ -113,8 +113,8 @@ func PeerRole(ctx context.Context) Role {
 	return roleOf(info.State.PeerCertificates[0])
 }
 
-// validate refuses a message that is too large or breaks one of its protovalidate rules; the first violation names the
-// field, the message names all.
+// validate refuses a message that is too large or breaks one of its protovalidate rules, with one
+// violation for each of those.
 func validate(v protovalidate.Validator, maxBytes int) func(any) error {
 	return func(m any) error {
 		msg, ok := m.(proto.Message)
@@ -130,12 +130,11 @@ func validate(v protovalidate.Validator, maxBytes int) func(any) error {
 		if !errors.As(err, &violations) || len(violations.Violations) == 0 {
 			return err
 		}
-		texts := make([]string, len(violations.Violations))
+		all := make([]fault.Violation, len(violations.Violations))
 		for i, x := range violations.Violations {
-			texts[i] = fmt.Sprintf("%s: %s", protovalidate.FieldPathString(x.Proto.GetField()), x.Proto.GetMessage())
+			all[i] = fault.Violation{Field: protovalidate.FieldPathString(x.Proto.GetField()), Message: x.Proto.GetMessage()}
 		}
-		return fault.New(errdefs.ErrInvalidArgument, fault.InvalidField, "%s", strings.Join(texts, "; ")).
-			With(fault.FieldKey, protovalidate.FieldPathString(violations.Violations[0].Proto.GetField()))
+		return fault.Fields(all[0], all[1:]...)
 	}
 }
 

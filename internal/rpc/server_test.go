@@ -17,7 +17,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -159,6 +161,23 @@ func TestServerChecksCalls(t *testing.T) {
 		var f *fault.Error
 		require.ErrorAs(t, err, &f)
 		require.Equal(t, "name", f.Metadata()[fault.FieldKey])
+	})
+	t.Run("each broken rule is a violation of its own field", func(t *testing.T) {
+		_, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "No_Namespace", Name: "No_Label"})
+		violations := map[string]string{}
+		for _, d := range status.Convert(err).Details() {
+			if bad, ok := d.(*errdetails.BadRequest); ok {
+				for _, v := range bad.GetFieldViolations() {
+					violations[v.GetField()] = v.GetDescription()
+				}
+			}
+		}
+		require.Len(t, violations, 2, "%v", violations)
+		require.NotEmpty(t, violations["namespace"])
+		require.NotContains(t, violations["namespace"], "name:", "the message of another field")
+		require.NotEmpty(t, violations["name"])
+		require.Equal(t, status.Convert(err).Proto().GetDetails()[1].GetValue(),
+			status.Convert(rpc.ToStatus(rpc.FromStatus(err))).Proto().GetDetails()[1].GetValue(), "a server that passes the error on keeps them")
 	})
 	t.Run("request id is on the access log and the span", func(t *testing.T) {
 		_, err := client.CreateSandbox(ctx, &sandboxv1.CreateSandboxRequest{Namespace: "ns", Name: "n", RequestId: "create-7",

@@ -56,17 +56,22 @@ func ToStatus(err error) error {
 	code, reason := classify(err)
 	message := "internal error"
 	var metadata map[string]string
+	var violations []fault.Violation
 	switch {
 	case isFault:
-		message, reason, metadata = f.Message(), f.Reason(), f.Metadata()
+		message, reason, metadata, violations = f.Message(), f.Reason(), f.Metadata(), f.Violations()
 	case code != codes.Internal:
 		message = err.Error()
 	}
 	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: string(reason), Domain: Domain, Metadata: metadata}}
-	if field := metadata[fault.FieldKey]; field != "" {
-		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
-			{Field: field, Description: message, Reason: string(reason)},
-		}})
+	if len(violations) > 0 {
+		bad := &errdetails.BadRequest{}
+		for _, v := range violations {
+			bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{
+				Field: v.Field, Description: v.Message, Reason: string(reason),
+			})
+		}
+		details = append(details, bad)
 	}
 	if code == codes.Unavailable || code == codes.ResourceExhausted {
 		retry, ok := fault.RetryAfter(err)
@@ -96,8 +101,8 @@ func classify(err error) (codes.Code, fault.Reason) {
 	return codes.Internal, fault.Internal
 }
 
-// FromStatus converts a received status error to a *fault.Error with the same class, reason, message, metadata and retry
-// delay. Any other error, nil included, is returned unchanged.
+// FromStatus converts a received status error to a *fault.Error with the same class, reason, message, metadata, violations and
+// retry delay. Any other error, nil included, is returned unchanged.
 func FromStatus(err error) error {
 	if err == nil {
 		return nil
@@ -118,18 +123,23 @@ func FromStatus(err error) error {
 	}
 	var info *errdetails.ErrorInfo
 	var retry *errdetails.RetryInfo
+	var violations []fault.Violation
 	for _, d := range st.Details() {
 		switch d := d.(type) {
 		case *errdetails.ErrorInfo:
 			info = d
 		case *errdetails.RetryInfo:
 			retry = d
+		case *errdetails.BadRequest:
+			for _, v := range d.GetFieldViolations() {
+				violations = append(violations, fault.Violation{Field: v.GetField(), Message: v.GetDescription()})
+			}
 		}
 	}
 	if info != nil && info.GetDomain() == Domain {
 		reason = fault.Reason(info.GetReason())
 	}
-	f := fault.New(class, reason, "%s", st.Message())
+	f := fault.New(class, reason, "%s", st.Message()).WithViolations(violations...)
 	if info != nil && info.GetDomain() == Domain {
 		for k, v := range info.GetMetadata() {
 			f = f.With(k, v)
