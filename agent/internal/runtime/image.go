@@ -1,17 +1,15 @@
 package runtime
 
 import (
-	"github.com/distribution/reference"
-
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/image"
 )
 
-// NormalizeImage completes an image reference as Docker does: `busybox` -> `docker.io/library/busybox:latest`. A
-// reference that cannot be read is InvalidArgument naming the field `spec.image`.
+// NormalizeImage is image.Normalize with an error that names the field `spec.image`.
 func NormalizeImage(ref string) (string, error) {
-	named, err := reference.ParseDockerRef(ref)
+	name, err := image.Normalize(ref)
 	if err != nil {
-		return "", fault.Field("spec.image", "%q is no image reference: %v", ref, err)
+		return "", fault.Field("spec.image", "%v", err)
 	}
-	return named.String(), nil
+	return name, nil
 }

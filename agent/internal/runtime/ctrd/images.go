@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -163,8 +162,8 @@ func (r *Runtime) Images(ctx context.Context) ([]string, error) {
 		if strings.HasPrefix(img.Name, "sha256:") {
 			continue
 		}
-		if named, err := reference.ParseDockerRef(img.Name); err == nil {
-			names = append(names, named.String())
+		if name, err := runtime.NormalizeImage(img.Name); err == nil {
+			names = append(names, name)
 		}
 	}
 	slices.Sort(names)

@@ -18,7 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
+	"github.com/fast-sandbox/fast-sandbox/internal/image"
 )
 
 // Sizes that a custom resource can hold: a sandbox that was acknowledged must be writable.
@@ -34,7 +34,7 @@ const (
 // plan is a create call that was found good.
 type plan struct {
 	request *sandboxv1.CreateSandboxRequest
-	image   string // normalised
+	image   string // normalized
 	mode    sandboxv1.ConsistencyMode
 	digest  string
 }
@@ -42,9 +42,9 @@ type plan struct {
 // validate checks everything that needs no I/O, beyond what protovalidate has checked.
 func (s *Server) validate(req *sandboxv1.CreateSandboxRequest) (*plan, error) {
 	spec := req.GetSpec()
-	image, err := fleet.NormaliseImage(spec.GetImage())
+	imageKey, err := image.Normalize(spec.GetImage())
 	if err != nil {
-		return nil, fault.Field("spec.image", "%q is no image reference: %v", spec.GetImage(), err)
+		return nil, fault.Field("spec.image", "%v", err)
 	}
 	if err := validateLabels(req.GetLabels()); err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (s *Server) validate(req *sandboxv1.CreateSandboxRequest) (*plan, error) {
 	if mode == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_UNSPECIFIED {
 		mode = s.config.Mode
 	}
-	return &plan{request: req, image: image, mode: mode, digest: digestOf(req.GetLabels(), spec)}, nil
+	return &plan{request: req, image: imageKey, mode: mode, digest: digestOf(req.GetLabels(), spec)}, nil
 }
 
 // findPool returns a pool, from memory if it is there. The API server is asked before one is said not to exist: informers

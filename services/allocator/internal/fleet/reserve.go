@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"github.com/containerd/errdefs"
-	"github.com/distribution/reference"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -18,15 +17,6 @@ func SharedPorts(spec *sandboxv1.SandboxSpec) []int32 {
 		return nil
 	}
 	return spec.GetPorts()
-}
-
-// NormaliseImage completes an image reference as Docker does: busybox -> docker.io/library/busybox:latest.
-func NormaliseImage(image string) (string, error) {
-	named, err := reference.ParseNormalizedNamed(image)
-	if err != nil {
-		return "", err
-	}
-	return reference.TagNameOnly(named).String(), nil
 }
 
 // Reserve reserves a place; see registry.Allocate for the rules and the errors. req.Image must be normalised.

@@ -17,6 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/image"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
@@ -46,9 +47,9 @@ func New(cfg Config) *Allocator { return &Allocator{config: cfg} }
 
 // Allocate implements allocatorv1.AllocatorServiceServer.
 func (a *Allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest) (*allocatorv1.AllocateResponse, error) {
-	image, err := fleet.NormaliseImage(req.GetImage())
+	imageKey, err := image.Normalize(req.GetImage())
 	if err != nil {
-		return nil, fault.Field("image", "%q is no image reference: %v", req.GetImage(), err)
+		return nil, fault.Field("image", "%v", err)
 	}
 	pool, err := a.pool(req.GetNamespace(), req.GetPool())
 	if err != nil {
@@ -56,7 +57,7 @@ func (a *Allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest
 	}
 	assignment, err := a.config.Fleet.Reserve(registry.Request{
 		Fence: identity.Fence{SandboxUID: req.GetSandboxUid(), Attempt: req.GetAttempt()},
-		Pool:  registry.Pool{Namespace: req.GetNamespace(), Name: req.GetPool()}, Image: image, Ports: req.GetPorts(),
+		Pool:  registry.Pool{Namespace: req.GetNamespace(), Name: req.GetPool()}, Image: imageKey, Ports: req.GetPorts(),
 		Exclude: req.GetExcludeAgents(),
 	})
 	if err != nil {

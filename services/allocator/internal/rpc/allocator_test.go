@@ -3,6 +3,7 @@ package rpc_test
 import (
 	"context"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -156,4 +157,22 @@ func TestAllocateReleaseAndPools(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list.GetPools(), 1)
 	require.Zero(t, list.GetPools()[0].GetAllocated())
+}
+
+// An agent reports the image of a reference with a tag and a digest by its digest alone.
+func TestAllocateFindsImagesByDigest(t *testing.T) {
+	f := start(t)
+	f.pools.SetSynced()
+	f.pools.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}})
+	digest := "@sha256:" + strings.Repeat("ab", 32)
+	for _, uid := range []string{"a", "b", "c"} {
+		f.fleet.Joined(info(uid), uid+":1")
+		f.fleet.Snapshot(uid, &agentv1.AgentSnapshot{Info: info(uid), Accepting: true})
+	}
+	f.fleet.Delta("b", &agentv1.AgentDelta{ImagesAdded: []string{"docker.io/library/busybox" + digest}})
+	resp, err := f.client.Allocate(t.Context(), &allocatorv1.AllocateRequest{
+		Namespace: "ns", Name: "s", SandboxUid: "s", Attempt: 1, Pool: "p", Image: "busybox:1.36" + digest,
+	})
+	require.NoError(t, err)
+	require.Equal(t, "b", resp.GetAssignment().GetFence().GetAgentUid(), "the agent that has the image")
 }
