@@ -11,24 +11,24 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// AllReported reports whether every agent that joined was heard of, or had time enough for it: only then is the absence of a
-// sandbox from all reports worth anything.
-func (f *Fleet) AllReported(patience time.Duration) bool {
+// AllReported reports whether every agent that joined has sent a snapshot, or has had the timeout to do so. Before that,
+// the absence of a sandbox from all reports is no evidence.
+func (f *Fleet) AllReported(timeout time.Duration) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.clock.Now()
 	for _, m := range f.agents {
-		if !m.seen && now.Sub(m.joined) < patience {
+		if !m.seen && now.Sub(m.joined) < timeout {
 			return false
 		}
 	}
 	return true
 }
 
-// Unpersisted is a report of a sandbox whose custom resource its agent does not know to be written.
+// Unpersisted is a report of a sandbox whose agent does not know of a custom resource.
 type Unpersisted struct {
 	Report *agentv1.SandboxReport
-	// Messages is the number of messages that its agent had sent when Unpersisted was called.
+	// Messages is the number of messages that the agent had sent when the report was read.
 	Messages int64
 }
 
@@ -38,64 +38,64 @@ func (f *Fleet) Unpersisted() []Unpersisted {
 	defer f.mu.Unlock()
 	var out []Unpersisted
 	for _, m := range f.agents {
-		for _, r := range m.loose {
-			out = append(out, Unpersisted{Report: proto.CloneOf(r), Messages: m.heard})
+		for _, r := range m.unpersisted {
+			out = append(out, Unpersisted{Report: proto.CloneOf(r), Messages: m.messages})
 		}
 	}
 	return out
 }
 
-// bury takes tombstones in, all that there are or what has changed, and returns what is new and what is no more.
-func (m *member) bury(list []*agentv1.Tombstone, forgotten []*agentv1.Fence, whole bool) (added, removed []*agentv1.Tombstone) {
-	if !whole && len(list)+len(forgotten) == 0 {
+// updateTombstones applies a change of an agent's tombstones, or replaces them all, and returns the difference.
+func (m *member) updateTombstones(list []*agentv1.Tombstone, forgotten []*agentv1.Fence, replace bool) (added, removed []*agentv1.Tombstone) {
+	if !replace && len(list)+len(forgotten) == 0 {
 		return nil, nil
 	}
-	before := m.graves
-	m.graves = map[identity.Fence]*agentv1.Tombstone{}
-	if !whole {
-		maps.Copy(m.graves, before)
+	before := m.tombstones
+	m.tombstones = map[identity.Fence]*agentv1.Tombstone{}
+	if !replace {
+		maps.Copy(m.tombstones, before)
 	}
 	for _, t := range list {
-		key := identity.FenceOf(t.GetFence())
-		m.graves[key] = t
-		if before[key] == nil {
+		fence := identity.FenceOf(t.GetFence())
+		m.tombstones[fence] = t
+		if before[fence] == nil {
 			added = append(added, t)
 		}
 	}
 	for _, f := range forgotten {
-		delete(m.graves, identity.FenceOf(f))
+		delete(m.tombstones, identity.FenceOf(f))
 	}
-	for key, t := range before {
-		if m.graves[key] == nil {
+	for fence, t := range before {
+		if m.tombstones[fence] == nil {
 			removed = append(removed, t)
 		}
 	}
 	return added, removed
 }
 
-// Tombstones returns all tombstones that agents keep, in no order.
+// Tombstones returns the tombstones of all agents, in no order.
 func (f *Fleet) Tombstones() []*agentv1.Tombstone {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out []*agentv1.Tombstone
 	for _, m := range f.agents {
-		out = slices.AppendSeq(out, maps.Values(m.graves))
+		out = slices.AppendSeq(out, maps.Values(m.tombstones))
 	}
 	return out
 }
 
-// Tombstoned tells whether the agent of a container keeps a tombstone of it.
-func (f *Fleet) HasTombstone(key identity.Fence) bool {
+// HasTombstone reports whether a container's agent keeps a tombstone of it.
+func (f *Fleet) HasTombstone(fence identity.Fence) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	m := f.agents[key.AgentUID]
-	return m != nil && m.graves[key] != nil
+	m := f.agents[fence.AgentUID]
+	return m != nil && m.tombstones[fence] != nil
 }
 
-// Reported tells whether the agent of a container reports it.
-func (f *Fleet) Reported(key identity.Fence) bool {
+// Reported reports whether a container's agent has it.
+func (f *Fleet) Reported(fence identity.Fence) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	m := f.agents[key.AgentUID]
-	return m != nil && m.reports[key] != nil
+	m := f.agents[fence.AgentUID]
+	return m != nil && m.reports[fence] != nil
 }

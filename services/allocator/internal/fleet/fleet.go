@@ -1,6 +1,9 @@
-// Package fleet is what the allocator knows of the agents: who they are, how they are reached, what they report. It feeds
-// the registry, which counts places, and whoever listens for sandboxes' states. It learns everything from the feed and
-// asks nobody. All methods may be called concurrently; those that report on one agent must come in that agent's order.
+// Package fleet owns what the allocator knows about agents: their identity, address, images, slots, tombstones and
+// reports. It learns all of that from the feed, never asks an agent, and does no I/O. It updates the registry, which counts
+// capacity, and a Listener, which follows the states of sandboxes. All methods may be called concurrently, but the methods
+// that update one agent must be called in the order of that agent's messages.
+//
+// Lock order: Fleet.mu, then the registry's lock. The listener is called without a lock.
 package fleet
 
 import (
@@ -21,41 +24,43 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// Listener is told of agents' reports, for each agent in order, outside of any lock. It must not block.
+// Listener receives the reports of agents: those of one agent in order, and without any lock held. It must not block.
 type Listener interface {
 	// AgentSandboxes replaces all reports of an agent.
 	AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport)
-	// AgentChanges carries new and changed reports; one that is TERMINATED is gone after this.
+	// AgentChanges carries new and changed reports. A TERMINATED one is the last of its container.
 	AgentChanges(agentUID string, reports []*agentv1.SandboxReport)
-	// AgentTombstones carries tombstones that are new, and those that were forgotten.
+	// AgentTombstones carries the tombstones that an agent has added and removed.
 	AgentTombstones(added []*agentv1.Tombstone, removed []*agentv1.Tombstone)
-	// AgentGone tells that the agent's Pod is gone, and all reports with it.
+	// AgentGone is called when the agent's Pod was removed. All its reports are void.
 	AgentGone(agentUID string)
 }
 
+// member is one agent.
 type member struct {
-	info    *agentv1.AgentInfo // immutable once set
-	address string
-	seen    bool  // a snapshot was received
-	heard   int64 // number of messages received
-	joined  time.Time
-	reports map[identity.Fence]*agentv1.SandboxReport // immutable values
-	loose   map[identity.Fence]*agentv1.SandboxReport // those of reports whose custom resource is not known to be written
-	graves  map[identity.Fence]*agentv1.Tombstone     // immutable values
-	slots   slots                                     // by its last word on them
-	told    standing                                  // what watchers were told last
+	info        *agentv1.AgentInfo // immutable
+	address     string
+	seen        bool  // a snapshot was received
+	messages    int64 // number of messages received
+	joined      time.Time
+	reports     map[identity.Fence]*agentv1.SandboxReport // immutable values
+	unpersisted map[identity.Fence]*agentv1.SandboxReport // the reports whose agent does not know of a custom resource
+	tombstones  map[identity.Fence]*agentv1.Tombstone     // immutable values
+	pinned      []*agentv1.PinnedImage                    // immutable values
+	slots       slots                                     // by the agent's last report
+	published   status                                    // what watchers received last
 }
 
-// standing is what the sweep tells of: what changes of an agent without a word of its own, by time, and by reservations that
-// come and go; and its slots, which change twice for each sandbox and are worth no message each time.
-type standing struct {
+// status is what Sweep publishes: the part of an agent that changes without a message of it (readiness, by time; allocated
+// capacity, by reservations), and its slots, which change twice for each sandbox and are not worth a message each time.
+type status struct {
 	ready     bool
 	reason    string
 	allocated int32
 	slots     slots
 }
 
-// slots is an agentv1.SlotStatus that can be compared.
+// slots is a comparable agentv1.SlotStatus.
 type slots struct {
 	free, wanted int32
 	off          string
@@ -76,12 +81,13 @@ type Fleet struct {
 	watchers map[*Watch]struct{}
 }
 
-// New returns an empty fleet that feeds reg and tells listener.
+// New returns an empty fleet that updates reg and listener.
 func New(reg *registry.Registry, c clock.PassiveClock, listener Listener) *Fleet {
 	return &Fleet{registry: reg, clock: c, listener: listener, agents: map[string]*member{}, watchers: map[*Watch]struct{}{}}
 }
 
-// Joined makes known the agent of a Pod that runs. info holds what the Pod tells; the agent's own word replaces it.
+// Joined adds the agent of a running Pod, or updates its address. info holds what the Pod says; the agent's snapshot
+// replaces it.
 func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
 	f.registry.Join(info.GetPodUid(), registry.Pool{Namespace: info.GetNamespace(), Name: info.GetPool()})
 	f.mu.Lock()
@@ -92,29 +98,29 @@ func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
 	}
 	f.agents[info.GetPodUid()] = &member{
 		info: info, address: address, joined: f.clock.Now(),
-		reports: map[identity.Fence]*agentv1.SandboxReport{}, loose: map[identity.Fence]*agentv1.SandboxReport{},
+		reports: map[identity.Fence]*agentv1.SandboxReport{}, unpersisted: map[identity.Fence]*agentv1.SandboxReport{},
 	}
 }
 
-// Left forgets an agent whose Pod is gone.
+// Left removes an agent whose Pod was removed.
 func (f *Fleet) Left(uid string) {
 	f.mu.Lock()
 	agent := f.agentLocked(uid)
-	var graves []*agentv1.Tombstone
+	var tombstones []*agentv1.Tombstone
 	if m := f.agents[uid]; m != nil {
-		graves = slices.Collect(maps.Values(m.graves))
+		tombstones = slices.Collect(maps.Values(m.tombstones))
 	}
 	delete(f.agents, uid)
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT_GONE, agent, nil)
 	f.mu.Unlock()
 	f.registry.Leave(uid)
 	if agent != nil {
-		f.listener.AgentTombstones(nil, graves)
+		f.listener.AgentTombstones(nil, tombstones)
 		f.listener.AgentGone(uid)
 	}
 }
 
-// Snapshot replaces what is known of an agent. An agent that has not joined, or has left, is ignored.
+// Snapshot replaces what is known about an agent. A snapshot of an agent that has not joined, or has left, is ignored.
 func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	f.mu.Lock()
 	m, ok := f.agents[uid]
@@ -124,11 +130,13 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	}
 	m.info = s.GetInfo()
 	m.slots = slotsOf(s.GetSlots())
+	m.pinned = s.GetPinnedImages()
 	m.seen = true
-	m.heard++
-	added, removed := m.bury(s.GetTombstones(), nil, true)
-	m.reports, m.loose = make(map[identity.Fence]*agentv1.SandboxReport, len(s.GetSandboxes())), map[identity.Fence]*agentv1.SandboxReport{}
-	reports, sandboxes := m.take(s.GetSandboxes())
+	m.messages++
+	added, removed := m.updateTombstones(s.GetTombstones(), nil, true)
+	m.reports = make(map[identity.Fence]*agentv1.SandboxReport, len(s.GetSandboxes()))
+	m.unpersisted = map[identity.Fence]*agentv1.SandboxReport{}
+	reports, sandboxes := m.updateReports(s.GetSandboxes())
 	f.registry.ApplySnapshot(f.clock.Now(), registry.Snapshot{
 		UID: uid, Pool: registry.Pool{Namespace: m.info.GetNamespace(), Name: m.info.GetPool()},
 		Capacity: int(m.info.GetCapacity()), ReservedPorts: m.info.GetReservedPorts(), Sandboxes: sandboxes,
@@ -136,11 +144,11 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	})
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
 	f.mu.Unlock()
-	f.listener.AgentTombstones(added, removed) // first: what is deleted is never shown as running
+	f.listener.AgentTombstones(added, removed) // before the reports, so that a deleted sandbox is never shown as running
 	f.listener.AgentSandboxes(uid, reports)
 }
 
-// Delta changes what is known of an agent; without a snapshot before it is ignored.
+// Delta applies a change to an agent. It is ignored if no snapshot came before it.
 func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	f.mu.Lock()
 	m, ok := f.agents[uid]
@@ -148,25 +156,22 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 		f.mu.Unlock()
 		return
 	}
-	m.heard++
+	m.messages++
 	var freeSlots *int
 	if d.GetSlots() != nil {
 		m.slots = slotsOf(d.GetSlots())
 		freeSlots = ptr.To(int(m.slots.free))
 	}
-	added, removed := m.bury(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
-	reports, sandboxes := m.take(d.GetSandboxes())
+	if d.GetPinnedImages() != nil {
+		m.pinned = d.GetPinnedImages().GetImages()
+	}
+	added, removed := m.updateTombstones(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
+	reports, sandboxes := m.updateReports(d.GetSandboxes())
 	f.registry.ApplyDelta(f.clock.Now(), registry.Delta{
 		UID: uid, Sandboxes: sandboxes, ImagesAdded: d.GetImagesAdded(), ImagesRemoved: d.GetImagesRemoved(),
 		Accepting: d.Accepting, Reason: d.GetNotAcceptingReason(), FreeSlots: freeSlots,
 	})
-	agent := f.agentLocked(uid)
-	if d.Accepting != nil || len(d.GetImagesAdded())+len(d.GetImagesRemoved()) > 0 {
-		f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, agent, slices.Collect(maps.Values(m.reports)))
-	}
-	if len(reports) > 0 {
-		f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, agent, reports)
-	}
+	f.publishDelta(m, d, reports)
 	f.mu.Unlock()
 	if len(added)+len(removed) > 0 {
 		f.listener.AgentTombstones(added, removed)
@@ -176,37 +181,17 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	}
 }
 
-// Heartbeat notes that an agent was heard of.
+// Heartbeat records a message of an agent that carries no change.
 func (f *Fleet) Heartbeat(uid string) {
 	f.mu.Lock()
 	if m, ok := f.agents[uid]; ok && m.seen {
-		m.heard++
+		m.messages++
 	}
 	f.mu.Unlock()
 	f.registry.Heartbeat(f.clock.Now(), uid)
 }
 
-// Sweep tells watchers of agents that have changed without a word of their own since watchers were told of them: their
-// readiness by mere time, their number of places by reservations that were made, released or are over. Reserve and Release
-// leave that to it, so that they have nothing to do with watchers. It also tells of slots, without the agent's sandboxes. Call
-// it about each second.
-func (f *Fleet) Sweep() {
-	for _, v := range f.registry.Agents(f.clock.Now()) {
-		f.mu.Lock()
-		if m, ok := f.agents[v.UID]; ok && m.seen {
-			now := standing{ready: v.Ready, reason: v.Reason, allocated: int32(v.Allocated), slots: m.told.slots}
-			if m.told != now {
-				f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(v.UID), slices.Collect(maps.Values(m.reports)))
-			}
-			if m.told.slots != m.slots {
-				f.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, f.agentLocked(v.UID), nil)
-			}
-		}
-		f.mu.Unlock()
-	}
-}
-
-// agentLocked is the API's view of an agent, or nil. The lock is held.
+// agentLocked returns the API's view of an agent, or nil. mu is held.
 func (f *Fleet) agentLocked(uid string) *allocatorv1.Agent {
 	m, ok := f.agents[uid]
 	if !ok {
@@ -214,7 +199,7 @@ func (f *Fleet) agentLocked(uid string) *allocatorv1.Agent {
 	}
 	a := &allocatorv1.Agent{
 		Info: m.info, Address: m.address, Reason: registry.ReasonConnecting,
-		FreeSlots: m.slots.free, WantedSlots: m.slots.wanted, SlotsOffReason: m.slots.off,
+		FreeSlots: m.slots.free, WantedSlots: m.slots.wanted, SlotsOffReason: m.slots.off, PinnedImages: m.pinned,
 	}
 	if v, ok := f.registry.Agent(f.clock.Now(), uid); ok {
 		a.Allocated, a.ImageCount = int32(v.Allocated), int32(v.Images)
@@ -244,10 +229,17 @@ func (f *Fleet) Agents(namespace, pool string) []*allocatorv1.Agent {
 	return agents
 }
 
-// Agent returns the API's view of one agent; false if it is not known.
+// Agent returns the API's view of one agent, and whether it is known.
 func (f *Fleet) Agent(uid string) (*allocatorv1.Agent, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a := f.agentLocked(uid)
 	return a, a != nil
+}
+
+// Images returns the normalized references of the images on an agent's node, sorted.
+func (f *Fleet) Images(uid string) []string {
+	images := f.registry.Images(uid)
+	slices.Sort(images)
+	return images
 }

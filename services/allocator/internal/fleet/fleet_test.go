@@ -19,7 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// log is a listener that writes down what it hears.
+// log is a listener that records its calls.
 type log struct{ lines []string }
 
 func (l *log) take() []string {
@@ -37,7 +37,7 @@ func (l *log) AgentChanges(uid string, r []*agentv1.SandboxReport) {
 }
 
 func (l *log) AgentTombstones(added, removed []*agentv1.Tombstone) {
-	l.lines = append(l.lines, fmt.Sprint("graves +", len(added), " -", len(removed)))
+	l.lines = append(l.lines, fmt.Sprint("tombstones +", len(added), " -", len(removed)))
 }
 
 func (l *log) AgentGone(uid string) { l.lines = append(l.lines, "gone "+uid) }
@@ -72,44 +72,44 @@ func TestReports(t *testing.T) {
 	f, l, _ := newFleet()
 	f.Delta("a", &agentv1.AgentDelta{})
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5)})
-	require.Empty(t, l.take(), "who has not joined is not heard")
+	require.Empty(t, l.take(), "the agent has not joined")
 	f.Joined(info(0), "10.0.0.1:1")
 	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("x", running, false)}})
-	require.Empty(t, l.take(), "a change of what is not known")
+	require.Empty(t, l.take(), "a delta without a snapshot")
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{
 		report("u1", running, true), report("u2", stopped, false), report("u3", failed, false),
 	}, Tombstones: []*agentv1.Tombstone{{Fence: fence("t1", 1)}}})
-	require.Equal(t, []string{"graves +1 -0", "all a 3"}, l.take(), "what is deleted is told before what is there")
+	require.Equal(t, []string{"tombstones +1 -0", "all a 3"}, l.take(), "tombstones come before reports")
 	agent, ok := f.Agent("a")
 	require.True(t, ok)
-	require.EqualValues(t, 2, agent.GetAllocated(), "what could not be created takes no place, what has ended does")
+	require.EqualValues(t, 1, agent.GetAllocated(), "a sandbox that failed or ended holds no capacity")
 	require.True(t, f.Reported(identity.FenceOf(fence("u1", 1))))
 	require.False(t, f.Reported(identity.FenceOf(fence("u1", 2))))
 	require.Len(t, f.Unpersisted(), 2)
 	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("u2", terminated, false)}})
 	require.Equal(t, []string{"some a 1"}, l.take())
 	require.False(t, f.Reported(identity.FenceOf(fence("u2", 1))))
-	loose := f.Unpersisted()
-	require.Len(t, loose, 1)
+	unpersisted := f.Unpersisted()
+	require.Len(t, unpersisted, 1)
 	f.Heartbeat("a")
-	require.Equal(t, loose[0].Messages+1, f.Unpersisted()[0].Messages, "a heartbeat is a word, too")
+	require.Equal(t, unpersisted[0].Messages+1, f.Unpersisted()[0].Messages, "a heartbeat counts")
 	f.Left("a")
-	require.Equal(t, []string{"graves +0 -1", "gone a"}, l.take())
+	require.Equal(t, []string{"tombstones +0 -1", "gone a"}, l.take())
 	require.Empty(t, f.Unpersisted())
 	require.Empty(t, f.Tombstones())
 }
 
-// There are as many reports as sandboxes, and what they repeat of a custom resource need not be held twice.
-func TestAReportOfAWrittenSandboxIsSlim(t *testing.T) {
+// There are as many reports as sandboxes: what a custom resource repeats is not kept twice.
+func TestReportsOfPersistedSandboxesAreCompact(t *testing.T) {
 	f, _, _ := newFleet()
 	f.Joined(info(0), "10.0.0.1:1")
 	full := report("u1", running, false)
 	full.Endpoints, full.StartPath, full.ExitCode = []string{"10.0.0.1:80"}, sandboxv1.StartPath_START_PATH_SLOT, proto.Int32(3)
 	full.Reason, full.Message, full.ContainerId = "Error", "it ended", "c"
-	full.StartTime, full.FinishTime = timestamppb.New(time.Unix(1, 0)), timestamppb.New(time.Unix(2, 0))
+	full.StartTime = timestamppb.New(time.Unix(1, 0))
 	full.Record.CreateTime = timestamppb.New(time.Unix(0, 0))
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{full}})
-	require.True(t, proto.Equal(full, f.Unpersisted()[0].Report), "it may have to be written from this")
+	require.True(t, proto.Equal(full, f.Unpersisted()[0].Report), "its custom resource may have to be written from this")
 	written := proto.CloneOf(full)
 	written.Persisted = true
 	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{written}})
@@ -124,7 +124,7 @@ func TestAReportOfAWrittenSandboxIsSlim(t *testing.T) {
 	_, err := f.Reserve(registry.Request{
 		Fence: identity.Fence{SandboxUID: "u2", Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}, Ports: []int32{80},
 	})
-	require.Equal(t, fault.PortConflict, fault.ReasonOf(err), "its port counts")
+	require.Equal(t, fault.PortConflict, fault.ReasonOf(err), "its port is taken")
 	f.Left("a")
 }
 
@@ -137,19 +137,19 @@ func TestTombstones(t *testing.T) {
 	require.True(t, f.HasTombstone(identity.FenceOf(fence("t2", 1))))
 	l.take()
 	f.Delta("a", &agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{fence("t1", 1), fence("t3", 1)}})
-	require.Equal(t, []string{"graves +0 -1"}, l.take())
+	require.Equal(t, []string{"tombstones +0 -1"}, l.take())
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t4", 1)}}})
-	require.Equal(t, []string{"graves +1 -1", "all a 0"}, l.take(), "a snapshot is all that there is")
+	require.Equal(t, []string{"tombstones +1 -1", "all a 0"}, l.take(), "a snapshot replaces all tombstones")
 	require.False(t, f.HasTombstone(identity.FenceOf(fence("t2", 1))))
 }
 
-func TestSettled(t *testing.T) {
+func TestAllReported(t *testing.T) {
 	f, _, c := newFleet()
 	require.True(t, f.AllReported(time.Minute))
 	f.Joined(info(0), "10.0.0.1:1")
 	require.False(t, f.AllReported(time.Minute))
 	c.SetTime(c.Now().Add(time.Minute))
-	require.True(t, f.AllReported(time.Minute), "one that says nothing is not waited for without end")
+	require.True(t, f.AllReported(time.Minute), "a silent agent is waited for until the timeout")
 	require.False(t, f.AllReported(time.Hour))
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5)})
 	require.True(t, f.AllReported(time.Hour))
@@ -186,21 +186,21 @@ func TestReserveAndSweep(t *testing.T) {
 	require.Equal(t, registry.ReasonHeartbeat, event.GetAgent().GetReason())
 }
 
-// TestReservationsAreTold: no reservation is told for longer than to the next sweep after it came, was released, or was over.
-func TestReservationsAreTold(t *testing.T) {
+// Sweep publishes every change of reservations since the last sweep.
+func TestSweepPublishesReservations(t *testing.T) {
 	f, _, c := newFleet()
 	f.Joined(info(0), "10.0.0.1:1")
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{report("r", running, true)}})
 	_, w := f.Watch("ns", "p")
 	defer w.Close()
-	// told sweeps and returns what watchers were told of the number of places; -1 for nothing.
-	told := func() int {
+	// published sweeps and returns the allocated capacity that watchers receive; -1 if they receive nothing.
+	published := func() int {
 		t.Helper()
 		f.Sweep()
 		select {
 		case e := <-w.Events():
 			require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT, e.GetType())
-			require.Len(t, e.GetSandboxes(), 1, "such an event lists all that the agent has")
+			require.Len(t, e.GetSandboxes(), 1, "the event lists all sandboxes of the agent")
 			return int(e.GetAgent().GetAllocated())
 		default:
 			return -1
@@ -212,29 +212,28 @@ func TestReservationsAreTold(t *testing.T) {
 		require.NoError(t, err)
 		return a.GetFence()
 	}
-	require.Equal(t, -1, told(), "nothing has changed")
+	require.Equal(t, -1, published(), "nothing has changed")
 	released := reserve("u1")
-	require.Equal(t, 2, told())
-	require.Equal(t, -1, told(), "told already")
+	require.Equal(t, 2, published())
+	require.Equal(t, -1, published(), "published already")
 	f.Release(released)
-	require.Equal(t, 1, told(), "released")
+	require.Equal(t, 1, published(), "released")
 
-	// One that was told by the way, with a report, is told of again when it is over.
+	// A reservation that was published with a report is published again when it has expired.
 	reserve("u2")
-	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("r", stopped, true)}})
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("r", running, true)}})
 	require.EqualValues(t, 2, (<-w.Events()).GetAgent().GetAllocated())
-	require.Equal(t, -1, told())
+	require.Equal(t, -1, published())
 	for range int(registry.DefaultReservation / (5 * time.Second)) {
 		c.SetTime(c.Now().Add(5 * time.Second))
 		f.Heartbeat("a")
 	}
-	require.Equal(t, 1, told(), "over")
-	require.Equal(t, -1, told())
+	require.Equal(t, 1, published(), "expired")
+	require.Equal(t, -1, published())
 }
 
-// TestSlotsAreTold: agents' words on their slots are kept, a change is told by the next sweep at the latest, and none of that
-// repeats what sandboxes an agent has.
-func TestSlotsAreTold(t *testing.T) {
+// Slots are kept as agents report them. The next sweep publishes a change at the latest, without the agent's sandboxes.
+func TestSweepPublishesSlots(t *testing.T) {
 	f, _, _ := newFleet()
 	f.Joined(info(0), "10.0.0.1:1")
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Slots: &agentv1.SlotStatus{Free: 3, Wanted: 5},
@@ -246,24 +245,24 @@ func TestSlotsAreTold(t *testing.T) {
 	f.Sweep()
 	f.Delta("a", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 2, Wanted: 4}})
 	f.Delta("a", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 4, Wanted: 4}})
-	require.Empty(t, w.Events(), "two changes, and not two messages")
+	require.Empty(t, w.Events(), "slots alone wait for the sweep")
 	f.Sweep()
 	e := <-w.Events()
 	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, e.GetType())
 	require.Empty(t, e.GetSandboxes())
 	require.EqualValues(t, 4, e.GetAgent().GetFreeSlots())
 	f.Sweep()
-	require.Empty(t, w.Events(), "told already")
+	require.Empty(t, w.Events(), "published already")
 
-	// A change that comes with a sandbox is told with it, and a change of something else leaves slots as they are.
+	// A change together with a sandbox is published with it; a change of a sandbox leaves slots as they are.
 	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("s", running, true)}, Slots: &agentv1.SlotStatus{Free: 3, Wanted: 3}})
 	require.EqualValues(t, 3, (<-w.Events()).GetAgent().GetFreeSlots())
-	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("s", stopped, true)}})
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{report("s", running, true)}})
 	require.EqualValues(t, 3, (<-w.Events()).GetAgent().GetFreeSlots())
 	f.Sweep()
 	require.Empty(t, w.Events())
 
-	// A change of readiness at the same time is told once, with all that the agent has.
+	// A change of readiness at the same time is published once, with all sandboxes of the agent.
 	accepting := false
 	f.Delta("a", &agentv1.AgentDelta{Accepting: &accepting, NotAcceptingReason: "Draining", Slots: &agentv1.SlotStatus{OffReason: "no fsopen"}})
 	e = <-w.Events()
@@ -273,14 +272,37 @@ func TestSlotsAreTold(t *testing.T) {
 	f.Sweep()
 	require.Empty(t, w.Events())
 
-	// An agent of another version, in the same Pod, knows of none.
+	// An agent of a version without slots reports none.
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true})
 	agent, _ := f.Agent("a")
 	require.Zero(t, agent.GetFreeSlots())
 	require.Empty(t, agent.GetSlotsOffReason())
 }
 
-// TestPlacementFollowsSlots: the registry hears of slots in snapshots and in changes.
+func TestPinnedImages(t *testing.T) {
+	f, _, _ := newFleet()
+	f.Joined(info(0), "10.0.0.1:1")
+	pulling := &agentv1.PinnedImage{Image: "x", State: agentv1.PinnedImageState_PINNED_IMAGE_STATE_PULLING}
+	ready := &agentv1.PinnedImage{Image: "x", State: agentv1.PinnedImageState_PINNED_IMAGE_STATE_READY}
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Images: []string{"b", "a"},
+		Sandboxes: []*agentv1.SandboxReport{report("r", running, true)}, PinnedImages: []*agentv1.PinnedImage{pulling}})
+	require.Equal(t, []string{"a", "b"}, f.Images("a"))
+	require.Empty(t, f.Images("unknown"))
+	initial, w := f.Watch("ns", "p")
+	defer w.Close()
+	require.True(t, proto.Equal(pulling, initial[0].GetAgent().GetPinnedImages()[0]))
+	f.Delta("a", &agentv1.AgentDelta{PinnedImages: &agentv1.PinnedImages{Images: []*agentv1.PinnedImage{ready}}})
+	e := <-w.Events()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, e.GetType())
+	require.Empty(t, e.GetSandboxes(), "only the agent has changed")
+	require.True(t, proto.Equal(ready, e.GetAgent().GetPinnedImages()[0]))
+	f.Delta("a", &agentv1.AgentDelta{ImagesAdded: []string{"c"}})
+	require.Len(t, (<-w.Events()).GetAgent().GetPinnedImages(), 1, "a delta without pinned images does not change them")
+	f.Delta("a", &agentv1.AgentDelta{PinnedImages: &agentv1.PinnedImages{}})
+	require.Empty(t, (<-w.Events()).GetAgent().GetPinnedImages())
+}
+
+// The registry receives slots from snapshots and deltas.
 func TestPlacementFollowsSlots(t *testing.T) {
 	f, _, _ := newFleet()
 	for uid, free := range map[string]int32{"a": 0, "b": 1} {
@@ -295,11 +317,41 @@ func TestPlacementFollowsSlots(t *testing.T) {
 		return a.GetFence().GetAgentUid()
 	}
 	require.Equal(t, "b", reserve("u1"), "it has the slot")
-	require.Equal(t, "a", reserve("u2"), "the slot of b is spoken for, and a has less to do")
+	require.Equal(t, "a", reserve("u2"), "the slot of b is reserved, and a is less loaded")
 	f.Delta("b", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{Free: 5, Wanted: 5}})
 	for i := range 3 {
 		require.Equal(t, "b", reserve(fmt.Sprint("v", i)))
 	}
 	f.Delta("b", &agentv1.AgentDelta{Slots: &agentv1.SlotStatus{OffReason: "memory is short"}})
 	require.Equal(t, "a", reserve("w"))
+}
+
+// Five sandboxes whose processes have ended filled an agent of five.
+func TestEndedSandboxesHoldNoCapacity(t *testing.T) {
+	f, _, _ := newFleet()
+	f.Joined(info(0), "10.0.0.1:1")
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true})
+	for i := range 5 {
+		uid := fmt.Sprint("u", i)
+		started, ended := report(uid, running, true), report(uid, stopped, true)
+		started.Record.Spec.Ports, ended.Record.Spec.Ports = []int32{int32(80 + i)}, []int32{int32(80 + i)}
+		f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{started}})
+		f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{ended}})
+	}
+	agent, _ := f.Agent("a")
+	require.Zero(t, agent.GetAllocated())
+	for i := range 5 {
+		_, err := f.Reserve(registry.Request{
+			Fence: identity.Fence{SandboxUID: fmt.Sprint("v", i), Attempt: 1}, Pool: registry.Pool{Namespace: "ns", Name: "p"}, Ports: []int32{int32(80 + i)},
+		})
+		require.NoError(t, err, "sandbox %d", i)
+	}
+
+	// Removing an ended sandbox must not take capacity for the time of the removal.
+	removing := report("u0", agentv1.SandboxState_SANDBOX_STATE_TERMINATING, true)
+	removing.FinishTime = timestamppb.New(time.Unix(2, 0))
+	f.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{removing}})
+	agent, _ = f.Agent("a")
+	require.EqualValues(t, 5, agent.GetAllocated(), "the reservations alone")
+	require.True(t, f.Reported(identity.FenceOf(fence("u1", 1))), "its record and logs are kept")
 }

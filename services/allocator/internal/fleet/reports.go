@@ -6,23 +6,22 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// take remembers reports and returns them as they are remembered, and what they mean for the registry.
-func (m *member) take(reports []*agentv1.SandboxReport) ([]*agentv1.SandboxReport, []registry.Sandbox) {
+// updateReports keeps reports and returns them as they are kept, with what each means for the registry.
+func (m *member) updateReports(reports []*agentv1.SandboxReport) ([]*agentv1.SandboxReport, []registry.Sandbox) {
 	kept := make([]*agentv1.SandboxReport, 0, len(reports))
-	places := make([]registry.Sandbox, 0, len(reports))
+	sandboxes := make([]registry.Sandbox, 0, len(reports))
 	for _, r := range reports {
-		places = append(places, place(r))
-		r = m.slim(r)
-		m.set(r)
+		sandboxes = append(sandboxes, usage(r))
+		r = m.compact(r)
+		m.setReport(r)
 		kept = append(kept, r)
 	}
-	return kept, places
+	return kept, sandboxes
 }
 
-// slim is what is remembered of a report. All that the record of a written sandbox says, its custom resource says too, and
-// there are as many reports as sandboxes: of such a record, only whose it is stays. Its strings are shared with the member's
-// where they are the same.
-func (m *member) slim(r *agentv1.SandboxReport) *agentv1.SandboxReport {
+// compact returns the part of a report that is kept. There are as many reports as sandboxes, and a persisted sandbox's custom
+// resource repeats all of the record but its identity. Strings that equal the member's share its memory.
+func (m *member) compact(r *agentv1.SandboxReport) *agentv1.SandboxReport {
 	if !r.GetPersisted() {
 		return r
 	}
@@ -48,29 +47,31 @@ func shared(s, known string) string {
 	return s
 }
 
-// set remembers a report; the last word on a container forgets it.
-func (m *member) set(r *agentv1.SandboxReport) {
-	key := identity.FenceOf(r.GetRecord().GetFence())
-	delete(m.loose, key)
+// setReport keeps a report, or drops the container of a TERMINATED one.
+func (m *member) setReport(r *agentv1.SandboxReport) {
+	fence := identity.FenceOf(r.GetRecord().GetFence())
+	delete(m.unpersisted, fence)
 	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
-		delete(m.reports, key)
+		delete(m.reports, fence)
 		return
 	}
-	m.reports[key] = r
+	m.reports[fence] = r
 	if !r.GetPersisted() {
-		m.loose[key] = r
+		m.unpersisted[fence] = r
 	}
 }
 
-// place is what a report means for the registry. A sandbox that could not be created takes no place; one whose process has
-// ended keeps its place until it is deleted, and its ports are free.
-func place(r *agentv1.SandboxReport) registry.Sandbox {
+// usage returns the capacity and ports that a reported sandbox holds. A sandbox whose process has ended, or never started,
+// holds none; its record and logs stay until it is deleted.
+func usage(r *agentv1.SandboxReport) registry.Sandbox {
 	s := registry.Sandbox{Fence: identity.FenceOf(r.GetRecord().GetFence())}
 	switch r.GetState() {
-	case agentv1.SandboxState_SANDBOX_STATE_TERMINATED, agentv1.SandboxState_SANDBOX_STATE_FAILED:
-		s.Gone = true
-	case agentv1.SandboxState_SANDBOX_STATE_STOPPED:
-	default:
+	case agentv1.SandboxState_SANDBOX_STATE_STOPPED, agentv1.SandboxState_SANDBOX_STATE_FAILED, agentv1.SandboxState_SANDBOX_STATE_TERMINATED:
+		s.Ended = true
+	default: // TERMINATING, too: of a process that runs, or of one that has ended and is being removed
+		s.Ended = r.GetFinishTime() != nil
+	}
+	if !s.Ended {
 		s.Ports = SharedPorts(r.GetRecord().GetSpec())
 	}
 	return s

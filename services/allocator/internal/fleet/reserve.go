@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// SharedPorts are the ports that a sandbox takes from its agent: none if it has a network of its own.
+// SharedPorts returns the ports that a sandbox takes from its agent's network: none without a network.
 func SharedPorts(spec *sandboxv1.SandboxSpec) []int32 {
 	if spec.GetNetwork() == sandboxv1.NetworkMode_NETWORK_MODE_NONE {
 		return nil
@@ -19,7 +19,8 @@ func SharedPorts(spec *sandboxv1.SandboxSpec) []int32 {
 	return spec.GetPorts()
 }
 
-// Reserve reserves a place; see registry.Allocate for the rules and the errors. req.Image must be normalised.
+// Reserve reserves capacity on the best agent; see registry.Allocate for the rules and the errors. req.Image must be
+// normalized.
 func (f *Fleet) Reserve(req registry.Request) (*allocatorv1.Assignment, error) {
 	uid, err := f.registry.Allocate(f.clock.Now(), req)
 	if err != nil {
@@ -28,8 +29,8 @@ func (f *Fleet) Reserve(req registry.Request) (*allocatorv1.Assignment, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m, ok := f.agents[uid]
-	if !ok { // it left between the two locks; the registry is about to forget it, too
-		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent that was chosen is gone")
+	if !ok { // it left between the two locks, and the registry is about to remove it
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the chosen agent was removed")
 	}
 	return &allocatorv1.Assignment{
 		Fence:    &agentv1.Fence{SandboxUid: req.Fence.SandboxUID, Attempt: req.Fence.Attempt, AgentUid: uid},
@@ -37,7 +38,7 @@ func (f *Fleet) Reserve(req registry.Request) (*allocatorv1.Assignment, error) {
 	}, nil
 }
 
-// Release gives a reservation up. Releasing again, or what was never reserved, is success.
+// Release cancels a reservation. It succeeds if there is none.
 func (f *Fleet) Release(fence *agentv1.Fence) {
 	f.registry.Release(f.clock.Now(), identity.FenceOf(fence))
 }

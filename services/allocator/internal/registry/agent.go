@@ -13,13 +13,14 @@ type View struct {
 	UID                 string
 	Pool                Pool
 	Capacity, Allocated int
-	// FreeSlots is the number of slots that the agent has told of and nobody has claimed or is about to.
+	// FreeSlots is the number of slots that the agent has reported and no sandbox has claimed or is about to claim.
 	FreeSlots int
-	Images    int
-	Ready     bool
-	// Reason tells why the agent is not ready; empty while it is.
+	// Images is the number of images on the agent's node.
+	Images int
+	Ready  bool
+	// Reason says why the agent is not ready; empty while it is.
 	Reason string
-	// Heard is when the agent was last heard of; zero if never.
+	// LastHeartbeat is the time of the agent's last message; zero if there was none.
 	LastHeartbeat time.Time
 }
 
@@ -27,52 +28,52 @@ type View struct {
 type pool struct {
 	name   Pool
 	index  *index.Index
-	agents []*agent // by number in the index, nil for one that has left
-	full   int      // ready agents without room
+	agents []*agent // by number in the index; nil for one that has left
+	full   int      // ready agents without free capacity
 }
 
-// agent keeps together what an allocation touches: among very many agents each page that is not in the processor's tables
-// costs as much as all of the arithmetic.
+// agent keeps what an allocation touches in one place: with very many agents, a page that is not in the processor's tables
+// costs as much as all the arithmetic.
 type agent struct {
 	uid       string
 	pool      *pool
 	id        index.ID
 	seen      bool // a snapshot was received
 	accepting bool
-	full      bool        // counted by the pool
-	hearing   node[agent] // alone if the agent was never heard of or not for long
+	full      bool        // the pool counts it as full
+	beating   node[agent] // alone while the agent is silent
 
 	capacity, allocated int
-	// A slot is spoken for from the reservation until the agent's own count shows it: first as one of the pending places
-	// (reserved, not reported), which no count can contain yet, then as a claimed one (reported since the last count). A
-	// reservation that fails is pending no more and leaves the slot free.
-	slots            int // by the agent's last word
+	// A slot is taken from the reservation until the agent's own count shows it: first as a pending allocation (reserved, not
+	// reported), which no count can include yet, then as a claimed one (reported since the last count). A reservation that
+	// fails is no longer pending and leaves the slot free.
+	slots            int // by the agent's last report
 	pending, claimed int
 
-	places []*place   // in no order
-	few    [16]*place // room for the first of places
+	allocations []*allocation   // in no order
+	few         [16]*allocation // storage of the first allocations
 
-	heard  time.Time
-	ports  []int32 // of the agent itself
-	reason string
+	lastHeartbeat time.Time
+	ports         []int32 // of the agent itself
+	reason        string
 }
 
 func (a *agent) freeSlots() int { return max(0, a.slots-a.pending-a.claimed) }
 
-// count takes the agent's word on its free slots.
-func (a *agent) count(slots int) { a.slots, a.claimed = slots, 0 }
+// setSlots records the agent's count of its free slots.
+func (a *agent) setSlots(slots int) { a.slots, a.claimed = slots, 0 }
 
-// drop takes a place off the agent's list. There are few, and they lie side by side: looking costs less than links would.
-func (a *agent) drop(p *place) {
-	last := len(a.places) - 1
-	a.places[slices.Index(a.places, p)] = a.places[last]
-	a.places[last] = nil
-	a.places = a.places[:last]
+// drop removes an allocation from the agent's list. The list is short and contiguous, so a search costs less than links.
+func (a *agent) drop(l *allocation) {
+	last := len(a.allocations) - 1
+	a.allocations[slices.Index(a.allocations, l)] = a.allocations[last]
+	a.allocations[last] = nil
+	a.allocations = a.allocations[:last]
 }
 
-func (a *agent) ready() bool { return a.seen && a.accepting && !a.hearing.alone() }
+func (a *agent) ready() bool { return a.seen && a.accepting && !a.beating.alone() }
 
-// refresh makes the index show the agent as it is.
+// refresh updates the index from the agent's state.
 func (a *agent) refresh() {
 	ready := a.ready()
 	a.setFull(ready && a.allocated >= a.capacity)
@@ -107,11 +108,11 @@ func (a *agent) freePorts(ports []int32) {
 	}
 }
 
-// eachPorts calls f with the ports of everyone on the agent.
+// eachPorts calls f with the agent's own ports and those of each allocation.
 func (a *agent) eachPorts(f func([]int32)) {
 	f(a.ports)
-	for _, p := range a.places {
-		f(p.ports)
+	for _, l := range a.allocations {
+		f(l.ports)
 	}
 }
 
@@ -120,7 +121,7 @@ func (a *agent) setAccepting(accepting bool, reason string) {
 	a.reason = ""
 	if !accepting {
 		if a.reason = reason; reason == "" {
-			a.reason = reasonRefusing
+			a.reason = reasonNotAccepting
 		}
 	}
 }
@@ -128,12 +129,12 @@ func (a *agent) setAccepting(accepting bool, reason string) {
 func (a *agent) view() View {
 	v := View{
 		UID: a.uid, Pool: a.pool.name, Capacity: a.capacity, Allocated: a.allocated, FreeSlots: a.freeSlots(),
-		Images: a.pool.index.Images(a.id), Ready: a.ready(), LastHeartbeat: a.heard,
+		Images: a.pool.index.Images(a.id), Ready: a.ready(), LastHeartbeat: a.lastHeartbeat,
 	}
 	switch {
 	case !a.seen:
 		v.Reason = ReasonConnecting
-	case a.hearing.alone():
+	case a.beating.alone():
 		v.Reason = ReasonHeartbeat
 	case !a.accepting:
 		v.Reason = a.reason
@@ -141,7 +142,7 @@ func (a *agent) view() View {
 	return v
 }
 
-// Agent returns the state of one agent; false if it is not known.
+// Agent returns the state of one agent, and whether it is known.
 func (r *Registry) Agent(now time.Time, uid string) (View, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,4 +164,15 @@ func (r *Registry) Agents(now time.Time) []View {
 		views = append(views, a.view())
 	}
 	return views
+}
+
+// Images returns the images on an agent's node, in no order; none for an unknown agent.
+func (r *Registry) Images(uid string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a, ok := r.agents[uid]
+	if !ok {
+		return nil
+	}
+	return a.pool.index.ImagesOf(a.id)
 }

@@ -12,32 +12,32 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
 )
 
-// retryCapacity is when a caller that met no capacity should try again: a pool needs about that long to notice.
+// retryCapacity is the retry hint of a refusal for lack of capacity: a pool needs about that long to react.
 const retryCapacity = time.Second
 
-// Request asks for a place.
+// Request asks for one unit of capacity.
 type Request struct {
-	// Fence names the container that will be created; its AgentUID is ignored, for Allocate chooses the agent.
+	// Fence names the container that will be created. Its AgentUID is ignored: Allocate chooses the agent.
 	Fence identity.Fence
 	Pool  Pool
-	// Image is a normalised reference (docker.io/library/busybox:latest).
+	// Image is a normalized reference (docker.io/library/busybox:latest).
 	Image string
 	Ports []int32
-	// Exclude holds uids of agents that must not be chosen. A reservation that the key has on one of them is given up.
+	// Exclude holds uids of agents that must not be chosen. An existing reservation on one of them is released.
 	Exclude []string
 }
 
-// Allocate reserves a place on the best agent and returns the agent's uid. It is atomic. The same key is answered with the
-// same agent while the place is taken, unless that agent is excluded. Of agents that are equally good any may be chosen, but
-// always the same after the same history. Errors are errdefs.ErrResourceExhausted: NoCapacity when no ready agent has room
-// (retry later), PortConflict, with the metadata `port`, when those with room have a port taken. Success allocates nothing
-// beyond the growth of tables.
+// Allocate reserves capacity on the best agent and returns the agent's uid. It is atomic. A repeated call for one attempt
+// returns the same agent while the allocation exists, unless that agent is excluded. Among equally good agents the choice is
+// arbitrary, but the same after the same history. Errors are errdefs.ErrResourceExhausted: NoCapacity when no ready agent has
+// free capacity (retry later); PortConflict, with the metadata `port`, when those with free capacity have a port taken. A
+// successful call allocates no memory beyond the growth of tables.
 func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
 	key := attempt(req.Fence)
-	first := r.byKey.first(key)
+	first := r.allocations[key]
 	if first != nil && first.agent.pool.name == req.Pool {
 		if a := first.agent; !slices.Contains(req.Exclude, a.uid) {
 			if first.reserved {
@@ -46,7 +46,7 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 			return a.uid, nil
 		}
 		r.release(first)
-		first = r.byKey.first(key)
+		first = r.allocations[key]
 	}
 	pool := r.pools[req.Pool]
 	if pool == nil {
@@ -65,20 +65,20 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 		return "", refusal(&req, pool.index.Len(), v)
 	}
 	a := pool.agents[id]
-	p := first.on(a)
+	l := first.on(a)
 	switch {
-	case p == nil:
-		p = r.take(a, key, req.Ports, first, true)
-	case p != first: // the agent reports it already
-		r.unchain(p)
-		r.lead(p, first)
+	case l == nil:
+		l = r.take(a, key, req.Ports, first, true)
+	case l != first: // the agent reports it already
+		r.unlink(l)
+		r.linkFirst(l, first)
 	}
-	r.reserve(now, p)
+	r.reserve(now, l)
 	a.refresh()
 	return a.uid, nil
 }
 
-// hide keeps agents from being chosen, and returns how many of them might have been.
+// hide keeps agents from being chosen until show, and returns how many of them could have been.
 func (r *Registry) hide(pool *pool, uids []string) int {
 	hidden := 0
 	for _, uid := range uids {
@@ -89,7 +89,6 @@ func (r *Registry) hide(pool *pool, uids []string) int {
 	return hidden
 }
 
-// show undoes hide.
 func (r *Registry) show(pool *pool, uids []string) {
 	for _, uid := range uids {
 		if a := r.agents[uid]; a != nil && a.pool == pool {
@@ -98,7 +97,7 @@ func (r *Registry) show(pool *pool, uids []string) {
 	}
 }
 
-// verdict tells why no agent was chosen, as placement.Choose would. What is offered still has a port taken.
+// verdict says why no agent was chosen, as placement.Choose would. Every agent that is still offered has a port taken.
 func (p *pool) verdict(req *Request, hidden int) placement.Verdict {
 	offered := p.index.Offered()
 	v := placement.Verdict{
@@ -118,27 +117,27 @@ func refusal(req *Request, agents int, v placement.Verdict) error {
 	case v.Conflicting > 0:
 		port := strconv.Itoa(int(v.Port))
 		err = fault.New(errdefs.ErrResourceExhausted, fault.PortConflict,
-			"port %s is taken on every agent of pool %s that has room", port, pool).With("port", port)
+			"port %s is taken on every agent of pool %s that has free capacity", port, pool).With("port", port)
 	case agents == 0:
 		err = fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "pool %s has no agents", pool)
 	default:
 		err = fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity,
-			"no agent of pool %s has room: %d full, %d not ready, %d passed over", pool, v.Full, v.NotReady, v.Excluded)
+			"no agent of pool %s has free capacity: %d full, %d not ready, %d excluded", pool, v.Full, v.NotReady, v.Excluded)
 	}
 	return err.With("pool", req.Pool.Name).RetryIn(retryCapacity)
 }
 
-// Release gives up the reservation of a container on its agent; an empty AgentUID means wherever it is. A sandbox that its agent
-// reports keeps its place until the agent says that it is gone. What is not reserved is released already.
+// Release cancels the reservation of a container on its agent; an empty AgentUID means on whichever agent it is. A sandbox
+// that its agent reports keeps its capacity until the agent reports its end. Release is idempotent.
 func (r *Registry) Release(now time.Time, fence identity.Fence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	p := r.byKey.first(attempt(fence))
-	for fence.AgentUID != "" && p != nil && p.agent.uid != fence.AgentUID {
-		p = p.twin
+	l := r.allocations[attempt(fence)]
+	for fence.AgentUID != "" && l != nil && l.agent.uid != fence.AgentUID {
+		l = l.next
 	}
-	if p != nil {
-		r.release(p)
+	if l != nil {
+		r.release(l)
 	}
 }

@@ -147,7 +147,7 @@ func BenchmarkLife(b *testing.B) {
 			d := registry.Delta{UID: w.agents[old], Sandboxes: sandboxes, FreeSlots: &slots}
 			sandboxes[0] = registry.Sandbox{Fence: w.requests[old].Fence, Ports: w.requests[old].Ports}
 			w.r.ApplyDelta(w.now, d)
-			sandboxes[0].Gone = true
+			sandboxes[0].Ended = true
 			w.r.ApplyDelta(w.now, d)
 			w.allocate(b)
 			w.now = w.now.Add(time.Microsecond)

@@ -34,7 +34,7 @@ func newHistory(agents, sandboxes int) *history {
 		return identity.Fence{SandboxUID: fmt.Sprint(n / 2), Attempt: int64(1 + n%2)}
 	})
 	h.sandboxes = rapid.Custom(func(t *rapid.T) registry.Sandbox {
-		return registry.Sandbox{Fence: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Gone: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
+		return registry.Sandbox{Fence: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Ended: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
 	})
 	return h
 }

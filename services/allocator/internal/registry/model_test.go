@@ -91,7 +91,7 @@ func (m *model) pass(d time.Duration) {
 func (m *model) report(uid string, sb registry.Sandbox) {
 	a := m.agents[uid]
 	p := a.places[sb.Fence]
-	if sb.Gone {
+	if sb.Ended {
 		if p != nil {
 			m.remove(uid, sb.Fence)
 		}
@@ -119,7 +119,7 @@ func (m *model) snapshot(s registry.Snapshot) {
 	listed := map[identity.Fence]bool{}
 	for _, sb := range s.Sandboxes {
 		m.report(s.UID, sb)
-		listed[sb.Fence] = !sb.Gone
+		listed[sb.Fence] = !sb.Ended
 	}
 	for k, p := range a.places {
 		if p.reported && !listed[k] {
@@ -249,7 +249,7 @@ func (m *model) refused(t require.TestingT, req registry.Request, agents []*plac
 	name := req.Pool.Namespace + "/" + req.Pool.Name
 	if want.Conflicting == 0 {
 		require.Equal(t, fault.NoCapacity, e.Reason())
-		message := fmt.Sprintf("no agent of pool %s has room: %d full, %d not ready, %d passed over", name, want.Full, want.NotReady, want.Excluded)
+		message := fmt.Sprintf("no agent of pool %s has free capacity: %d full, %d not ready, %d excluded", name, want.Full, want.NotReady, want.Excluded)
 		if len(agents) == 0 {
 			message = fmt.Sprintf("pool %s has no agents", name)
 		}
@@ -271,7 +271,7 @@ func (m *model) refused(t require.TestingT, req registry.Request, agents []*plac
 		}
 	}
 	require.Equal(t, most, e.Metadata()["port"], "the port that is in the way most")
-	require.Equal(t, fmt.Sprintf("port %s is taken on every agent of pool %s that has room", most, name), e.Message())
+	require.Equal(t, fmt.Sprintf("port %s is taken on every agent of pool %s that has free capacity", most, name), e.Message())
 }
 
 // compare compares what both know of every agent.

@@ -1,18 +1,19 @@
-// Package registry is the memory of places: which agents there are, what room each has, and who has taken it. It rebuilds
-// from agents' reports and is never written to disk. It does no I/O and starts no timer: every call that depends on time
-// takes it as `now`. Every method may be called concurrently; all state stands behind one lock. Pure.
+// Package registry owns the capacity of agents: which agents there are, how many sandboxes each can take, and which
+// sandboxes have taken that capacity. It is rebuilt from agents' reports and never written to disk. It does no I/O and starts
+// no timer: every method that depends on time takes it as `now`. All methods may be called concurrently; one lock guards all
+// state. Pure.
 //
-// A place belongs to one sandbox uid and attempt on one agent. It is taken by a reservation (Allocate), by the agent's
-// report, or by both, and counts once:
+// An allocation is one unit of an agent's capacity, taken by one attempt of a sandbox. It is reserved (Allocate), reported
+// by the agent, or both, and counts once:
 //
-//	          Allocate                 report                    report "gone" | snapshot without it
+//	          Allocate                 report                    report "ended" | snapshot without it
 //	(free) ------------> [reserved] ----------> [reserved+reported] ---------------------> (free)
 //	   |                     | Release | 30 s         | Release | 30 s
 //	   | report              v                        v
 //	   +----------------> (free)                 [reported] --> (free), as above
 //
-// Which agent is the best is placement's rule; finding it is the index's work. What is here keeps the index true: refresh
-// is called after every change of an agent.
+// Package placement defines which agent is best, package index finds it. This package keeps the index up to date: it calls
+// refresh after every change of an agent.
 package registry
 
 import (
@@ -23,22 +24,22 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry/index"
 )
 
-// Defaults of the seeds and of AllocatorService.
+// Defaults of the source documents and of AllocatorService.
 const (
-	// DefaultHeartbeatTimeout is the silence after which an agent takes no new sandboxes (seed 002).
+	// DefaultHeartbeatTimeout is the silence after which an agent is not ready (seed 002).
 	DefaultHeartbeatTimeout = 10 * time.Second
-	// DefaultReservation is how long a place is kept for a sandbox that its agent does not report.
+	// DefaultReservation is how long capacity is reserved for a sandbox that its agent does not report.
 	DefaultReservation = 30 * time.Second
 )
 
 // Reasons why an agent is not ready.
 const (
-	ReasonConnecting = "Connecting"
-	ReasonHeartbeat  = "HeartbeatTimeout"
-	reasonRefusing   = "NotAccepting"
+	ReasonConnecting   = "Connecting"
+	ReasonHeartbeat    = "HeartbeatTimeout"
+	reasonNotAccepting = "NotAccepting"
 )
 
-// attempt is the fence of any container of an attempt, whichever agent has it: the key of byKey.
+// attempt returns the key of an attempt's allocations: a fence that names no agent.
 func attempt(f identity.Fence) identity.Fence {
 	f.AgentUID = ""
 	return f
@@ -49,24 +50,24 @@ type Pool struct {
 	Namespace, Name string
 }
 
-// Registry is the memory of places.
+// Registry is the memory of capacity.
 type Registry struct {
 	heartbeat, reservation time.Duration
 
 	mu     sync.Mutex
 	agents map[string]*agent
 	pools  map[Pool]*pool
-	// byKey is where a sandbox's place was last given or reported; place.twin leads to the others of its key.
-	byKey *keys
-	// expiry holds the places that are reserved, the next to end first; heard the agents that are not silent, the next to
-	// become so first. Both ends lie a fixed time ahead, so that what is new belongs at the back.
-	expiry node[place]
-	heard  node[agent]
-	spare  []*place
-	epoch  uint64 // counts snapshots
+	// allocations holds, for each attempt, the allocation that answers for it; allocation.next leads to its others.
+	allocations map[identity.Fence]*allocation
+	// expiry orders the reserved allocations by the end of their reservations. heartbeats orders the agents that are not silent
+	// by their last heartbeats. Both ends lie a fixed time ahead, so a new entry belongs at the back.
+	expiry     node[allocation]
+	heartbeats node[agent]
+	spare      []*allocation
+	epoch      uint64 // counts snapshots
 }
 
-// New returns an empty registry. Zero durations take the defaults.
+// New returns an empty registry. A zero duration selects the default.
 func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	if heartbeatTimeout <= 0 {
 		heartbeatTimeout = DefaultHeartbeatTimeout
@@ -76,49 +77,52 @@ func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	}
 	r := &Registry{
 		heartbeat: heartbeatTimeout, reservation: reservation,
-		agents: map[string]*agent{}, pools: map[Pool]*pool{}, byKey: newKeys(),
+		agents: map[string]*agent{}, pools: map[Pool]*pool{}, allocations: map[identity.Fence]*allocation{},
 	}
 	r.expiry.init(nil)
-	r.heard.init(nil)
+	r.heartbeats.init(nil)
 	return r
 }
 
-// enter brings the state to `now`: reservations that are over end here, in the order of their ends, and agents that have
-// been silent for too long can be chosen no more. The lock is held.
+// HeartbeatTimeout returns the silence after which an agent is not ready.
+func (r *Registry) HeartbeatTimeout() time.Duration { return r.heartbeat }
+
+// enter advances the state to now: it ends the reservations that have expired, in order, and withdraws the agents that have
+// been silent for too long. mu is held.
 func (r *Registry) enter(now time.Time) {
 	for !r.expiry.alone() {
-		p := r.expiry.next.owner
-		if now.Before(p.until) {
+		l := r.expiry.next.owner
+		if now.Before(l.until) {
 			break
 		}
-		r.release(p)
+		r.release(l)
 	}
-	for !r.heard.alone() {
-		a := r.heard.next.owner
-		if now.Sub(a.heard) <= r.heartbeat {
+	for !r.heartbeats.alone() {
+		a := r.heartbeats.next.owner
+		if now.Sub(a.lastHeartbeat) <= r.heartbeat {
 			break
 		}
-		a.hearing.leave()
+		a.beating.leave()
 		a.refresh()
 	}
 }
 
-// hear notes that an agent was heard of. Callers read their clocks before they have the lock, so that words may come a
-// little out of order.
-func (r *Registry) hear(now time.Time, a *agent) {
-	if !a.hearing.alone() && now.Before(a.heard) {
+// beat records a message of an agent. Callers read their clocks before they take the lock, so times may arrive slightly out
+// of order.
+func (r *Registry) beat(now time.Time, a *agent) {
+	if !a.beating.alone() && now.Before(a.lastHeartbeat) {
 		return
 	}
-	a.heard = now
-	a.hearing.leave()
-	at := r.heard.prev
-	for at != &r.heard && at.owner.heard.After(now) {
+	a.lastHeartbeat = now
+	a.beating.leave()
+	at := r.heartbeats.prev
+	for at != &r.heartbeats && at.owner.lastHeartbeat.After(now) {
 		at = at.prev
 	}
-	a.hearing.follow(at)
+	a.beating.follow(at)
 }
 
-// Join makes an agent known that was not heard of yet; it is not ready. An agent that is known stays as it is.
+// Join adds an agent that has sent no snapshot yet. It is not ready. A known agent keeps its state.
 func (r *Registry) Join(uid string, pool Pool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -129,18 +133,18 @@ func (r *Registry) join(uid string, name Pool) *agent {
 	a, ok := r.agents[uid]
 	if !ok {
 		a = &agent{uid: uid, reason: ReasonConnecting}
-		a.hearing.init(a)
-		a.places = a.few[:0]
+		a.beating.init(a)
+		a.allocations = a.few[:0]
 		r.agents[uid] = a
-		r.enrol(a, name)
+		r.addTo(name, a)
 	} else if a.pool.name != name {
 		r.move(a, name)
 	}
 	return a
 }
 
-// enrol puts an agent without images and ports into a pool.
-func (r *Registry) enrol(a *agent, name Pool) {
+// addTo adds an agent without images and ports to a pool.
+func (r *Registry) addTo(name Pool, a *agent) {
 	p := r.pools[name]
 	if p == nil {
 		p = &pool{name: name, index: index.New()}
@@ -154,8 +158,8 @@ func (r *Registry) enrol(a *agent, name Pool) {
 	p.agents[a.id] = a
 }
 
-// expel takes an agent, whose ports are freed, out of its pool.
-func (r *Registry) expel(a *agent) {
+// removeFromPool removes an agent, whose ports are freed, from its pool.
+func (r *Registry) removeFromPool(a *agent) {
 	p := a.pool
 	a.setFull(false)
 	p.index.Leave(a.id)
@@ -165,12 +169,12 @@ func (r *Registry) expel(a *agent) {
 	}
 }
 
-// move takes an agent to another pool with all that it has.
+// move moves an agent with its allocations, ports and images to another pool.
 func (r *Registry) move(a *agent, name Pool) {
 	images := a.pool.index.ImagesOf(a.id)
 	a.eachPorts(a.freePorts)
-	r.expel(a)
-	r.enrol(a, name)
+	r.removeFromPool(a)
+	r.addTo(name, a)
 	a.eachPorts(a.takePorts)
 	for _, image := range images {
 		a.pool.index.AddImage(a.id, image)
@@ -178,7 +182,7 @@ func (r *Registry) move(a *agent, name Pool) {
 	a.refresh()
 }
 
-// Leave forgets an agent and every place on it. An unknown agent is forgotten already.
+// Leave removes an agent and its allocations. It is idempotent.
 func (r *Registry) Leave(uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -186,11 +190,11 @@ func (r *Registry) Leave(uid string) {
 	if !ok {
 		return
 	}
-	for len(a.places) > 0 {
-		r.gone(a.places[len(a.places)-1])
+	for len(a.allocations) > 0 {
+		r.end(a.allocations[len(a.allocations)-1])
 	}
 	a.freePorts(a.ports)
-	r.expel(a)
-	a.hearing.leave()
+	r.removeFromPool(a)
+	a.beating.leave()
 	delete(r.agents, uid)
 }

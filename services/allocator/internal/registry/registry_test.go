@@ -186,7 +186,7 @@ func TestPlacesOfOneKey(t *testing.T) {
 	r := registry.New(0, 0)
 	req := request("x")
 	report := func(uid string, gone bool) {
-		r.ApplyDelta(epoch, registry.Delta{UID: uid, Sandboxes: []registry.Sandbox{{Fence: req.Fence, Gone: gone}}})
+		r.ApplyDelta(epoch, registry.Delta{UID: uid, Sandboxes: []registry.Sandbox{{Fence: req.Fence, Ended: gone}}})
 	}
 	where := func(exclude ...string) string {
 		excluding := req

@@ -6,14 +6,15 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// Sandbox is an agent's word on one place.
+// Sandbox is an agent's report of one sandbox.
 type Sandbox struct {
-	// Fence names the container; its AgentUID is ignored, for the agent is the one that reports.
+	// Fence names the container. Its AgentUID is ignored: the agent is the one that reports.
 	Fence identity.Fence
 	// Ports that the sandbox has on its agent.
 	Ports []int32
-	// Gone tells that the place is free again.
-	Gone bool
+	// Ended is set if the sandbox holds no capacity and no ports: its process has ended or never started, or its container
+	// was removed.
+	Ended bool
 }
 
 // Snapshot is an agent's whole state.
@@ -36,16 +37,15 @@ type Delta struct {
 	Sandboxes     []Sandbox
 	ImagesAdded   []string
 	ImagesRemoved []string
-	// FreeSlots is the number of slots that are started and unclaimed once Sandboxes are as they are told here; nil if it
-	// did not change.
+	// FreeSlots is the number of slots that are started and unclaimed after the change of Sandboxes; nil if unchanged.
 	FreeSlots *int
-	// Accepting is nil if it did not change.
+	// Accepting is nil if unchanged.
 	Accepting *bool
 	Reason    string
 }
 
-// ApplySnapshot replaces what is known of an agent by its own word: sandboxes that it does not list are gone from it.
-// Reservations stay until they are reported or over, for a create may be on its way. An unknown agent joins.
+// ApplySnapshot replaces what is known about an agent: sandboxes that it does not list are removed from it. Reservations stay
+// until they are reported or expire, for a create may be on its way. An unknown agent joins.
 func (r *Registry) ApplySnapshot(now time.Time, s Snapshot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,7 +56,7 @@ func (r *Registry) ApplySnapshot(now time.Time, s Snapshot) {
 	a.takePorts(a.ports)
 	a.capacity = s.Capacity
 	a.seen = true
-	r.hear(now, a)
+	r.beat(now, a)
 	a.setAccepting(s.Accepting, s.Reason)
 	a.pool.index.ClearImages(a.id)
 	for _, image := range s.Images {
@@ -66,17 +66,16 @@ func (r *Registry) ApplySnapshot(now time.Time, s Snapshot) {
 	for i := range s.Sandboxes {
 		r.report(a, &s.Sandboxes[i])
 	}
-	for i := len(a.places) - 1; i >= 0; i-- { // backwards, for what goes is replaced by the last
-		if p := a.places[i]; p.reported && p.snapshot != r.epoch {
-			r.unreport(p)
+	for i := len(a.allocations) - 1; i >= 0; i-- { // backwards: drop moves the last one into the gap
+		if l := a.allocations[i]; l.reported && l.snapshot != r.epoch {
+			r.unreport(l)
 		}
 	}
-	a.count(s.FreeSlots)
+	a.setSlots(s.FreeSlots)
 	a.refresh()
 }
 
-// ApplyDelta changes what is known of an agent. It returns false, and changes nothing, for an agent that no snapshot was
-// received of.
+// ApplyDelta applies a change to an agent. It returns false, and changes nothing, for an agent without a snapshot.
 func (r *Registry) ApplyDelta(now time.Time, d Delta) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,7 +84,7 @@ func (r *Registry) ApplyDelta(now time.Time, d Delta) bool {
 	if !ok || !a.seen {
 		return false
 	}
-	r.hear(now, a)
+	r.beat(now, a)
 	if d.Accepting != nil {
 		a.setAccepting(*d.Accepting, d.Reason)
 	}
@@ -99,69 +98,70 @@ func (r *Registry) ApplyDelta(now time.Time, d Delta) bool {
 		r.report(a, &d.Sandboxes[i])
 	}
 	if d.FreeSlots != nil {
-		a.count(*d.FreeSlots)
+		a.setSlots(*d.FreeSlots)
 	}
 	a.refresh()
 	return true
 }
 
-// Heartbeat notes that an agent was heard of. An unknown agent, or one without a snapshot, stays what it is.
+// Heartbeat records a message of an agent that carries no change. An agent that is unknown, or has sent no snapshot, stays as
+// it is.
 func (r *Registry) Heartbeat(now time.Time, uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
 	if a, ok := r.agents[uid]; ok && a.seen {
-		silent := a.hearing.alone()
-		r.hear(now, a)
+		silent := a.beating.alone()
+		r.beat(now, a)
 		if silent {
 			a.refresh()
 		}
 	}
 }
 
-// report takes an agent's word on one place. A report confirms a reservation and ends its expiry: from here on the agent
-// says when the place is free. The agent must be refreshed afterwards.
+// report applies an agent's report of one sandbox. It confirms a reservation and ends its expiry: from here on the agent
+// decides when the capacity is free. The caller refreshes the agent.
 func (r *Registry) report(a *agent, sb *Sandbox) {
 	key := attempt(sb.Fence)
-	first := r.byKey.first(key)
-	p := first.on(a)
+	first := r.allocations[key]
+	l := first.on(a)
 	switch {
-	case sb.Gone:
-		if p != nil {
-			r.gone(p)
+	case sb.Ended:
+		if l != nil {
+			r.end(l)
 		}
 		return
-	case p == nil:
-		p = r.take(a, key, sb.Ports, first, false)
+	case l == nil:
+		l = r.take(a, key, sb.Ports, first, false)
 	default:
-		a.freePorts(p.ports)
-		p.ports = append(p.ports[:0], sb.Ports...)
-		a.takePorts(p.ports)
-		if p.reserved && !p.reported {
+		a.freePorts(l.ports)
+		l.ports = append(l.ports[:0], sb.Ports...)
+		a.takePorts(l.ports)
+		if l.reserved && !l.reported {
 			a.pending--
 			a.claimed++
 		}
 	}
-	p.reported = true
-	p.snapshot = r.epoch
-	r.unreserve(p)
+	l.reported = true
+	l.snapshot = r.epoch
+	r.unreserve(l)
 }
 
-// gone takes an agent's word that a place is free, whoever held it.
-func (r *Registry) gone(p *place) {
-	reported := p.reported
-	r.unreserve(p)
+// end frees an allocation, reserved or not.
+func (r *Registry) end(l *allocation) {
+	reported := l.reported
+	r.unreserve(l)
 	if reported {
-		p.reported = false
-		r.free(p)
+		l.reported = false
+		r.free(l)
 	}
 }
 
-// unreport notes that an agent does not know a place any more; a reservation of it stays.
-func (r *Registry) unreport(p *place) {
-	p.reported = false
-	if p.reserved {
-		p.agent.pending++
+// unreport removes the report of an allocation. Its reservation, if there is one, stays.
+func (r *Registry) unreport(l *allocation) {
+	l.reported = false
+	if l.reserved {
+		l.agent.pending++
 	}
-	r.free(p)
+	r.free(l)
 }

@@ -1,7 +1,7 @@
 package registry
 
-// node is an element of a ring: a list without ends that lives in its members, so that neither joining nor leaving
-// allocates. The ring itself is a node without an owner. Its zero value must be made ready by init.
+// node is an element of a ring: a circular list whose links are part of its members, so that neither joining nor leaving
+// allocates memory. The ring itself is a node without an owner. init must be called before any other method.
 type node[T any] struct {
 	prev, next *node[T]
 	owner      *T
@@ -9,13 +9,13 @@ type node[T any] struct {
 
 func (n *node[T]) init(owner *T) { n.prev, n.next, n.owner = n, n, owner }
 
-// leave takes a node out of the ring that it is in, if any.
+// leave removes a node from its ring, if it is in one.
 func (n *node[T]) leave() {
 	n.prev.next, n.next.prev = n.next, n.prev
 	n.prev, n.next = n, n
 }
 
-// follow puts a node behind another one, out of wherever it was.
+// follow inserts a node after another one, and removes it from its old position.
 func (n *node[T]) follow(at *node[T]) {
 	n.leave()
 	n.prev, n.next = at, at.next
@@ -23,5 +23,5 @@ func (n *node[T]) follow(at *node[T]) {
 	at.next = n
 }
 
-// alone tells that a node is in no ring, or that a ring is empty.
+// alone reports whether a node is in no ring, or a ring is empty.
 func (n *node[T]) alone() bool { return n.next == n }
