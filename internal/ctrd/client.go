@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/dialer"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -56,13 +57,14 @@ func Dial(socket, namespace string) (*client.Client, error) {
 	c, err := client.New(socket, client.WithDefaultNamespace(namespace), client.WithDialOpts([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dialer.ContextDialer),
+		grpc.WithStatsHandler(tracing{otelgrpc.NewClientHandler()}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: time.Second,
 		}),
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("dialling containerd at %s: %w", socket, err)
+		return nil, fmt.Errorf("dialing containerd at %s: %w", socket, err)
 	}
 	return c, nil
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/pin"
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
@@ -49,7 +50,15 @@ func Run(ctx context.Context, cfg *Config) error {
 		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
 	})
 	hub := status.New(cfg.info())
-	manager, guard, err := cfg.sandboxes(runtime, store, slots, hub)
+	dir, err := state.Open(cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	pinned, err := pin.Open(pin.Config{Runtime: runtime, Files: dir, Publish: hub.SetPinnedImages})
+	if err != nil {
+		return err
+	}
+	manager, guard, err := cfg.sandboxes(dir, runtime, store, slots, hub)
 	if err != nil {
 		return err
 	}
@@ -64,12 +73,13 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	closing := make(chan struct{})
-	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Logs: store, Runtime: runtime}, closing))
+	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{}}
 
 	g := daemon.NewGroup()
 	g.Go("gRPC", server.Run)
 	g.Go("monitor", m.run)
+	g.Go("images", pinned.Run)
 	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, hub.SetSlots) })
 	g.Go("closing", func(ctx context.Context) error {
 		<-ctx.Done()
@@ -85,11 +95,7 @@ func Run(ctx context.Context, cfg *Config) error {
 }
 
 // sandboxes reads the durable state and returns the manager of the sandboxes and the guard that refuses superseded leaders.
-func (c *Config) sandboxes(runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub) (*sandbox.Manager, func(context.Context, string) error, error) {
-	dir, err := state.Open(c.StateDir)
-	if err != nil {
-		return nil, nil, err
-	}
+func (c *Config) sandboxes(dir *state.Dir, runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub) (*sandbox.Manager, func(context.Context, string) error, error) {
 	tombstones, err := dir.Sub("tombstones")
 	if err != nil {
 		return nil, nil, err

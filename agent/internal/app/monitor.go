@@ -47,7 +47,6 @@ func (m *monitor) run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.watchImages(ctx) })
-	wg.Go(func() { m.pinImages(ctx) })
 	wg.Go(func() { m.dropVanished(ctx) })
 	m.watchRuntime(ctx)
 	return nil
@@ -164,24 +163,6 @@ func (m *monitor) watchImages(ctx context.Context) {
 			m.pause(ctx, imageRetry)
 			touch()
 		}
-	}
-}
-
-// pinImages has the images that are in use kept, now and then.
-func (m *monitor) pinImages(ctx context.Context) {
-	ticker := m.clock.NewTicker(relistInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C():
-		}
-		call, cancel := context.WithTimeout(ctx, relistInterval)
-		if err := m.runtime.PinImages(call); err != nil && ctx.Err() == nil {
-			logr.FromContextOrDiscard(ctx).V(2).Info("pinning images", "err", err.Error())
-		}
-		cancel()
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// CreateSandbox creates a sandbox and tells of each stage.
+// CreateSandbox creates a sandbox and sends each stage.
 func (s *Service) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.ServerStreamingServer[agentv1.CreateSandboxResponse]) error {
 	record := req.GetRecord()
 	ctx, cancel := context.WithCancel(stream.Context())
@@ -20,13 +20,11 @@ func (s *Service) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.S
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		ctx = obs.WithTraceparent(ctx, record.GetTraceparent())
 	}
-	trace.SpanFromContext(ctx).SetAttributes(
-		attribute.String("fastsandbox.sandbox", record.GetNamespace()+"/"+record.GetName()),
-		attribute.String("fastsandbox.sandbox.uid", record.GetFence().GetSandboxUid()),
-		attribute.Int64("fastsandbox.sandbox.attempt", record.GetFence().GetAttempt()))
+	trace.SpanFromContext(ctx).SetAttributes(append(fenceAttributes(record.GetFence()),
+		attribute.String(obs.AttrSandboxNamespace, record.GetNamespace()), attribute.String(obs.AttrSandboxName, record.GetName()))...)
 	var sendErr error
 	send := func(m *agentv1.CreateSandboxResponse) {
-		// A caller that cannot be told has left.
+		// A caller that receives nothing has left.
 		if sendErr == nil {
 			if sendErr = stream.Send(m); sendErr != nil {
 				cancel()
@@ -45,7 +43,7 @@ func (s *Service) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.S
 	if err != nil {
 		return err
 	}
-	if started == nil { // the sandbox was there already, from an earlier life of the agent
+	if started == nil { // the sandbox exists since an earlier agent process
 		started = &agentv1.CreateSandboxResponse{Stage: agentv1.CreateStage_CREATE_STAGE_STARTED}
 	}
 	started.Report = report

@@ -19,12 +19,12 @@ func under(ctx context.Context, term int64) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, rpc.TermKey, strconv.FormatInt(term, 10))
 }
 
-// TestAnnounceLeaderEndsTheCreatesOfTheDeposed is the takeover as the new leader sees it: once it is answered, what the
-// old one had begun is undone.
-func TestAnnounceLeaderEndsTheCreatesOfTheDeposed(t *testing.T) {
-	w := serve(t)
+// TestAnnounceLeaderCancelsOlderCreates is the takeover as the new leader sees it: once its call is answered, what the old
+// leader had begun is undone.
+func TestAnnounceLeaderCancelsOlderCreates(t *testing.T) {
+	env := serve(t)
 	reached := make(chan struct{})
-	w.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
+	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
 		if op != fake.OpStart {
 			return nil
 		}
@@ -32,38 +32,38 @@ func TestAnnounceLeaderEndsTheCreatesOfTheDeposed(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	create, err := w.CreateSandbox(under(t.Context(), 4), &agentv1.CreateSandboxRequest{Record: record("u")})
+	create, err := env.CreateSandbox(under(t.Context(), 4), &agentv1.CreateSandboxRequest{Record: record("u")})
 	require.NoError(t, err)
 	<-reached
-	_, err = w.AnnounceLeader(under(t.Context(), 5), &agentv1.AnnounceLeaderRequest{})
+	_, err = env.AnnounceLeader(under(t.Context(), 5), &agentv1.AnnounceLeaderRequest{})
 	require.NoError(t, err)
 	_, err = drain(t, create)
 	require.Equal(t, fault.LeaderSuperseded, fault.ReasonOf(err), "%v", err)
-	require.Empty(t, w.runtime.IDs())
+	require.Empty(t, env.runtime.IDs())
 	for _, ctx := range []context.Context{t.Context(), under(t.Context(), 4)} {
-		_, err = w.AnnounceLeader(ctx, &agentv1.AnnounceLeaderRequest{})
+		_, err = env.AnnounceLeader(ctx, &agentv1.AnnounceLeaderRequest{})
 		require.Equal(t, fault.LeaderSuperseded, fault.ReasonOf(rpc.FromStatus(err)), "%v", err)
-		_, err = w.Drain(ctx, &agentv1.DrainRequest{AgentUid: "me"})
+		_, err = env.Drain(ctx, &agentv1.DrainRequest{AgentUid: "me"})
 		require.Equal(t, fault.LeaderSuperseded, fault.ReasonOf(rpc.FromStatus(err)), "%v", err)
 	}
 }
 
 func TestDrainAndTombstonesOnTheWire(t *testing.T) {
-	w := serve(t)
-	create, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u")})
+	env := serve(t)
+	create, err := env.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u")})
 	require.NoError(t, err)
 	_, err = drain(t, create)
 	require.NoError(t, err)
-	drained, err := w.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: "me"})
+	drained, err := env.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: "me"})
 	require.NoError(t, err)
 	require.Equal(t, int32(1), drained.GetSandboxes())
-	create, err = w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("v")})
+	create, err = env.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("v")})
 	require.NoError(t, err)
 	_, err = drain(t, create)
 	require.Equal(t, fault.AgentDraining, fault.ReasonOf(err), "%v", err)
 
 	fence := record("u").GetFence()
-	deletion, err := w.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{
+	deletion, err := env.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{
 		Fence: fence, GracePeriod: durationpb.New(0), Tombstone: &agentv1.Tombstone{Fence: fence, Namespace: "default", Name: "sb"},
 	})
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestDrainAndTombstonesOnTheWire(t *testing.T) {
 	snapshot := func() *agentv1.AgentSnapshot {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		stream, err := w.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
+		stream, err := env.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 		require.NoError(t, err)
 		m, err := stream.Recv()
 		require.NoError(t, err)
@@ -81,9 +81,9 @@ func TestDrainAndTombstonesOnTheWire(t *testing.T) {
 	s := snapshot()
 	require.Equal(t, "u", s.GetTombstones()[0].GetFence().GetSandboxUid())
 	require.Equal(t, "Draining", s.GetNotAcceptingReason())
-	_, err = w.ForgetTombstone(t.Context(), &agentv1.ForgetTombstoneRequest{Fence: fence})
+	_, err = env.ForgetTombstone(t.Context(), &agentv1.ForgetTombstoneRequest{Fence: fence})
 	require.NoError(t, err)
-	drained, err = w.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: "me", Resume: true})
+	drained, err = env.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: "me", Resume: true})
 	require.NoError(t, err)
 	require.Zero(t, drained.GetSandboxes())
 	s = snapshot()

@@ -6,14 +6,17 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/pin"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // Config is what a Service needs.
@@ -22,6 +25,8 @@ type Config struct {
 	Sandboxes *sandbox.Manager
 	// Status has the snapshot and the watches.
 	Status *status.Hub
+	// Pinned keeps the images that SetPinnedImages lists.
+	Pinned *pin.Keeper
 	// Logs has the sandboxes' output.
 	Logs *logs.Store
 	// Runtime pulls images.
@@ -50,3 +55,11 @@ func New(cfg Config, closing <-chan struct{}) *Service {
 }
 
 func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
+
+// fenceAttributes returns the span attributes of a fence.
+func fenceAttributes(f *agentv1.Fence) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.String(obs.AttrSandboxUID, f.GetSandboxUid()), attribute.Int64(obs.AttrAttempt, f.GetAttempt()),
+		attribute.String(obs.AttrAgentUID, f.GetAgentUid()),
+	}
+}

@@ -17,6 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/pin"
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/fake"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
@@ -27,11 +28,12 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-type world struct {
+type testEnv struct {
 	agentv1.AgentServiceClient
 
 	runtime *fake.Runtime
@@ -42,7 +44,7 @@ type world struct {
 }
 
 // serve boots the real server on an in-memory network, above a fake runtime.
-func serve(t *testing.T) *world {
+func serve(t *testing.T) *testEnv {
 	t.Helper()
 	rt := fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}, "docker.io/library/remote:1": {}})
 	store := logs.New(logs.Config{Root: t.TempDir(), Owner: "me"})
@@ -56,6 +58,8 @@ func serve(t *testing.T) *world {
 		Runtime: rt, Logs: store, Info: info, Status: hub, State: dir, Tombstones: tombstones,
 	})
 	require.NoError(t, err)
+	pinned, err := pin.Open(pin.Config{Runtime: rt, Files: dir, Publish: hub.SetPinnedImages})
+	require.NoError(t, err)
 	fence, err := terms.Open(dir, manager.Supersede)
 	require.NoError(t, err)
 	require.NoError(t, manager.Adopt(t.Context()))
@@ -65,10 +69,11 @@ func serve(t *testing.T) *world {
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: insecure, Guard: fence.Guard, DrainTimeout: time.Second})
 	require.NoError(t, err)
 	closing, fakeClock := make(chan struct{}), clocktesting.NewFakeClock(time.Now())
-	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Logs: store, Runtime: rt, Clock: fakeClock}, closing))
+	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: rt, Clock: fakeClock}, closing))
 	ctx, stop := context.WithCancel(context.Background())
-	served := make(chan error, 1)
+	served := make(chan error, 2)
 	go func() { served <- server.Run(ctx) }()
+	go func() { served <- pinned.Run(ctx) }()
 	conn, err := rpc.Dial("passthrough:///agent", rpc.ClientConfig{TLS: insecure, Options: []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 	}})
@@ -77,9 +82,10 @@ func serve(t *testing.T) *world {
 		require.NoError(t, conn.Close())
 		stop()
 		require.NoError(t, <-served)
+		require.NoError(t, <-served)
 		require.NoError(t, manager.Close(context.Background()))
 	})
-	return &world{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, status: hub, closing: closing, clock: fakeClock}
+	return &testEnv{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, status: hub, closing: closing, clock: fakeClock}
 }
 
 func record(uid string) *agentv1.SandboxRecord {
@@ -105,17 +111,17 @@ func drain[T any](t *testing.T, stream grpc.ServerStreamingClient[T]) ([]*T, err
 }
 
 func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
-	w := serve(t)
+	env := serve(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stream, err := w.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
+	stream, err := env.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 	require.NoError(t, err)
 	var epoch string
 	beats := 0
 	for want := int64(1); beats < 2; want++ {
 		if want > 2 { // nothing happens any more; by the service's clock, a second passes
-			require.Eventually(t, w.clock.HasWaiters, 10*time.Second, time.Millisecond)
-			w.clock.Step(time.Second)
+			require.Eventually(t, env.clock.HasWaiters, testkit.Timeout, testkit.Tick)
+			env.clock.Step(time.Second)
 		}
 		m, err := stream.Recv()
 		require.NoError(t, err)
@@ -124,7 +130,7 @@ func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
 			epoch = m.GetEpoch()
 			require.NotEmpty(t, epoch)
 			require.NotNil(t, m.GetSnapshot())
-			w.status.SetImages([]string{"a"})
+			env.status.SetImages([]string{"a"})
 			continue
 		}
 		require.Equal(t, epoch, m.GetEpoch())
@@ -136,7 +142,7 @@ func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
 		require.Nil(t, m.GetContent())
 		beats++
 	}
-	close(w.closing)
+	close(env.closing)
 	for err == nil {
 		_, err = stream.Recv()
 	}
@@ -146,10 +152,10 @@ func TestWatchStatusIsNumberedAndBeats(t *testing.T) {
 // What a fast create's caller hears with the answer is told to watchers a moment later, and in its place: before what comes
 // after it.
 func TestFastCreatesAreToldAMomentLater(t *testing.T) {
-	w := serve(t)
+	env := serve(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	watch, err := w.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
+	watch, err := env.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 	require.NoError(t, err)
 	heard := make(chan *agentv1.SandboxReport, 10)
 	go func() {
@@ -167,12 +173,12 @@ func TestFastCreatesAreToldAMomentLater(t *testing.T) {
 	create := func(uid string, mode sandboxv1.ConsistencyMode) {
 		r := record(uid)
 		r.ConsistencyMode = mode
-		stream, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: r})
+		stream, err := env.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: r})
 		require.NoError(t, err)
 		_, err = drain(t, stream)
 		require.NoError(t, err)
 	}
-	require.Eventually(t, w.clock.HasWaiters, 10*time.Second, time.Millisecond, "the watch is on")
+	require.Eventually(t, env.clock.HasWaiters, testkit.Timeout, testkit.Tick, "the watch is on")
 	create("fast", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST)
 	require.Never(t, func() bool { return len(heard) > 0 }, 50*time.Millisecond, time.Millisecond)
 	create("strong", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG)
@@ -189,7 +195,7 @@ func TestFastCreatesAreToldAMomentLater(t *testing.T) {
 		require.Equal(t, want.uid, got.GetRecord().GetFence().GetSandboxUid())
 		require.Equal(t, want.state, got.GetState())
 	}
-	del, err := w.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("fast").GetFence(), GracePeriod: durationpb.New(0)})
+	del, err := env.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("fast").GetFence(), GracePeriod: durationpb.New(0)})
 	require.NoError(t, err)
 	_, err = drain(t, del)
 	require.NoError(t, err)
@@ -200,9 +206,9 @@ func TestFastCreatesAreToldAMomentLater(t *testing.T) {
 }
 
 func TestCreateAndDeleteStreams(t *testing.T) {
-	w := serve(t)
+	env := serve(t)
 	for range 2 { // the second call finds the sandbox
-		stream, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u"), Persisted: true})
+		stream, err := env.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u"), Persisted: true})
 		require.NoError(t, err)
 		all, err := drain(t, stream)
 		require.NoError(t, err)
@@ -214,18 +220,18 @@ func TestCreateAndDeleteStreams(t *testing.T) {
 			require.Nil(t, m.GetReport())
 		}
 	}
-	del, err := w.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("u").GetFence(), GracePeriod: durationpb.New(0)})
+	del, err := env.DeleteSandbox(t.Context(), &agentv1.DeleteSandboxRequest{Fence: record("u").GetFence(), GracePeriod: durationpb.New(0)})
 	require.NoError(t, err)
 	stages, err := drain(t, del)
 	require.NoError(t, err)
 	last := stages[len(stages)-1]
 	require.Equal(t, agentv1.DeleteStage_DELETE_STAGE_REMOVED, last.GetStage())
 	require.Equal(t, int32(137), last.GetExitCode())
-	require.Empty(t, w.runtime.IDs())
+	require.Empty(t, env.runtime.IDs())
 }
 
 func TestErrorsCarryTheirReason(t *testing.T) {
-	w := serve(t)
+	env := serve(t)
 	bad := record("u")
 	bad.Spec.Ports = []int32{0}
 	for name, c := range map[string]struct {
@@ -237,40 +243,61 @@ func TestErrorsCarryTheirReason(t *testing.T) {
 		"fence":      {func() *agentv1.SandboxRecord { r := record("u"); r.Fence.AgentUid = "other"; return r }(), errdefs.ErrFailedPrecondition, fault.FenceMismatch},
 		"image":      {func() *agentv1.SandboxRecord { r := record("u"); r.Spec.Image = "nope:1"; return r }(), errdefs.ErrNotFound, fault.ImageNotFound},
 	} {
-		stream, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: c.record})
+		stream, err := env.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: c.record})
 		require.NoError(t, err)
 		_, err = drain(t, stream)
 		require.ErrorIs(t, err, c.class, name)
 		require.Equal(t, c.reason, fault.ReasonOf(err), name)
 	}
-	_, err := w.MarkPersisted(t.Context(), &agentv1.MarkPersistedRequest{Fence: record("u").GetFence()})
+	_, err := env.MarkPersisted(t.Context(), &agentv1.MarkPersistedRequest{Fence: record("u").GetFence()})
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(rpc.FromStatus(err)))
 }
 
 func TestFollowedLogsEndWithTheAgent(t *testing.T) {
-	w := serve(t)
-	create, err := w.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u")})
+	env := serve(t)
+	create, err := env.CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("u")})
 	require.NoError(t, err)
 	_, err = drain(t, create)
 	require.NoError(t, err)
-	stream, err := w.StreamLogs(t.Context(), &agentv1.StreamLogsRequest{Fence: record("u").GetFence(), Follow: true})
+	stream, err := env.StreamLogs(t.Context(), &agentv1.StreamLogsRequest{Fence: record("u").GetFence(), Follow: true})
 	require.NoError(t, err)
-	close(w.closing)
+	close(env.closing)
 	_, err = drain(t, stream)
 	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err), "%v", err)
 }
 
 func TestPullImage(t *testing.T) {
-	w := serve(t)
-	stream, err := w.PullImage(t.Context(), &agentv1.PullImageRequest{Image: "remote:1"})
+	env := serve(t)
+	stream, err := env.PullImage(t.Context(), &agentv1.PullImageRequest{Image: "remote:1"})
 	require.NoError(t, err)
 	all, err := drain(t, stream)
 	require.NoError(t, err)
 	last := all[len(all)-1]
 	require.Equal(t, "docker.io/library/remote:1", last.GetImage())
 	require.Equal(t, "done", last.GetProgress().GetPhase())
-	stream, err = w.PullImage(t.Context(), &agentv1.PullImageRequest{Image: "nope:1"})
+	stream, err = env.PullImage(t.Context(), &agentv1.PullImageRequest{Image: "nope:1"})
 	require.NoError(t, err)
 	_, err = drain(t, stream)
 	require.Equal(t, fault.ImageNotFound, fault.ReasonOf(err))
+}
+
+func TestSetPinnedImages(t *testing.T) {
+	env := serve(t)
+	watch, err := env.WatchStatus(t.Context(), &agentv1.WatchStatusRequest{})
+	require.NoError(t, err)
+	_, err = env.SetPinnedImages(t.Context(), &agentv1.SetPinnedImagesRequest{AgentUid: "other", Images: []string{"remote:1"}})
+	require.Equal(t, fault.FenceMismatch, fault.ReasonOf(rpc.FromStatus(err)))
+	_, err = env.SetPinnedImages(t.Context(), &agentv1.SetPinnedImagesRequest{AgentUid: "me", Images: []string{""}})
+	require.Equal(t, fault.InvalidField, fault.ReasonOf(rpc.FromStatus(err)))
+	_, err = env.SetPinnedImages(t.Context(), &agentv1.SetPinnedImagesRequest{AgentUid: "me", Images: []string{"remote:1"}})
+	require.NoError(t, err)
+	for {
+		m, err := watch.Recv()
+		require.NoError(t, err)
+		images := m.GetDelta().GetPinnedImages().GetImages()
+		if len(images) == 1 && images[0].GetState() == agentv1.PinnedImageState_PINNED_IMAGE_STATE_READY {
+			require.Equal(t, "remote:1", images[0].GetImage())
+			break
+		}
+	}
 }

@@ -32,9 +32,11 @@ type Runtime interface {
 	// progress (may be nil) is called from another goroutine until Pull returns, never after. Safe to retry.
 	Pull(ctx context.Context, ref string, progress func(Progress)) (string, error)
 
-	// PinImages keeps the images that containers use from the node's own image collection, and lets go of those that it has
-	// kept and that no container uses any more. To be called now and then. Safe to repeat.
-	PinImages(ctx context.Context) error
+	// PinImages protects images from the kubelet's image garbage collection: those that containers use, and those listed,
+	// by their normalized names, for this agent. It unprotects those that it has protected and that neither holds for any
+	// longer. An image that is not on the node is skipped. A listed image stays protected for some minutes after the last call:
+	// call it twice a minute. Safe to repeat.
+	PinImages(ctx context.Context, listed []string) error
 
 	// Create makes a container with its task, not started: the image (pulled if missing), the snapshot, the durable
 	// record and the task. reached is called from this goroutine after each stage. After an error some of it may be

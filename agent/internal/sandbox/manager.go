@@ -188,10 +188,10 @@ func (m *Manager) retry(ctx context.Context, call func() error, failed func(erro
 	})
 }
 
-// checkAgent refuses a fence that names another agent.
-func (m *Manager) checkAgent(f *agentv1.Fence) error {
-	if own := m.config.Info.GetPodUid(); f.GetAgentUid() != own {
-		return fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the call is for agent %s, this is agent %s", f.GetAgentUid(), own)
+// CheckAgent refuses a call for another agent than this one.
+func (m *Manager) CheckAgent(uid string) error {
+	if own := m.config.Info.GetPodUid(); uid != own {
+		return fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the call is for agent %s, this is agent %s", uid, own)
 	}
 	return nil
 }
@@ -199,7 +199,7 @@ func (m *Manager) checkAgent(f *agentv1.Fence) error {
 // checkCall refuses a call that is for another agent, comes before the agent is ready, or comes from a leader that was
 // superseded. mu is held.
 func (m *Manager) checkCall(caller *terms.Caller, fence *agentv1.Fence) error {
-	if err := m.checkAgent(fence); err != nil {
+	if err := m.CheckAgent(fence.GetAgentUid()); err != nil {
 		return err
 	}
 	if err := m.gate.ready(); err != nil {
@@ -211,7 +211,7 @@ func (m *Manager) checkCall(caller *terms.Caller, fence *agentv1.Fence) error {
 // find returns the sandbox that a fence names: NotFound if it is not known, FenceMismatch if another attempt is in
 // force. mu is held.
 func (m *Manager) find(f *agentv1.Fence) (*entry, error) {
-	if err := m.checkAgent(f); err != nil {
+	if err := m.CheckAgent(f.GetAgentUid()); err != nil {
 		return nil, err
 	}
 	if err := m.gate.ready(); err != nil {

@@ -23,6 +23,7 @@ var (
 		return namespaces(c, &pod{netns: netns})
 	}
 	Resources   = resources
+	PinChange   = pinChange
 	ResolveUser = func(spec, passwd, group string) (specs.User, string, error) {
 		u, err := resolveUser(spec, passwd, group)
 		return u.user, u.home, err

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/conformance"
@@ -290,18 +291,64 @@ func TestImagesInUseArePinned(t *testing.T) {
 		c := box(t, s, slot, "busybox:test", "sleep", "1000")
 		require.NoError(t, launch(t.Context(), r, c))
 		for range 2 {
-			require.NoError(t, r.PinImages(t.Context()))
+			require.NoError(t, r.PinImages(t.Context(), nil))
 			require.True(t, pinned(containerd.Busybox))
 			require.False(t, pinned("docker.io/library/other:test"))
 		}
 		require.NoError(t, r.Delete(t.Context(), c.ID))
-		require.NoError(t, r.PinImages(t.Context()))
+		require.NoError(t, r.PinImages(t.Context(), nil))
 		require.False(t, pinned(containerd.Busybox))
 	}
-	// What somebody else pinned stays so.
+	// An image that another component has pinned stays pinned.
 	theirs := images.Image{Name: containerd.Busybox, Labels: map[string]string{"io.cri-containerd.pinned": "pinned"}}
 	_, err := s.Client.ImageService().Update(t.Context(), theirs, "labels.io.cri-containerd.pinned")
 	require.NoError(t, err)
-	require.NoError(t, r.PinImages(t.Context()))
+	require.NoError(t, r.PinImages(t.Context(), nil))
 	require.True(t, pinned(containerd.Busybox))
+}
+
+// TestListedImagesArePinned pins images that no container uses, for two agents with different lists.
+func TestListedImagesArePinned(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	clock := clocktesting.NewFakeClock(time.Now())
+	agents := map[string]*ctrd.Runtime{}
+	for _, uid := range []string{"one", "two"} {
+		agents[uid] = newRuntime(t, s, func(c *ctrd.Config) { c.PodUID, c.Clock = uid, clock })
+	}
+	requirePinned := func(want bool) {
+		t.Helper()
+		img, err := s.Client.ImageService().Get(t.Context(), containerd.Busybox)
+		require.NoError(t, err)
+		require.Equal(t, want, img.Labels["io.cri-containerd.pinned"] == "pinned", "%v", img.Labels)
+	}
+	pin := func(uid string, listed ...string) {
+		t.Helper()
+		require.NoError(t, agents[uid].PinImages(t.Context(), listed))
+	}
+	pin("one", containerd.Busybox, "docker.io/library/missing:1")
+	requirePinned(true)
+	pin("two")
+	requirePinned(true)
+	pin("two", containerd.Busybox)
+	pin("one")
+	requirePinned(true)
+	pin("two")
+	requirePinned(false)
+
+	pin("one", containerd.Busybox)
+	for range 40 { // twenty minutes
+		clock.Step(30 * time.Second)
+		pin("one", containerd.Busybox)
+	}
+	pin("two")
+	requirePinned(true)
+	clock.Step(11 * time.Minute) // the agent is gone
+	pin("two")
+	requirePinned(false)
+	img, err := s.Client.ImageService().Get(t.Context(), containerd.Busybox)
+	require.NoError(t, err)
+	for key := range img.Labels {
+		require.NotContains(t, key, "fast-sandbox.io/", "no label of ours is left")
+	}
 }

@@ -23,6 +23,7 @@ type Op string
 // The calls.
 const (
 	OpPing   Op = "ping"
+	OpPin    Op = "pin"
 	OpImage  Op = "image"
 	OpCreate Op = "create" // after the image
 	OpTask   Op = "task"   // after the container
@@ -53,6 +54,7 @@ type Runtime struct {
 	watchers   map[int]func()
 	next       int
 	deleted    []string
+	pinned     []string
 }
 
 type container struct {
@@ -172,8 +174,35 @@ func (r *Runtime) Images(context.Context) ([]string, error) {
 	return out, nil
 }
 
-// PinImages has nothing to do: nobody collects the fake's images.
-func (r *Runtime) PinImages(context.Context) error { return nil }
+// PinImages remembers the images.
+func (r *Runtime) PinImages(ctx context.Context, listed []string) error {
+	if err := r.enter(ctx, OpPin, ""); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pinned = nil
+	for _, name := range listed {
+		if r.images[name].Local {
+			r.pinned = append(r.pinned, name)
+		}
+	}
+	return nil
+}
+
+// Pinned returns the images that the last PinImages protected.
+func (r *Runtime) Pinned() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.pinned)
+}
+
+// SetImage adds or replaces an image.
+func (r *Runtime) SetImage(name string, img Image) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.images[name] = img
+}
 
 // WatchImages waits; a pull calls changed.
 func (r *Runtime) WatchImages(ctx context.Context, changed func()) error {
