@@ -1,5 +1,5 @@
-// The command bench measures Fast Sandbox beside its alternatives. `make bench` runs all of it; docs/performance.md tells
-// what each number means.
+// Command bench measures Fast Sandbox beside its alternatives. `make bench` runs all of it; docs/performance.md explains the
+// numbers.
 package main
 
 import (

@@ -29,8 +29,8 @@ import (
 const (
 	// writers is how many calls fill the API server at a time.
 	writers = 24
-	// patience is how long the API server and etcd may take to start, and to end.
-	patience = 90 * time.Second
+	// startTime is how long the API server and etcd may take to start, and to stop.
+	startTime = 90 * time.Second
 )
 
 // Options say what is started.
@@ -63,7 +63,7 @@ func Start(o Options) (*Server, error) {
 	}
 	withoutStatusCalls(&crds)
 	s.env = &envtest.Environment{
-		CRDs: crds.CRDs, BinaryAssetsDirectory: filepath.Join(o.Bin, "k8s"), ControlPlaneStartTimeout: patience, ControlPlaneStopTimeout: patience,
+		CRDs: crds.CRDs, BinaryAssetsDirectory: filepath.Join(o.Bin, "k8s"), ControlPlaneStartTimeout: startTime, ControlPlaneStopTimeout: startTime,
 	}
 	api := s.env.ControlPlane.GetAPIServer()
 	api.CertDir, s.env.ControlPlane.Etcd = filepath.Join(o.Dir, "apiserver"), &envtest.Etcd{DataDir: filepath.Join(o.Dir, "etcd")}
@@ -105,7 +105,7 @@ func Start(o Options) (*Server, error) {
 }
 
 // withoutStatusCalls lets a create set the status, which takes a second call otherwise: filling the API server is no part
-// of a measurement, and nobody who is measured writes a status.
+// of a measurement, and no measured component writes a status.
 func withoutStatusCalls(crds *envtest.CRDInstallOptions) {
 	for _, crd := range crds.CRDs {
 		if crd.Spec.Names.Kind != "Sandbox" {

@@ -12,10 +12,10 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/raw"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/stat"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 	// idleTime is how long a pool is left alone before a burst. Its slots are ready then, and warm, too: what the agent does
 	// ahead for the image in demand comes after the last slot.
 	idleTime = 3 * time.Second
-	// RawSeries is the yardstick.
+	// RawSeries is the baseline.
 	RawSeries = "raw"
 )
 
@@ -35,7 +35,7 @@ const (
 type Options struct {
 	// N is how many creates come at once.
 	N int
-	// Raw is how many raw containers are the yardstick.
+	// Raw is the number of raw containers of the baseline.
 	Raw int
 	// Via is the way to the API, of mesh.
 	Via string
@@ -50,7 +50,8 @@ type suite struct {
 	bursts  []Burst
 }
 
-// Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
+// Run measures and fills the report. When it returns, it has removed everything that it created in the cluster except the empty
+// namespace.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	m, err := mesh.Connect(ctx, o.Via)
 	if err != nil {
@@ -84,7 +85,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	r.Fact("samples", fmt.Sprintf("%d raw containers, and %d creates for each of 3 bursts", o.Raw, o.N))
 	r.Fact("concurrency", fmt.Sprintf("%d at once on %d connections; raw containers one at a time", o.N, connections))
 	r.Fact("cache", fmt.Sprintf("image pulled and unpacked; page cache warm; the pool has been idle for %v", idleTime))
-	r.Fact("pool", fmt.Sprintf("one agent with %d places, twice as many as creates, so that there is something to refill", 2*o.N))
+	r.Fact("pool", fmt.Sprintf("one agent with a capacity of %d, twice the number of creates, so that slots are refilled", 2*o.N))
 	r.Fact("image", mesh.Image)
 	r.Fact("connection", s.Way)
 	Sum(r, s.bursts)
@@ -103,7 +104,7 @@ func (s *suite) scenario(ctx context.Context, name string, slots int) error {
 		return fmt.Errorf("creating a first sandbox: %w", err)
 	}
 	if slots == 0 {
-		if err := s.yardstick(ctx, first.GetSandbox().GetStatus().GetSandboxId()); err != nil {
+		if err := s.baseline(ctx, first.GetSandbox().GetStatus().GetSandboxId()); err != nil {
 			return err
 		}
 	}
@@ -114,7 +115,7 @@ func (s *suite) scenario(ctx context.Context, name string, slots int) error {
 		return err
 	}
 	s.Say("%s: %d slots are ready", name, kept.Free)
-	if err := pause.For(ctx, idleTime); err != nil {
+	if err := wait.For(ctx, idleTime); err != nil {
 		return err
 	}
 	b, made, err := s.burst(ctx, name, slots, kept.Free)
@@ -134,8 +135,8 @@ func (s *suite) scenario(ctx context.Context, name string, slots int) error {
 	return s.Remove(ctx, pool)
 }
 
-// yardstick measures raw containers, one at a time.
-func (s *suite) yardstick(ctx context.Context, model string) (err error) {
+// baseline measures raw containers, one at a time.
+func (s *suite) baseline(ctx context.Context, model string) (err error) {
 	logs, err := os.MkdirTemp("", "fsb-bench-")
 	if err != nil {
 		return fmt.Errorf("making a directory: %w", err)
@@ -222,7 +223,7 @@ func (s *suite) refill(ctx context.Context, b *Burst, wanted int) error {
 			first = now.Free
 		}
 		if now.Free < wanted {
-			return fmt.Errorf("%d of %d slots are there", now.Free, wanted)
+			return fmt.Errorf("%d of %d slots are ready", now.Free, wanted)
 		}
 		return nil
 	})
@@ -241,7 +242,7 @@ func pathOf(r *sandboxv1.CreateSandboxResponse) string {
 	case sandboxv1.StartPath_START_PATH_COLD:
 		return "cold"
 	}
-	return "not told"
+	return "unknown"
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -32,10 +32,10 @@ func (o *output) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.plot, "plot", "", "`directory` for a plot of the suite, SUITE.svg")
 	fs.StringVar(&o.save, "save", "", "`directory` for the results as SUITE.json and SUITE.md, which `bench report` reads")
 	fs.BoolVar(&o.check, "check", false, "fail if a budget is missed or was not measured")
-	fs.BoolVarP(&o.quiet, "quiet", "q", false, "do not tell on stderr how it goes")
+	fs.BoolVarP(&o.quiet, "quiet", "q", false, "no progress on stderr")
 }
 
-// a suite measures and fills a report, whose circumstances are there already.
+// suite measures and fills a report that has the description of the machine already.
 type suite struct {
 	name, title string
 	run         func(ctx context.Context, say func(string, ...any), r *report.Report) error
@@ -71,7 +71,7 @@ func New() *cobra.Command {
 	return root
 }
 
-// measure runs a suite and hands its report out.
+// measure runs a suite and writes its report.
 func measure(cmd *cobra.Command, s suite, o *output) error {
 	ctx := cmd.Context()
 	if err := report.CheckFormat(o.format); err != nil { // before minutes of measuring
@@ -107,7 +107,7 @@ func measure(cmd *cobra.Command, s suite, o *output) error {
 	return nil
 }
 
-// files writes what is wanted in files.
+// files writes the files that the flags name.
 func (o *output) files(r *report.Report) error {
 	write := func(path string, render func(*bytes.Buffer) error) error {
 		var b bytes.Buffer

@@ -37,7 +37,7 @@ func TestReport(t *testing.T) {
 	write(filepath.Join(results, "create.md"), "### create\n\nfirst\n\n")
 	write(filepath.Join(plots, "create.svg"), "<svg/>")
 	want := "# Title\n\n<!-- results: begin -->\n\n### create\n\nfirst\n\n![create](performance/create.svg)\n\n### scale\n\nlater\n\n<!-- results: end -->\n\ntail\n"
-	for range 2 { // the second time in place of the first
+	for range 2 { // the second run replaces the results of the first
 		require.NoError(t, run(t, args...))
 		got, err := os.ReadFile(into)
 		require.NoError(t, err)

@@ -16,7 +16,7 @@ const (
 	end   = "<!-- results: end -->"
 )
 
-// suites in the order in which a document tells of them.
+// suites returns the suites in the order of a document.
 func suites() []string {
 	return []string{"create", "burst", "registry", "scale", "janitor", "gc", "density"}
 }
@@ -26,7 +26,7 @@ func reportCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "report", Short: "Put saved results into a document", Args: cobra.NoArgs}
 	cmd.Flags().StringVar(&from, "from", "bin/bench-results", "`directory` that suites saved to")
 	cmd.Flags().StringVar(&into, "into", "docs/performance.md", "`file` with the marks between which the results go")
-	cmd.Flags().StringVar(&plots, "plots", "docs/performance", "`directory` of the plots; SUITE.svg is shown if it is there")
+	cmd.Flags().StringVar(&plots, "plots", "docs/performance", "`directory` of the plots; SUITE.svg is shown if it exists")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		results, err := gather(from, into, plots)
 		if err != nil {
@@ -47,7 +47,7 @@ func reportCommand() *cobra.Command {
 	return cmd
 }
 
-// gather is the saved results of all suites that have some, with their plots.
+// gather returns the saved results of all suites that have some, with their plots.
 func gather(from, into, plots string) ([]byte, error) {
 	var out bytes.Buffer
 	for _, name := range suites() {
@@ -75,7 +75,7 @@ func gather(from, into, plots string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Insert puts results between the marks of a document, in place of what stands there.
+// Insert puts results between the marks of a document, in place of the previous ones.
 func Insert(document, results []byte) ([]byte, error) {
 	i, j := bytes.Index(document, []byte(begin)), bytes.Index(document, []byte(end))
 	if i < 0 || j < i {

@@ -23,7 +23,7 @@ func createSuite(fs *pflag.FlagSet) suite {
 	o := create.Options{}
 	fs.IntVar(&o.Rounds, "rounds", 100, "`number` of rounds, each with a sample of every series")
 	fs.StringSliceVar(&o.Series, "series", create.AllSeries(), "what to measure: some of `them`")
-	fs.IntVar(&o.PodEvery, "pod-every", 4, "a Pod in each so many `rounds` only, for it takes a second")
+	fs.IntVar(&o.PodEvery, "pod-every", 4, "measure a Pod once in this number of `rounds`: it takes a second")
 	fs.DurationVar(&o.Pause, "pause", 600*time.Millisecond, "greatest `time` between samples; each pause is random")
 	fs.Uint64Var(&o.Seed, "seed", 1, "`seed` of pauses and order")
 	via(fs, &o.Via)
@@ -36,7 +36,7 @@ func createSuite(fs *pflag.FlagSet) suite {
 func burstSuite(fs *pflag.FlagSet) suite {
 	o := burst.Options{}
 	fs.IntVarP(&o.N, "number", "n", 50, "`number` of creates at once")
-	fs.IntVar(&o.Raw, "raw", 20, "`number` of raw containers, one at a time, that are the yardstick")
+	fs.IntVar(&o.Raw, "raw", 20, "`number` of raw containers, one at a time, as the baseline")
 	via(fs, &o.Via)
 	return suite{"burst", "many creates at once, with slots for all, for half and for none of them", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
@@ -70,7 +70,7 @@ func scaleSuite(fs *pflag.FlagSet) suite {
 
 func densitySuite(fs *pflag.FlagSet) suite {
 	o := density.Options{}
-	fs.IntVarP(&o.N, "number", "n", 40, "`number` of places that are really filled")
+	fs.IntVarP(&o.N, "number", "n", 40, "`number` of capacity units that are filled")
 	return suite{"density", "memory of slots and of sandboxes", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return density.Run(ctx, o, r)

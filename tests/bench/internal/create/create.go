@@ -14,9 +14,9 @@ import (
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/raw"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
 // Names of the series.
@@ -33,7 +33,7 @@ const (
 const (
 	slotPool = "bench-slot"
 	coldPool = "bench-cold"
-	places   = 8
+	capacity = 8
 	// warmups are rounds that count nothing.
 	warmups = 2
 )
@@ -54,7 +54,7 @@ type Options struct {
 	Seed uint64
 	// Via is the way to the API, of mesh.
 	Via string
-	// Say tells people how it goes.
+	// Say prints progress.
 	Say func(format string, args ...any)
 }
 
@@ -69,7 +69,8 @@ type suite struct {
 	paths  map[string]int
 }
 
-// Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
+// Run measures and fills the report. When it returns, it has removed everything that it created in the cluster except the empty
+// namespace.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	for _, name := range o.Series {
 		if !slices.Contains(AllSeries(), name) {
@@ -116,11 +117,11 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 // prepare makes the pools, and the model of the raw containers.
 func (s *suite) prepare(ctx context.Context, logs string) (mesh.Slots, error) {
 	none := 0
-	slots, err := s.Open(ctx, mesh.Pool{Name: slotPool, Places: places})
+	slots, err := s.Open(ctx, mesh.Pool{Name: slotPool, Places: capacity})
 	if err != nil {
 		return slots, err
 	}
-	if _, err := s.Open(ctx, mesh.Pool{Name: coldPool, Places: places, Slots: &none}); err != nil {
+	if _, err := s.Open(ctx, mesh.Pool{Name: coldPool, Places: capacity, Slots: &none}); err != nil {
 		return slots, err
 	}
 	s.Say("pools are ready; %s keeps %d slots %s", slotPool, slots.Wanted, slots.Off)
@@ -172,7 +173,7 @@ func (s *suite) round(ctx context.Context, n int) error {
 
 // pause waits for a random time.
 func (s *suite) pause(ctx context.Context) error {
-	return pause.For(ctx, time.Duration(s.random.Int64N(int64(s.Pause)+1)))
+	return wait.For(ctx, time.Duration(s.random.Int64N(int64(s.Pause)+1)))
 }
 
 func (s *suite) add(series string, n int, at time.Time, took time.Duration, note string) {

@@ -20,7 +20,7 @@ import (
 // podTime bounds the start of a Pod, and its end.
 const podTime = time.Minute
 
-// pod is a Pod of plain Kubernetes, from its create call to the moment at which a watcher hears that it is Ready.
+// pod is a Pod of plain Kubernetes, from its create call until a watcher observes that it is Ready.
 func (s *suite) pod(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, podTime)
 	defer cancel()
@@ -46,7 +46,7 @@ func (s *suite) pod(ctx context.Context, n int) error {
 	if err == nil {
 		s.add(Pod, n, at, took, "")
 	}
-	// Not with a grace of zero: the Pod would be gone from the API server while the kubelet still works at its end.
+	// Not with a grace of zero: the API server would no longer have the Pod while the kubelet still terminates it.
 	if deleteErr := s.Kube.Delete(context.WithoutCancel(ctx), pod); deleteErr != nil {
 		return errors.Join(err, fmt.Errorf("deleting a Pod: %w", deleteErr))
 	}

@@ -1,5 +1,5 @@
 // Package density measures memory: of a free slot, of a sandbox that claimed one, and of one that was started cold, with
-// their share of the shim, by the kernel's account of each process and by what a real filling takes from the machine.
+// their share of the shim, by the kernel's accounting of each process and by what filling an agent takes from the machine.
 package density
 
 import (
@@ -28,7 +28,7 @@ const (
 
 // Options say how much is measured.
 type Options struct {
-	// N is how many places are filled.
+	// N is the number of capacity units that are filled.
 	N   int
 	Say func(format string, args ...any)
 }
@@ -41,7 +41,8 @@ type suite struct {
 	strayed int
 }
 
-// Run measures and fills the report. What it made in the cluster, but for the empty namespace, is gone when it returns.
+// Run measures and fills the report. When it returns, it has removed everything that it created in the cluster except the empty
+// namespace.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	m, err := mesh.Connect(ctx, mesh.ViaLeader)
 	if err != nil {
@@ -192,7 +193,7 @@ func (s *suite) read(ctx context.Context, kind string, uids map[string]bool, emp
 	if x.n == 0 {
 		return x, errors.New("the agent has no such container that runs")
 	}
-	x.taken = (empty - available) / int64(s.N) // whatever way they went, so many are there
+	x.taken = (empty - available) / int64(s.N) // the same number exists, by whatever path
 	s.Say("%s: %d containers, %d shims", kind, x.n, x.shims)
 	for i, b := range x.bodies {
 		s.report.Sample(kind, i, time.Now(), mib(b+x.shimPSS), "MiB", "")
@@ -200,7 +201,7 @@ func (s *suite) read(ctx context.Context, kind string, uids map[string]bool, emp
 	return x, nil
 }
 
-// available is the machine's free memory: the median of some readings, for it is never quite still.
+// available is the machine's free memory: the median of some readings, because it always changes a little.
 func (s *suite) available(ctx context.Context) (int64, error) {
 	var all []int64
 	ticker := time.NewTicker(time.Second)

@@ -13,7 +13,7 @@ import (
 )
 
 // weigh measures an agent's containers that run, those of the sandboxes with these uids or, without any, its slots: each one's processes, and its share of the shim that keeps it. A shim that
-// keeps several containers, anybody's, is shared by all of them.
+// serves several containers is shared by all of them, whether they are ours or not.
 func weigh(ctx context.Context, node *containerd.Client, agent string, uids map[string]bool) (reading, error) {
 	var x reading
 	list, err := node.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", v1alpha1.LabelAgentUID, agent))
@@ -29,7 +29,7 @@ func weigh(ctx context.Context, node *containerd.Client, agent string, uids map[
 	if err != nil {
 		return x, fmt.Errorf("listing tasks: %w", err)
 	}
-	kept, inside := map[int]int{}, map[int]int{} // containers of each shim: anybody's, ours
+	kept, inside := map[int]int{}, map[int]int{} // containers of each shim: all, ours
 	for _, t := range all.GetTasks() {
 		if t.GetStatus() != task.Status_RUNNING {
 			continue

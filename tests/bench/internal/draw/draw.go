@@ -21,8 +21,8 @@ const (
 	height = 10 * vg.Centimeter
 )
 
-// colour is the i-th of a palette that the colour-blind can tell apart (Okabe and Ito).
-func colour(i int) color.Color {
+// paletteColor returns the i-th color of a palette that color-blind readers can distinguish (Okabe and Ito).
+func paletteColor(i int) color.Color {
 	palette := []color.Color{
 		color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
 		color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff},
@@ -61,7 +61,7 @@ func lines(p *plot.Plot, f report.Figure) error {
 	for i, l := range f.Lines {
 		var points plotter.XYs
 		for _, x := range l.Points {
-			if (!f.LogX || x[0] > 0) && (!f.LogY || x[1] > 0) { // nothing else has a place on such an axis
+			if (!f.LogX || x[0] > 0) && (!f.LogY || x[1] > 0) { // a logarithmic axis cannot show the others
 				points = append(points, plotter.XY{X: x[0], Y: x[1]})
 			}
 		}
@@ -73,7 +73,7 @@ func lines(p *plot.Plot, f report.Figure) error {
 		if err != nil {
 			return err
 		}
-		line.Color, line.Width = colour(i), vg.Points(1.4)
+		line.Color, line.Width = paletteColor(i), vg.Points(1.4)
 		dots.Color, dots.Shape, dots.Radius = line.Color, draw.CircleGlyph{}, vg.Points(1.3)
 		p.Add(line, dots)
 		p.Legend.Add(l.Name, line)
@@ -95,7 +95,7 @@ func lines(p *plot.Plot, f report.Figure) error {
 	return nil
 }
 
-// apart widens a range of a single value, in which a logarithmic axis has no place for anything.
+// apart widens a range of a single value, which a logarithmic axis cannot show.
 func apart(low, high float64) (float64, float64) {
 	if low == high {
 		return low / 2, high * 2
@@ -110,7 +110,7 @@ func bars(p *plot.Plot, f report.Figure) error {
 		if err != nil {
 			return err
 		}
-		chart.Color, chart.LineStyle.Width = colour(i), 0
+		chart.Color, chart.LineStyle.Width = paletteColor(i), 0
 		if below != nil {
 			chart.StackOn(below)
 		}

@@ -21,13 +21,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
 const (
 	startTime = 2 * time.Minute
-	// lifted is a number of requests a second that nobody reaches here.
+	// lifted is a number of requests per second that no collector reaches here.
 	lifted = "100000"
 )
 
@@ -40,48 +40,48 @@ const (
 
 // candidate is a collector.
 type candidate struct {
-	// key stands in the names of values; title tells what it is, and how it differs from what it is by default.
+	// key is a part of the names of values; title says what it is, and how it differs from the defaults.
 	key, title string
 	// limit bounds how long it is watched at the tree; 0 is to the end.
 	limit   time.Duration
 	program string
 	scheme  string
-	flags   func(w *world, port string) []string
+	flags   func(w *testbed, port string) []string
 }
 
 func candidates(o Options) []candidate {
-	builtin := func(w *world, port string, more ...string) []string {
+	builtin := func(w *testbed, port string, more ...string) []string {
 		return append([]string{"--kubeconfig", w.api.Kubeconfig, "--leader-elect=false", "--controllers=garbage-collector-controller,pod-garbage-collector-controller",
 			"--bind-address=127.0.0.1", "--secure-port", port, "--authentication-skip-lookup", "--authorization-always-allow-paths=/debug/pprof/*"}, more...)
 	}
 	program := filepath.Join("k8s", controllerManager)
 	return []candidate{
 		{key: Ours, title: "services/gc, its defaults but for --mode=enforce --max-delete-share=1 --leader-elect=false --profiling", program: "gc", scheme: "http",
-			flags: func(w *world, port string) []string {
+			flags: func(w *testbed, port string) []string {
 				tls := w.api.TLS(rpc.RoleGC)
 				return []string{"--kubeconfig", w.api.Kubeconfig, "--mode=enforce", "--max-delete-share=1", "--leader-elect=false", "--namespace", "default",
 					"--bind-address=127.0.0.1:0", "--health-probe-bind-address=0", "--metrics-bind-address", "127.0.0.1:" + port, "--profiling",
 					"--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile}
 			}},
 		{key: Default, title: "kube-controller-manager, its two garbage collectors alone, default limits", program: program, scheme: "https", limit: o.DefaultFor,
-			flags: func(w *world, port string) []string { return builtin(w, port) }},
+			flags: func(w *testbed, port string) []string { return builtin(w, port) }},
 		{key: Lifted, title: "the same with --kube-api-qps=" + lifted + " --kube-api-burst=" + lifted, program: program, scheme: "https",
-			flags: func(w *world, port string) []string {
+			flags: func(w *testbed, port string) []string {
 				return builtin(w, port, "--kube-api-qps="+lifted, "--kube-api-burst="+lifted)
 			}},
 	}
 }
 
-// collector is a candidate that runs.
+// collector is a running candidate.
 type collector struct {
 	*process.Process
 	candidate
 
-	heap string // where its heap is told of
+	heap string // URL of its heap profile
 }
 
-// start starts a candidate. It has to be killed.
-func (w *world) start(c candidate, round int) (*collector, error) {
+// start starts a candidate. The caller must kill it.
+func (w *testbed) start(c candidate, round int) (*collector, error) {
 	address, err := process.FreeAddress("127.0.0.1")
 	if err != nil {
 		return nil, err
@@ -96,38 +96,38 @@ func (w *world) start(c candidate, round int) (*collector, error) {
 	return &collector{Process: p, candidate: c, heap: c.scheme + "://" + address + "/debug/pprof/heap?gc=1&debug=1"}, err
 }
 
-// atWork waits until a collector takes an object whose owner does not exist.
-func (w *world) atWork(ctx context.Context, p *collector) error {
+// collects waits until a collector deletes an object whose owner does not exist.
+func (w *testbed) collects(ctx context.Context, p *collector) error {
 	maps := w.kube.CoreV1().ConfigMaps("default")
-	bait, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "bait-",
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "nobody", UID: uuid.NewUUID()}}}}, metav1.CreateOptions{})
+	canary, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "canary-",
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "no-such-owner", UID: uuid.NewUUID()}}}}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("putting out bait: %w", err)
+		return fmt.Errorf("creating a canary: %w", err)
 	}
 	return mesh.Poll(ctx, 100*time.Millisecond, startTime, func(ctx context.Context) error {
 		if err := p.Alive(); err != nil {
 			return err
 		}
-		_, err := maps.Get(ctx, bait.Name, metav1.GetOptions{})
+		_, err := maps.Get(ctx, canary.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
 		case err != nil:
-			return fmt.Errorf("looking at the bait: %w", err)
+			return fmt.Errorf("reading the canary: %w", err)
 		}
-		return fmt.Errorf("%s has not taken the bait", p.key)
+		return fmt.Errorf("%s has not deleted the canary", p.key)
 	})
 }
 
-// memory lets the collector come to rest, has it collect its own garbage, and reads what is left.
+// memory lets the collector become idle and collect its own heap, and then reads its memory.
 func (p *collector) memory(ctx context.Context) (m Memory, err error) {
-	if err := pause.For(ctx, settleTime/2); err != nil {
+	if err := wait.For(ctx, settleTime/2); err != nil {
 		return m, err
 	}
 	if m.Heap, err = p.live(ctx); err != nil {
 		return m, err
 	}
-	if err := pause.For(ctx, settleTime/2); err != nil { // memory goes back to the kernel bit by bit
+	if err := wait.For(ctx, settleTime/2); err != nil { // memory is returned to the kernel gradually
 		return m, err
 	}
 	usage, err := p.Usage()

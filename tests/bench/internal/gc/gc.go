@@ -1,6 +1,6 @@
 // Package gc measures services/gc beside the collectors of kube-controller-manager, with that program's default flags and
-// with its client limits lifted: how soon what has lost its owner is gone, and what that costs. Each of them is alone at
-// work on the same API server, with objects made anew for it.
+// with its client limits lifted: how soon dependents are deleted after their owner, and what that costs. They run one at a
+// time, on the same API server, each with new objects.
 package gc
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 )
 
-// Options say how much is measured.
+// Options set the amount of measurements.
 type Options struct {
 	// Bin is where the built binaries are.
 	Bin string
@@ -30,13 +30,13 @@ type Options struct {
 }
 
 const (
-	// settleTime lets a collector come to rest before its memory is read.
+	// settleTime lets a collector become idle before its memory is read.
 	settleTime = 10 * time.Second
 	// tailTime lets it finish what follows from the last deletion before its CPU time is read.
 	tailTime = time.Second
 )
 
-// Run measures and fills the report. All that it started is ended when it returns.
+// Run measures and fills the report. Everything that it started has ended when it returns.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	if o.Dependents < 1 || o.Pairs < 1 || o.Rounds < 1 || o.DefaultFor < 0 {
 		return errors.New("--dependents, --pairs and --rounds have to be at least 1, --default-for at least 0")
@@ -50,7 +50,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 		return fmt.Errorf("making a directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	w, err := newWorld(o, bin, dir)
+	w, err := newTestbed(o, bin, dir)
 	defer func() { err = errors.Join(err, w.close()) }()
 	if err != nil {
 		return err
@@ -72,8 +72,8 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	return nil
 }
 
-// measure has one candidate at work, from its start to its end.
-func (w *world) measure(ctx context.Context, c candidate, round int) (m *Measured, err error) {
+// measure runs one candidate, from its start to its end.
+func (w *testbed) measure(ctx context.Context, c candidate, round int) (m *Measured, err error) {
 	m = &Measured{Candidate: c.key, Round: round, At: time.Now(), Nodes: 1 + w.Dependents + 2*w.Pairs}
 	set, err := w.newSet(ctx, fmt.Sprintf("%s-%d", c.key, round))
 	if err != nil {
@@ -84,7 +84,7 @@ func (w *world) measure(ctx context.Context, c candidate, round int) (m *Measure
 		return nil, err
 	}
 	defer p.Kill()
-	if err := w.atWork(ctx, p); err != nil {
+	if err := w.collects(ctx, p); err != nil {
 		return nil, err
 	}
 	if m.Empty, err = p.memory(ctx); err != nil {
@@ -99,11 +99,11 @@ func (w *world) measure(ctx context.Context, c candidate, round int) (m *Measure
 	if m.Pairs, err = set.watch(ctx, p, pairDependents, w.Pairs, 0, set.dropPairs); err != nil {
 		return nil, err
 	}
-	w.Say("%s: %d of %d pairs' dependents are gone after %.1f s", c.key, len(m.Pairs.Gone), w.Pairs, m.Pairs.Watched.Seconds())
+	w.Say("%s: %d of %d pairs' dependents are deleted after %.1f s", c.key, len(m.Pairs.Deleted), w.Pairs, m.Pairs.Watched.Seconds())
 	if m.Tree, err = set.watch(ctx, p, treeDependents, w.Dependents, c.limit, set.dropTree); err != nil {
 		return nil, err
 	}
-	w.Say("%s: %d of the tree's %d dependents are gone after %.1f s", c.key, len(m.Tree.Gone), w.Dependents, m.Tree.Watched.Seconds())
+	w.Say("%s: %d of the tree's %d dependents are deleted after %.1f s", c.key, len(m.Tree.Deleted), w.Dependents, m.Tree.Watched.Seconds())
 	p.Kill()
 	return m, set.clear(ctx)
 }
@@ -118,7 +118,7 @@ func conditions(r *report.Report, o Options, candidates []candidate) {
 	}
 	r.Fact("common", "none elects a leader; all have the same account, which API priority and fairness does not limit; both programs' PodGC is on")
 	if o.DefaultFor > 0 {
-		r.Fact("bound", fmt.Sprintf("default is watched for %s of the tree at most, the rest of its time is computed by its rate in the second half of that; default_measured_fraction tells how much was measured", o.DefaultFor))
+		r.Fact("bound", fmt.Sprintf("default is watched for %s of the tree at most, the rest of its time is computed by its rate in the second half of that; default_measured_fraction is the part that was measured", o.DefaultFor))
 	}
 	r.Fact("beside_it", fmt.Sprintf("on the same %d cores: etcd (which does not sync), kube-apiserver, and one watch by the benchmark", runtime.NumCPU()))
 }

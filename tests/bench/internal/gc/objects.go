@@ -28,16 +28,16 @@ const (
 
 // set is the objects that one candidate works on, in a namespace of their own.
 type set struct {
-	*world
+	*testbed
 	namespace string
 }
 
-func (w *world) newSet(ctx context.Context, name string) (*set, error) {
+func (w *testbed) newSet(ctx context.Context, name string) (*set, error) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "bench-" + name}}
 	if _, err := w.kube.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("making a namespace: %w", err)
 	}
-	return &set{world: w, namespace: namespace.Name}, nil
+	return &set{testbed: w, namespace: namespace.Name}, nil
 }
 
 // Fanout is the least number of dependents of each object with which a tree of that depth has room for n of them.
@@ -64,7 +64,7 @@ func (s *set) populate(ctx context.Context) error {
 	}
 	fanout := Fanout(s.Dependents, depth)
 	for first := 1; first < len(tree); {
-		after := min(fanout*first+1, len(tree)) // those whose owners are there: the owner of i is (i-1)/fanout
+		after := min(fanout*first+1, len(tree)) // those whose owners exist: the owner of i is (i-1)/fanout
 		if err := apiserver.Each(ctx, after-first, func(ctx context.Context, i int) (err error) {
 			i += first
 			tree[i], err = s.create(ctx, fmt.Sprintf("tree-%d", i), treeDependents, tree[(i-1)/fanout])
@@ -84,7 +84,7 @@ func (s *set) populate(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	s.Say("%d objects are there after %.1f s", 1+s.Dependents+2*s.Pairs, time.Since(began).Seconds())
+	s.Say("%d objects exist after %.1f s", 1+s.Dependents+2*s.Pairs, time.Since(began).Seconds())
 	return nil
 }
 
@@ -125,7 +125,7 @@ func (s *set) drop(ctx context.Context, name string) error {
 	return nil
 }
 
-// clear removes what was not waited for. No collector is at work.
+// clear removes the objects that are left. No collector runs.
 func (s *set) clear(ctx context.Context) error {
 	return mesh.Poll(ctx, 100*time.Millisecond, clearTime, func(ctx context.Context) error {
 		maps := s.kube.CoreV1().ConfigMaps(s.namespace)
@@ -134,7 +134,7 @@ func (s *set) clear(ctx context.Context) error {
 		}
 		left, err := maps.List(ctx, metav1.ListOptions{LabelSelector: role, Limit: 1})
 		if err != nil {
-			return fmt.Errorf("looking at what is left: %w", err)
+			return fmt.Errorf("listing the objects that are left: %w", err)
 		}
 		if len(left.Items) > 0 {
 			return fmt.Errorf("objects are left in %s", s.namespace)

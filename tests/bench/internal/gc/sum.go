@@ -8,7 +8,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/stat"
 )
 
-// Measured is what was found of one candidate in one round.
+// Measured is the result of one candidate in one round.
 type Measured struct {
 	Candidate string
 	Round     int
@@ -22,29 +22,29 @@ type Measured struct {
 // Memory is a process's, in bytes: resident, its proportional share of that, and its heap after a garbage collection.
 type Memory struct{ RSS, PSS, Heap int64 }
 
-// Cascade is how dependents went after their owners.
+// Cascade is the deletion of dependents after their owners.
 type Cascade struct {
 	Objects int
 	Began   time.Time
-	// Gone is when each of those that went did so, since Began. If that are not all, they were watched for Watched.
-	Gone    []time.Duration
+	// Deleted has the time of each deletion, since Began. If some were not deleted, they were watched for Watched.
+	Deleted []time.Duration
 	Watched time.Duration
 	// CPU is the collector's, in seconds, Requests are its requests for single objects, until then.
 	CPU, Requests float64
 }
 
-// Fraction is the part of all objects that was seen to go.
-func (c *Cascade) Fraction() float64 { return stat.Ratio(float64(len(c.Gone)), float64(c.Objects)) }
+// Fraction is the part of all objects whose deletion was observed.
+func (c *Cascade) Fraction() float64 { return stat.Ratio(float64(len(c.Deleted)), float64(c.Objects)) }
 
-// Total is the time until all are gone, in seconds. If they were not watched to the end, the rest goes at the rate of the
-// second half of the time; a first burst does not count. It is zero if nothing went.
+// Total is the time until all are deleted, in seconds. If they were not watched to the end, the rest is
+// computed by the rate of the second half of the time, without a first burst. It is zero if nothing was deleted.
 func (c *Cascade) Total() float64 {
-	rest := float64(c.Objects - len(c.Gone))
+	rest := float64(c.Objects - len(c.Deleted))
 	if rest == 0 {
 		return c.Watched.Seconds()
 	}
 	half, late := c.Watched/2, 0
-	for _, at := range c.Gone {
+	for _, at := range c.Deleted {
 		if at > half {
 			late++
 		}
@@ -81,7 +81,7 @@ func total(runs []Measured, candidate string) totals {
 		fraction:    of(func(m Measured) float64 { return m.Tree.Fraction() }),
 		treeCPU:     of(func(m Measured) float64 { return stat.Ratio(m.Tree.CPU, m.Tree.Fraction()) }),
 		pairsCPU:    of(func(m Measured) float64 { return m.Pairs.CPU }),
-		requests:    of(func(m Measured) float64 { return stat.Ratio(m.Tree.Requests, float64(len(m.Tree.Gone))) }),
+		requests:    of(func(m Measured) float64 { return stat.Ratio(m.Tree.Requests, float64(len(m.Tree.Deleted))) }),
 		perNode:     of(func(m Measured) float64 { return float64(m.Full.RSS-m.Empty.RSS) / float64(m.Nodes) }),
 		heapPerNode: of(func(m Measured) float64 { return float64(m.Full.Heap-m.Empty.Heap) / float64(m.Nodes) }),
 		rss:         of(func(m Measured) float64 { return float64(m.Full.RSS) / (1 << 20) }),
@@ -98,12 +98,12 @@ func Sum(r *report.Report, runs []Measured) {
 		all[c] = x
 		t.Rows = append(t.Rows, []any{c, x.tree, x.fraction, x.pairs, x.treeCPU, x.pairsCPU, x.requests, x.perNode, x.heapPerNode, x.rss})
 		if x.tree > 0 {
-			r.Value(c+"_tree_s", x.tree, "s", "from the deletion of the tree's owner until its last dependent is gone")
+			r.Value(c+"_tree_s", x.tree, "s", "from the deletion of the tree's owner until its last dependent is deleted")
 		}
-		r.Value(c+"_pairs_s", x.pairs, "s", "from the deletion of the first pair's owner until the last pair's dependent is gone")
+		r.Value(c+"_pairs_s", x.pairs, "s", "from the deletion of the first pair's owner until the last pair's dependent is deleted")
 		r.Value(c+"_tree_cpu_s", x.treeCPU, "s", "CPU time of the collector for the tree")
 		r.Value(c+"_pairs_cpu_s", x.pairsCPU, "s", "the same for the pairs")
-		r.Value(c+"_requests_per_object", x.requests, "", "its requests for single objects for each dependent of the tree that is gone")
+		r.Value(c+"_requests_per_object", x.requests, "", "its requests for single objects for each dependent of the tree that is deleted")
 		r.Value(c+"_bytes_per_node", x.perNode, "B", "resident memory with all objects, less that without, for each object")
 		r.Value(c+"_heap_bytes_per_node", x.heapPerNode, "B", "the same of the heap after a garbage collection")
 		r.Value(c+"_rss_mib", x.rss, "MiB", "resident memory with all objects")
@@ -126,10 +126,10 @@ func Sum(r *report.Report, runs []Measured) {
 	memory(r, "ours_over_builtin_bytes_per_node", "resident memory of each node, over the lesser of kube-controller-manager's", ours.perNode, builtin.perNode, lifted.perNode)
 	memory(r, "ours_over_builtin_heap_per_node", "the same of the heap", ours.heapPerNode, builtin.heapPerNode, lifted.heapPerNode)
 	r.Tables = append(r.Tables, t)
-	r.Figure = report.Figure{Title: "The tree's dependents after their owner", X: "seconds", Y: "gone", LogX: true}
+	r.Figure = report.Figure{Title: "The tree's dependents after their owner", X: "seconds", Y: "deleted", LogX: true}
 	for _, m := range runs {
-		r.Sample(m.Candidate+"_tree", m.Round, m.Tree.Began, m.Tree.Total(), "s", fmt.Sprintf("%d of %d seen", len(m.Tree.Gone), m.Tree.Objects))
-		r.Sample(m.Candidate+"_pairs", m.Round, m.Pairs.Began, m.Pairs.Total(), "s", fmt.Sprintf("%d of %d seen", len(m.Pairs.Gone), m.Pairs.Objects))
+		r.Sample(m.Candidate+"_tree", m.Round, m.Tree.Began, m.Tree.Total(), "s", fmt.Sprintf("%d of %d seen", len(m.Tree.Deleted), m.Tree.Objects))
+		r.Sample(m.Candidate+"_pairs", m.Round, m.Pairs.Began, m.Pairs.Total(), "s", fmt.Sprintf("%d of %d seen", len(m.Pairs.Deleted), m.Pairs.Objects))
 		r.Sample(m.Candidate+"_bytes_per_node", m.Round, m.At, float64(m.Full.RSS-m.Empty.RSS)/float64(m.Nodes), "B", "")
 		r.Sample(m.Candidate+"_heap_bytes_per_node", m.Round, m.At, float64(m.Full.Heap-m.Empty.Heap)/float64(m.Nodes), "B", "")
 		if m.Round == 0 {
@@ -150,9 +150,9 @@ const points = 200
 
 func (c *Cascade) line(name string) report.Line {
 	l := report.Line{Name: name}
-	step := max(1, len(c.Gone)/points)
-	for i := step - 1; i < len(c.Gone); i += step {
-		l.Points = append(l.Points, [2]float64{c.Gone[i].Seconds(), float64(i + 1)})
+	step := max(1, len(c.Deleted)/points)
+	for i := step - 1; i < len(c.Deleted); i += step {
+		l.Points = append(l.Points, [2]float64{c.Deleted[i].Seconds(), float64(i + 1)})
 	}
 	return l
 }

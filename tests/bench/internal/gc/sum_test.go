@@ -25,7 +25,7 @@ func every(d time.Duration, n int) (out []time.Duration) {
 }
 
 func whole(n int, d time.Duration) *gc.Cascade {
-	return &gc.Cascade{Objects: n, Gone: every(d/time.Duration(n), n), Watched: d, CPU: 2, Requests: float64(n)}
+	return &gc.Cascade{Objects: n, Deleted: every(d/time.Duration(n), n), Watched: d, CPU: 2, Requests: float64(n)}
 }
 
 func measured(candidate string, round int, tree, pairs *gc.Cascade, rss, heap int64) gc.Measured {
@@ -40,10 +40,10 @@ func TestTotal(t *testing.T) {
 		fraction float64
 	}{
 		"to the end":              {*whole(100, 4*time.Second), 4, 1},
-		"half of it":              {gc.Cascade{Objects: 20, Gone: every(time.Second, 10), Watched: 10 * time.Second}, 20, 0.5},
-		"a burst does not count":  {gc.Cascade{Objects: 100, Gone: append(make([]time.Duration, 30), every(time.Second, 20)...), Watched: 20 * time.Second}, 70, 0.5},
+		"half of it":              {gc.Cascade{Objects: 20, Deleted: every(time.Second, 10), Watched: 10 * time.Second}, 20, 0.5},
+		"a burst does not count":  {gc.Cascade{Objects: 100, Deleted: append(make([]time.Duration, 30), every(time.Second, 20)...), Watched: 20 * time.Second}, 70, 0.5},
 		"nothing":                 {gc.Cascade{Objects: 100, Watched: time.Minute}, 0, 0},
-		"no more after its start": {gc.Cascade{Objects: 10, Gone: every(time.Second, 4), Watched: time.Minute}, 0, 0.4},
+		"no more after its start": {gc.Cascade{Objects: 10, Deleted: every(time.Second, 4), Watched: time.Minute}, 0, 0.4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.InDelta(t, test.want, test.cascade.Total(), 1e-9)
@@ -53,7 +53,7 @@ func TestTotal(t *testing.T) {
 }
 
 func TestSum(t *testing.T) {
-	bounded := &gc.Cascade{Objects: 100, Gone: every(time.Second, 50), Watched: 50 * time.Second, CPU: 3, Requests: 100}
+	bounded := &gc.Cascade{Objects: 100, Deleted: every(time.Second, 50), Watched: 50 * time.Second, CPU: 3, Requests: 100}
 	r := &report.Report{}
 	gc.Sum(r, []gc.Measured{
 		measured(gc.Ours, 0, whole(100, 2*time.Second), whole(10, time.Second), 500, 100),

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
 // usage is what was used until a moment.
@@ -19,7 +19,7 @@ type usage struct {
 	requests map[string]float64
 }
 
-func (w *world) usage(ctx context.Context, p *collector) (u usage, err error) {
+func (w *testbed) usage(ctx context.Context, p *collector) (u usage, err error) {
 	used, err := p.Usage()
 	if err != nil {
 		return u, err
@@ -60,8 +60,8 @@ func (s *set) watch(ctx context.Context, p *collector, as string, objects int, l
 	if err = errors.Join(err, <-dropped); err != nil {
 		return nil, err
 	}
-	if len(c.Gone) == objects {
-		if err := pause.For(ctx, tailTime); err != nil {
+	if len(c.Deleted) == objects {
+		if err := wait.For(ctx, tailTime); err != nil {
 			return nil, err
 		}
 	}
@@ -87,7 +87,7 @@ func (c *Cascade) follow(ctx context.Context, events <-chan watch.Event, p *coll
 	}
 	look := time.NewTicker(time.Second)
 	defer look.Stop()
-	for len(c.Gone) < c.Objects {
+	for len(c.Deleted) < c.Objects {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -101,12 +101,12 @@ func (c *Cascade) follow(ctx context.Context, events <-chan watch.Event, p *coll
 		case e, ok := <-events:
 			switch {
 			case !ok || e.Type == watch.Error:
-				return fmt.Errorf("watching dependents: the watch has ended with %d of %d gone", len(c.Gone), c.Objects)
+				return fmt.Errorf("watching dependents: the watch has ended with %d of %d deleted", len(c.Deleted), c.Objects)
 			case e.Type == watch.Deleted:
-				c.Gone = append(c.Gone, time.Since(c.Began))
+				c.Deleted = append(c.Deleted, time.Since(c.Began))
 			}
 		}
 	}
-	c.Watched = c.Gone[len(c.Gone)-1]
+	c.Watched = c.Deleted[len(c.Deleted)-1]
 	return nil
 }

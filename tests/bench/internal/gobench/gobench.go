@@ -1,4 +1,4 @@
-// Package gobench runs the Go benchmark of the Registry's Allocate and makes numbers of its output.
+// Package gobench runs the Go benchmark of the Registry's Allocate and reads its output with benchfmt.
 package gobench
 
 import (
@@ -6,11 +6,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/perf/benchfmt"
 
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
@@ -22,7 +24,7 @@ const (
 	benchmark = "BenchmarkAllocate"
 )
 
-// Options say how often is measured.
+// Options set the number of runs.
 type Options struct {
 	Count int
 	Time  string
@@ -55,15 +57,11 @@ func Run(ctx context.Context, o Options, r *report.Report) error {
 	r.Fact("command", strings.Join(cmd.Args, " "))
 	r.Fact("samples", fmt.Sprintf("%d runs of %s each; the median counts", o.Count, o.Time))
 	r.Fact("concurrency", 1)
-	r.Fact("cache", "warm: one agent after the other is asked of one Registry")
+	r.Fact("cache", "warm: one Registry allocates one agent after the other")
 	Sum(r, runs)
 	r.Judge(budget.Registry())
 	return nil
 }
-
-// A line of go test: BenchmarkAllocate/agents=1000-2  123456  987.6 ns/op  0 B/op  0 allocs/op. The number of processors
-// at its end is left out if it is one.
-var line = regexp.MustCompile(`^` + benchmark + `/(?:agents=)?(\d+)(?:-\d+)?\s+\d+\s+(.*)$`)
 
 // measurement is one run of the benchmark.
 type measurement struct{ nanos, bytes, allocs float64 }
@@ -71,31 +69,22 @@ type measurement struct{ nanos, bytes, allocs float64 }
 // Runs are all runs by the number of agents.
 type Runs map[int][]measurement
 
-// Parse reads the output of go test.
+// Parse reads the output of go test, whose benchmark is named by the number of agents: BenchmarkAllocate/agents=1000-2.
 func Parse(out string) (Runs, error) {
 	runs := Runs{}
-	for text := range strings.Lines(out) {
-		m := line.FindStringSubmatch(strings.TrimSpace(text))
-		if m == nil {
-			continue
-		}
-		agents, err := strconv.Atoi(m[1])
-		if err != nil {
-			return nil, fmt.Errorf("reading %q: %w", text, err)
-		}
-		f := strings.Fields(m[2])
-		found := map[string]float64{}
-		for i := 0; i+1 < len(f); i += 2 {
-			if found[f[i+1]], err = strconv.ParseFloat(f[i], 64); err != nil {
-				return nil, fmt.Errorf("reading %q: %w", text, err)
+	for results := benchfmt.NewReader(strings.NewReader(out), "go test"); results.Scan(); {
+		switch record := results.Result().(type) {
+		case *benchfmt.SyntaxError:
+			return nil, fmt.Errorf("reading the output of go test: %w", record)
+		case *benchfmt.Result:
+			agents, m, err := read(record)
+			if err != nil {
+				return nil, fmt.Errorf("reading %s: %w", record.Name, err)
+			}
+			if m != nil {
+				runs[agents] = append(runs[agents], *m)
 			}
 		}
-		for _, unit := range []string{"ns/op", "B/op", "allocs/op"} {
-			if _, ok := found[unit]; !ok {
-				return nil, fmt.Errorf("reading %q: there are no %s", text, unit)
-			}
-		}
-		runs[agents] = append(runs[agents], measurement{found["ns/op"], found["B/op"], found["allocs/op"]})
 	}
 	if len(runs) == 0 {
 		return nil, fmt.Errorf("the output of go test has no result of %s:\n%s", benchmark, out)
@@ -103,7 +92,27 @@ func Parse(out string) (Runs, error) {
 	return runs, nil
 }
 
-// Sum adds what the runs make to the report.
+// read reads one result; nil for that of another benchmark.
+func read(record *benchfmt.Result) (agents int, m *measurement, err error) {
+	base, parts := record.Name.Parts()
+	if "Benchmark"+string(base) != benchmark || len(parts) == 0 {
+		return 0, nil, nil
+	}
+	if agents, err = strconv.Atoi(strings.TrimPrefix(string(parts[0][1:]), "agents=")); err != nil {
+		return 0, nil, fmt.Errorf("reading the number of agents: %w", err)
+	}
+	m = &measurement{}
+	for unit, value := range map[string]*float64{"sec/op": &m.nanos, "B/op": &m.bytes, "allocs/op": &m.allocs} {
+		var ok bool
+		if *value, ok = record.Value(unit); !ok {
+			return 0, nil, fmt.Errorf("it has no %s", unit)
+		}
+	}
+	m.nanos = math.Round(m.nanos*1e12) / 1e3 // benchfmt converts nanoseconds to seconds; go test prints them to a thousandth at most
+	return agents, m, nil
+}
+
+// Sum adds the runs to the report.
 func Sum(r *report.Report, runs Runs) {
 	agents := map[string]Result{}
 	table := report.Table{Key: "rows", Title: "One Allocate on the success path, with images and ports", Columns: []string{"agents", "runs", "ns_per_op", "bytes_per_op", "allocs_per_op"}}

@@ -1,4 +1,4 @@
-// Package host tells about the machine that a benchmark runs on, and about what processes cost on it, out of /proc. It
+// Package host reads, from /proc, the machine that a benchmark runs on, and what processes cost on it. It
 // only reads. All functions may be called concurrently.
 package host
 
@@ -20,10 +20,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 )
 
-// procRoot is where the kernel tells of processes.
+// procRoot is the kernel's directory of processes.
 const procRoot = "/proc"
 
-// Describe tells of the machine. The version of containerd is its caller's to add.
+// Describe describes the machine. The caller adds the version of containerd.
 func Describe(ctx context.Context) (report.Environment, error) {
 	e := report.Environment{Cores: runtime.NumCPU(), Go: runtime.Version()}
 	var u unix.Utsname
@@ -47,7 +47,7 @@ func Describe(ctx context.Context) (report.Environment, error) {
 	if _, err := fmt.Sscan(string(raw), &e.Load); err != nil {
 		return e, fmt.Errorf("reading the load: %w", err)
 	}
-	// Not every machine has runc where this process finds it; then its version is not told.
+	// Without runc in PATH its version stays unknown.
 	if out, err := exec.CommandContext(ctx, "runc", "--version").Output(); err == nil {
 		line, _, _ := strings.Cut(string(out), "\n")
 		e.Runc = strings.TrimPrefix(line, "runc version ")
@@ -55,7 +55,7 @@ func Describe(ctx context.Context) (report.Environment, error) {
 	return e, nil
 }
 
-// Commit names the sources in a folder; `-dirty` tells that they were changed since.
+// Commit names the sources in a folder; `-dirty` marks sources that were changed since.
 func Commit(ctx context.Context, dir string) (string, error) {
 	out, err := exec.CommandContext(ctx, "git", "-C", dir, "describe", "--always", "--dirty", "--abbrev=12").Output()
 	if err != nil {

@@ -34,7 +34,7 @@ func TestParseRollup(t *testing.T) {
 	require.Error(t, err)
 }
 
-// What the kernel tells of this process itself is there and plausible.
+// What the kernel reports about this process is plausible.
 func TestThisProcess(t *testing.T) {
 	p, err := host.ReadProcess(os.Getpid())
 	require.NoError(t, err)

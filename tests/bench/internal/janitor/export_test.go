@@ -1,6 +1,6 @@
 package janitor
 
-// Readings is the type of what metrics say.
+// Readings is the type of metrics that were read.
 type Readings = readings
 
 // ParseMetrics and Label read metrics, ParseRequests the audit log, MountsBelow the mounts.
@@ -14,22 +14,22 @@ var (
 // Sum adds up a metric.
 func (r readings) Sum(name string) float64 { return r.sum(name) }
 
-// Judged tells whether the janitor judges nothing but so many healthy containers.
+// Judged returns nil if the janitor judges exactly that many containers, all healthy.
 func (r readings) Judged(want int) error { return r.judged(want) }
 
 // Asked counts requests.
 func (w *Window) Asked(all []request) { w.asked(all) }
 
-// PlaceAt is a place of a test's own.
-func PlaceAt(dir, content, cgroup string) *place {
-	return &place{dir: dir, content: content, cgroup: cgroup}
+// WorkspaceAt returns a workspace for a test.
+func WorkspaceAt(dir, content, cgroup string) *workspace {
+	return &workspace{dir: dir, content: content, cgroup: cgroup}
 }
 
-// Has, Enter and Leave are those of a run.
-func (p *place) Has(cmdline, cgroups string) bool { return p.has(cmdline, cgroups) }
+// Has reports whether a process belongs to the workspace.
+func (p *workspace) Has(cmdline, cgroups string) bool { return p.has(cmdline, cgroups) }
 
-// Enter takes the place.
-func (p *place) Enter() error { return p.enter() }
+// Acquire acquires the workspace.
+func (p *workspace) Acquire() error { return p.acquire() }
 
-// Leave gives it back.
-func (p *place) Leave() error { return p.leave() }
+// Release releases it.
+func (p *workspace) Release() error { return p.release() }

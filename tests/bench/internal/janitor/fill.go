@@ -37,7 +37,7 @@ const (
 	perAgent, perShim = 40, 8
 	// starters is how many containers are started at a time.
 	starters = 4
-	// runtimeName is the runtime of agents that are not told otherwise.
+	// runtimeName is the default runtime of agents.
 	runtimeName = "io.containerd.runc.v2"
 	// specType is what containerd calls an OCI spec.
 	specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
@@ -52,7 +52,7 @@ type sandbox struct {
 
 func slotID(i int) string { return identity.SlotID(fmt.Sprintf("%020x", i+1)) }
 
-// newSandbox says what the i-th sandbox is, on one of the agents.
+// newSandbox returns the i-th sandbox, on one of the agents.
 func newSandbox(i int, agents []*agentv1.AgentInfo) sandbox {
 	agent := agents[i/perAgent]
 	return sandbox{
@@ -69,8 +69,8 @@ func newSandbox(i int, agents []*agentv1.AgentInfo) sandbox {
 	}
 }
 
-// fill brings the node from a number of sandboxes to another, with their agents' Pods and their custom resources.
-func (w *world) fill(ctx context.Context, from, to int) error {
+// fill adds sandboxes to the node, with their agents' Pods and their custom resources.
+func (w *testbed) fill(ctx context.Context, from, to int) error {
 	for i := len(w.agents); i*perAgent < to; i++ {
 		info := &agentv1.AgentInfo{PodName: fmt.Sprintf("agent-%03d", i), Namespace: namespace, Pool: pool, NodeName: nodeName, PodIp: fmt.Sprintf("10.0.0.%d", i+1)}
 		if err := w.api.Agent(ctx, info); err != nil {
@@ -106,7 +106,7 @@ func (w *world) fill(ctx context.Context, from, to int) error {
 	return g.Wait()
 }
 
-// run brings a sandbox to containerd as an agent does: a slot that is started, and then claimed.
+// run creates a sandbox in containerd as an agent does: it starts a slot and then claims it.
 func (n *node) run(ctx context.Context, s sandbox) error {
 	logs := n.path(filepath.Join("log", s.id))
 	if err := os.Mkdir(logs, 0o700); err != nil {
@@ -145,7 +145,7 @@ func (n *node) run(ctx context.Context, s sandbox) error {
 	return n.claim(ctx, s, who)
 }
 
-// options have the OCI runtime keep its state in the place, and not where that of all containerds is.
+// options keep the OCI runtime's state in the workspace, and not in the directory that all containerds share.
 func (n *node) options() (*anypb.Any, error) {
 	raw, err := anypb.New(&runcoptions.Options{Root: n.path("runc")})
 	if err != nil {
@@ -204,7 +204,7 @@ func (n *node) spec(s sandbox) *specs.Spec {
 		},
 		Annotations: map[string]string{ctrd.GroupAnnotation: s.group},
 		Linux: &specs.Linux{
-			CgroupsPath: filepath.Join(n.place.cgroup, "pod"+s.agent.GetPodUid(), ctrd.CgroupPrefix+s.id),
+			CgroupsPath: filepath.Join(n.workspace.cgroup, "pod"+s.agent.GetPodUid(), ctrd.CgroupPrefix+s.id),
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace}},
 			Resources:   &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
 		},

@@ -1,5 +1,5 @@
 // Package janitor measures what scans of a node cost the real janitor, on a real containerd with running containers, all of
-// them healthy, and a real API server that has their Sandboxes and their agents' Pods.
+// them healthy, and a real API server with their Sandboxes and their agents' Pods. Run must be called once at a time.
 package janitor
 
 import (
@@ -20,15 +20,15 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
-// Options say how much is measured.
+// Options set the amount of measurements.
 type Options struct {
 	// Bin is where the built binaries are.
 	Bin string
-	// Containers on the node; and fewer, at first, so that it is seen how costs grow. None are fewer: only Containers.
+	// Containers is their number on the node. Fewer is a smaller number that is measured first, to show how costs grow; 0 for none.
 	Containers, Fewer int
 	// Scans are measured at each number, and Interval lies between them.
 	Scans    int
@@ -37,11 +37,11 @@ type Options struct {
 }
 
 const (
-	// idleTicks is for how many intervals a janitor is measured that does not scan.
+	// idleTicks is the number of intervals for which a janitor that does not scan is measured.
 	idleTicks = 10
-	// settleTime is for how long a janitor that has just started is left alone.
+	// settleTime is how long a janitor that has just started is not measured.
 	settleTime = 3 * time.Second
-	// listPause lies between two calls of the yardstick.
+	// listPause lies between two calls of the baseline.
 	listPause = 50 * time.Millisecond
 )
 
@@ -55,11 +55,11 @@ rules:
   - level: None
 `
 
-// world is a node with a cluster.
-type world struct {
+// testbed is a node with a cluster.
+type testbed struct {
 	Options
 	bin        string
-	place      *place
+	workspace  *workspace
 	api        *apiserver.Server
 	node       *node
 	audit      string // file
@@ -68,7 +68,7 @@ type world struct {
 	keepers    int
 }
 
-// Run measures and fills the report. All that it started is ended when it returns, and all that one that was killed left.
+// Run measures and fills the report. When it returns, everything that it started has ended, and everything that a killed run left.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	if o.Containers < 1 || o.Fewer < 0 || o.Fewer >= o.Containers || o.Scans < 1 || o.Interval <= 0 {
 		return fmt.Errorf("cannot measure %d scans of %d containers and, before that, of %d, one each %s", o.Scans, o.Containers, o.Fewer, o.Interval)
@@ -80,13 +80,13 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("containerd needs root")
 	}
-	w := &world{Options: o, bin: bin, place: everywhere()}
-	if err := w.place.enter(); err != nil {
+	w := &testbed{Options: o, bin: bin, workspace: fixedWorkspace()}
+	if err := w.workspace.acquire(); err != nil {
 		return err
 	}
 	defer func() {
-		o.Say("removing it all")
-		err = errors.Join(err, w.place.leave())
+		o.Say("removing everything")
+		err = errors.Join(err, w.workspace.release())
 	}()
 	defer func() { err = errors.Join(err, w.stop()) }()
 	if err := w.start(ctx); err != nil {
@@ -109,9 +109,9 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 }
 
 // start starts an API server and a containerd.
-func (w *world) start(ctx context.Context) (err error) {
+func (w *testbed) start(ctx context.Context) (err error) {
 	w.Say("starting an API server and a containerd")
-	dir := filepath.Join(w.place.dir, "kube")
+	dir := filepath.Join(w.workspace.dir, "kube")
 	w.audit = filepath.Join(dir, "audit.log")
 	rules := filepath.Join(dir, "audit.yaml")
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(rules, []byte(policy), 0o600)); err != nil {
@@ -127,12 +127,12 @@ func (w *world) start(ctx context.Context) (err error) {
 	if w.kubeconfig, err = w.api.User(userName); err != nil {
 		return err
 	}
-	w.node, err = startNode(ctx, w.bin, w.place)
+	w.node, err = startNode(ctx, w.bin, w.workspace)
 	return err
 }
 
-// stop ends the API server in order; everything else is left to whoever clears the place.
-func (w *world) stop() error {
+// stop stops the API server gracefully; clearing the workspace ends everything else.
+func (w *testbed) stop() error {
 	if w.node != nil {
 		_ = w.node.client.Close() // nothing is under way
 	}
@@ -143,7 +143,7 @@ func (w *world) stop() error {
 }
 
 // measure measures at each number of containers.
-func (w *world) measure(ctx context.Context) (*Measured, error) {
+func (w *testbed) measure(ctx context.Context) (*Measured, error) {
 	m := &Measured{}
 	from := 0
 	for _, n := range []int{w.Fewer, w.Containers} {
@@ -165,8 +165,8 @@ func (w *world) measure(ctx context.Context) (*Measured, error) {
 	return m, nil
 }
 
-// size measures with so many containers, all of which run before and after it.
-func (w *world) size(ctx context.Context, n int) (*Size, error) {
+// size measures with n containers, all of which run before and after it.
+func (w *testbed) size(ctx context.Context, n int) (*Size, error) {
 	if err := w.node.check(ctx, n); err != nil {
 		return nil, err
 	}
@@ -189,8 +189,8 @@ func (w *world) size(ctx context.Context, n int) (*Size, error) {
 	return s, w.node.check(ctx, n)
 }
 
-// idle measures a janitor that has scanned at its start and does not scan again.
-func (w *world) idle(ctx context.Context) (*Window, error) {
+// idle measures a janitor that scanned at its start and does not scan again.
+func (w *testbed) idle(ctx context.Context) (*Window, error) {
 	k, err := w.keep(never)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func (w *world) idle(ctx context.Context) (*Window, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, k.Tail())
 	}
-	if err := pause.For(ctx, settleTime); err != nil {
+	if err := wait.For(ctx, settleTime); err != nil {
 		return nil, err
 	}
 	win, err := w.watch(ctx, k, 0, idleTicks)
@@ -220,7 +220,7 @@ func (w *world) idle(ctx context.Context) (*Window, error) {
 }
 
 // busy measures a janitor that scans.
-func (w *world) busy(ctx context.Context, n int) (*Window, error) {
+func (w *testbed) busy(ctx context.Context, n int) (*Window, error) {
 	k, err := w.keep(w.Interval)
 	if err != nil {
 		return nil, err
@@ -252,21 +252,21 @@ func (w *world) busy(ctx context.Context, n int) (*Window, error) {
 }
 
 // list asks for all containers, as `ctr containers list` does, and listTasks for what runs, as `ctr tasks list` does.
-func (w *world) list(ctx context.Context) error {
+func (w *testbed) list(ctx context.Context) error {
 	_, err := w.node.client.ContainerService().List(ctx)
 	return err
 }
 
-func (w *world) listTasks(ctx context.Context) error {
+func (w *testbed) listTasks(ctx context.Context) error {
 	_, err := w.node.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	return errgrpc.ToNative(err)
 }
 
-// calls measures a call as often as scans, by what it costs this process.
-func (w *world) calls(ctx context.Context, call func(context.Context) error) ([]Call, error) {
+// calls measures a call as often as scans, by its cost to this process.
+func (w *testbed) calls(ctx context.Context, call func(context.Context) error) ([]Call, error) {
 	var out []Call
 	for i := range warmups + w.Scans {
-		if err := pause.For(ctx, listPause); err != nil {
+		if err := wait.For(ctx, listPause); err != nil {
 			return nil, err
 		}
 		before, err := host.CPUTime(os.Getpid())
@@ -289,9 +289,9 @@ func (w *world) calls(ctx context.Context, call func(context.Context) error) ([]
 	return out, nil
 }
 
-// countRequests counts what the API server was asked while scans were measured. That it was asked anything at all before,
-// which is how a janitor learns of Pods and Sandboxes, proves that the count works.
-func (w *world) countRequests(m *Measured) error {
+// countRequests counts the requests to the API server while scans were measured. The requests before that, by which a janitor
+// learns of Pods and Sandboxes, prove that the count works.
+func (w *testbed) countRequests(m *Measured) error {
 	raw, err := os.ReadFile(w.audit)
 	if err != nil {
 		return fmt.Errorf("reading the audit log: %w", err)
@@ -309,7 +309,7 @@ func (w *world) countRequests(m *Measured) error {
 	return nil
 }
 
-func (w *world) conditions(r *report.Report, m *Measured) {
+func (w *testbed) conditions(r *report.Report, m *Measured) {
 	last := m.Sizes[len(m.Sizes)-1]
 	r.Fact("samples", fmt.Sprintf("%d scans at each number of containers, one each %s, and as many lists", w.Scans, w.Interval))
 	r.Fact("concurrency", 1)

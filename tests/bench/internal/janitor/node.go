@@ -37,16 +37,16 @@ const (
 type node struct {
 	*process.Process
 
-	place           *place
+	workspace       *workspace
 	client          *containerd.Client
 	socket, metrics string
 }
 
-func (n *node) path(name string) string { return filepath.Join(n.place.dir, name) }
+func (n *node) path(name string) string { return filepath.Join(n.workspace.dir, name) }
 
-// startNode starts a containerd that has nothing but a layer of an image.
-func startNode(ctx context.Context, bin string, p *place) (*node, error) {
-	n := &node{place: p, socket: filepath.Join(p.dir, "c.sock")}
+// startNode starts a containerd with one layer of an image.
+func startNode(ctx context.Context, bin string, p *workspace) (*node, error) {
+	n := &node{workspace: p, socket: filepath.Join(p.dir, "c.sock")}
 	var err error
 	if n.metrics, err = process.FreeAddress("127.0.0.1"); err != nil {
 		return nil, err
@@ -81,8 +81,8 @@ func startNode(ctx context.Context, bin string, p *place) (*node, error) {
 	return n, n.base(ctx)
 }
 
-// config is containerd's: what Kubernetes uses alone is off, and so are metrics of every container, which would cost more to
-// read than what is measured.
+// config returns containerd's configuration. What only Kubernetes uses is off, and so are the metrics of every container, which
+// would cost more to read than what is measured.
 func (n *node) config() string {
 	return fmt.Sprintf(`version = 4
 root = %q
@@ -108,7 +108,7 @@ disabled_plugins = [
 
 [plugins.'io.containerd.internal.v1.opt']
   path = %q
-`, filepath.Join(n.place.content, "root"), n.path("s"), n.socket, n.socket+".ttrpc", n.metrics, n.path("shims"), n.path("opt"))
+`, filepath.Join(n.workspace.content, "root"), n.path("s"), n.socket, n.socket+".ttrpc", n.metrics, n.path("shims"), n.path("opt"))
 }
 
 // rootfs makes the root of all sandboxes, which is read-only to them.
@@ -139,7 +139,7 @@ func (n *node) base(ctx context.Context) error {
 	return nil
 }
 
-// check makes sure that so many containers are there, and that all of them run.
+// check returns an error unless exactly that many containers exist and all of them run.
 func (n *node) check(ctx context.Context, want int) error {
 	if err := n.Alive(); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (n *node) check(ctx context.Context, want int) error {
 		}
 	}
 	if len(list) != want || running != want {
-		return fmt.Errorf("%d containers are there and %d run, want %d", len(list), running, want)
+		return fmt.Errorf("%d containers exist and %d run, want %d", len(list), running, want)
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (n *node) check(ctx context.Context, want int) error {
 // shims are the processes of the node's shims.
 func (n *node) shims() []int {
 	var out []int
-	for _, pid := range n.place.processes() {
+	for _, pid := range n.workspace.processes() {
 		// One that has ended meanwhile has no command line.
 		raw, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline"))
 		if name, _, _ := strings.Cut(string(raw), "\x00"); filepath.Base(name) == shimName {

@@ -11,19 +11,19 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/stat"
 )
 
-// Measured is all that a run has found, by ascending numbers of containers.
+// Measured is the result of a run, by ascending numbers of containers.
 type Measured struct{ Sizes []*Size }
 
-// Size is what was found with a number of containers.
+// Size is the result with one number of containers.
 type Size struct {
 	Containers int
 	// Idle is a janitor that does not scan, Busy one that does.
 	Idle, Busy *Window
-	// Lists and Tasks are the yardsticks: one list of all containers, and one of all tasks, by containerd's Go client.
+	// Lists and Tasks are the baselines: one list of all containers, and one of all tasks, with containerd's Go client.
 	Lists, Tasks []Call
 }
 
-// Call is one scan, or one call of a yardstick; times in milliseconds. Of a single scan CPU is not known.
+// Call is one scan, or one call of a baseline; times in milliseconds. Of a single scan CPU is not known.
 type Call struct {
 	At        time.Time
 	Wall, CPU float64
@@ -42,8 +42,8 @@ type Window struct {
 	Scans []Call
 	// Calls is what containerd has answered, by method.
 	Calls map[string]int
-	// Requests are the janitor's to the API server but for watches, which are renewed each few minutes whatever is scanned:
-	// those are Watches.
+	// Requests are the janitor's requests to the API server without watches, which are renewed every few minutes independently of
+	// scans: those are Watches.
 	Requests, Watches int
 	// RSS is the janitor's greatest resident memory in MiB, Shims how many shims there were.
 	RSS   float64
@@ -64,8 +64,8 @@ func (w *Window) asked(all []request) {
 	}
 }
 
-// PerScan is the CPU of one scan, in milliseconds: what was used beyond an idle janitor's share of the time. Where noise makes
-// that less than nothing it is nothing.
+// PerScan is the CPU of one scan, in milliseconds: what was used beyond an idle janitor's share of the time. A negative result,
+// which is noise, becomes zero.
 func (s *Size) PerScan() CPU {
 	one := func(busy, idle float64) float64 {
 		return 1000 * max(0, stat.Ratio(busy-stat.Ratio(idle, s.Idle.Seconds)*s.Busy.Seconds, float64(s.Busy.Count)))
@@ -162,7 +162,7 @@ func (s *Size) values(r *report.Report) {
 	r.Value("tasks_ms_p50", stat.Quantile(walls(s.Tasks), 0.5), "ms", "one list of all tasks, for which containerd asks the shims")
 }
 
-// methods tells how often a scan calls each method of containerd.
+// methods returns how often a scan calls each method of containerd.
 func methods(w *Window) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(w.Calls)) {

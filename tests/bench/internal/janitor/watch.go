@@ -14,8 +14,8 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 	// readyTime is how long a janitor may take until it has judged everything, and stopTime to end.
 	readyTime = 90 * time.Second
 	stopTime  = 30 * time.Second
-	// never is an interval of scans that no run lives to see.
+	// never is an interval of scans longer than any run.
 	never = 24 * time.Hour
 )
 
@@ -35,13 +35,13 @@ const (
 	scanCount = "fastsandbox_janitor_scan_seconds_count"
 	scanSum   = "fastsandbox_janitor_scan_seconds_sum"
 	verdicts  = "fastsandbox_janitor_verdicts"
-	// healthy is the verdict on a container of a living agent that its Sandbox means.
+	// healthy is the verdict on a container that its Sandbox is assigned to, of an agent that exists.
 	healthy = verdicts + `{action="keep",reason="assigned"}`
 	// handled is containerd's count of calls that it has answered.
 	handled = "grpc_server_handled_total"
 )
 
-// keeper is a janitor that runs.
+// keeper is a running janitor.
 type keeper struct {
 	*process.Process
 
@@ -49,7 +49,7 @@ type keeper struct {
 }
 
 // keep starts a janitor with all that it has in a cluster, but for how often it scans.
-func (w *world) keep(interval time.Duration) (*keeper, error) {
+func (w *testbed) keep(interval time.Duration) (*keeper, error) {
 	metrics, err := process.FreeAddress("127.0.0.1")
 	if err != nil {
 		return nil, err
@@ -57,12 +57,12 @@ func (w *world) keep(interval time.Duration) (*keeper, error) {
 	w.keepers++
 	tls := w.api.TLS(rpc.RoleJanitor)
 	p, err := process.Start(process.Config{
-		Name: fmt.Sprint("janitor-", w.keepers), Dir: w.place.dir, Path: filepath.Join(w.bin, "janitor"), Env: []string{"PATH=/usr/bin:/bin"},
+		Name: fmt.Sprint("janitor-", w.keepers), Dir: w.workspace.dir, Path: filepath.Join(w.bin, "janitor"), Env: []string{"PATH=/usr/bin:/bin"},
 		Args: []string{
 			"--node-name", nodeName, "--kubeconfig", w.kubeconfig, "--bind-address", "127.0.0.1:0", "--metrics-bind-address", metrics,
 			"--health-probe-bind-address", "0", "--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile,
 			"--containerd-socket", w.node.socket, "--containerd-state", w.node.path("s"), "--log-root", w.node.path("log"), "--fifo-root", w.node.path("fifo"),
-			"--cgroup-parents", w.place.cgroup, "--scan-interval", interval.String(),
+			"--cgroup-parents", w.workspace.cgroup, "--scan-interval", interval.String(),
 		},
 	})
 	if err != nil {
@@ -137,7 +137,7 @@ func (r readings) sum(name string) float64 {
 	return sum
 }
 
-// judged is nil once the janitor judges so many things in all, each a healthy container.
+// judged returns nil once the janitor judges exactly that many objects, each a healthy container.
 func (r readings) judged(want int) error {
 	if got, all := r[healthy], r.sum(verdicts); int(got) != want || int(all) != want {
 		return fmt.Errorf("the janitor judges %.0f things, of which %.0f are healthy containers, want %d of each", all, got, want)
@@ -145,7 +145,7 @@ func (r readings) judged(want int) error {
 	return nil
 }
 
-// counters are what all counts at one moment.
+// counters are the values of all counters at one time.
 type counters struct {
 	at                         time.Time
 	janitor, containerd, shims float64 // CPU seconds
@@ -153,7 +153,7 @@ type counters struct {
 }
 
 // count reads the counters. Calls are read at the outer side of a window, so that reading them is no part of it.
-func (w *world) count(ctx context.Context, k *keeper, shims []int, end bool) (c counters, err error) {
+func (w *testbed) count(ctx context.Context, k *keeper, shims []int, end bool) (c counters, err error) {
 	calls := func() error {
 		c.calls, err = scrape(ctx, "http://"+w.node.metrics+"/v1/metrics")
 		return err
@@ -177,16 +177,16 @@ func (w *world) count(ctx context.Context, k *keeper, shims []int, end bool) (c 
 	return c, err
 }
 
-// watch measures a janitor tick by tick, until it has scanned so often; or, if it is not to scan at all, for a number of ticks.
+// watch measures a janitor tick by tick for a number of scans, or, if it must not scan at all, for a number of ticks.
 // A tick begins in the middle between two scans, so that none is cut in two.
-func (w *world) watch(ctx context.Context, k *keeper, scans, ticks int) (*Window, error) {
+func (w *testbed) watch(ctx context.Context, k *keeper, scans, ticks int) (*Window, error) {
 	shims := w.node.shims()
 	if scans > 0 {
 		took, err := w.awaitScan(ctx, k)
 		if err != nil {
 			return nil, err
 		}
-		if err := pause.For(ctx, max(0, w.Interval-took)/2); err != nil {
+		if err := wait.For(ctx, max(0, w.Interval-took)/2); err != nil {
 			return nil, err
 		}
 	}
@@ -246,8 +246,8 @@ func label(key, name string) string {
 	return value
 }
 
-// awaitScan waits for the end of a scan, and tells how long it took.
-func (w *world) awaitScan(ctx context.Context, k *keeper) (time.Duration, error) {
+// awaitScan waits for the end of a scan, and returns how long it took.
+func (w *testbed) awaitScan(ctx context.Context, k *keeper) (time.Duration, error) {
 	first, err := k.read(ctx)
 	if err != nil {
 		return 0, err

@@ -53,7 +53,7 @@ type Mesh struct {
 	// Sandboxes and Agents are the public API and the Registry's view.
 	Sandboxes sandboxv1.SandboxServiceClient
 	Agents    allocatorv1.AllocatorServiceClient
-	// Way tells how Sandboxes reaches the allocator.
+	// Way says how Sandboxes reaches the allocator.
 	Way string
 
 	target string
@@ -109,7 +109,7 @@ func (m *Mesh) leader(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("finding the leading allocator: %w", err)
 	}
 	if lease.Spec.HolderIdentity == nil {
-		return "", errors.New("finding the leading allocator: nobody leads")
+		return "", errors.New("finding the leading allocator: no allocator leads")
 	}
 	parts := strings.Split(*lease.Spec.HolderIdentity, "_")
 	if len(parts) != 3 {

@@ -28,7 +28,7 @@ type Pool struct {
 	Name string
 	// Places is how many sandboxes its agent takes.
 	Places int
-	// Slots bounds the slots; nil leaves the default, as many as there are free places.
+	// Slots bounds the slots; nil leaves the default, one for each free capacity unit.
 	Slots *int
 }
 
@@ -40,14 +40,14 @@ type Slots struct {
 	Off string
 }
 
-// Open makes a pool, in place of one of that name which an earlier run may have left, and waits until its agent is ready
+// Open creates a pool, after it has removed one of that name from an earlier run, and waits until its agent is ready
 // and has the slots that it wants.
 func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 	if err := m.Remove(ctx, want.Name); err != nil {
 		return Slots{}, err
 	}
 	// The namespace stays when the pools go: the controller believes for a minute that a namespace still has the Secret with
-	// the agents' certificate, and agents in one that was made anew would wait for it.
+	// the agents' certificate, and agents in a new namespace would wait for it.
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	if err := m.Kube.Create(ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {
 		return Slots{}, fmt.Errorf("making the namespace: %w", err)
@@ -119,7 +119,7 @@ func (m *Mesh) agent(ctx context.Context, pool string) (*allocatorv1.Agent, erro
 	return nil, fmt.Errorf("pool %s has no agent that is ready, of %d", pool, len(list.GetAgents()))
 }
 
-// Remove deletes a pool with all sandboxes in it, and waits until its agents are gone.
+// Remove deletes a pool with all sandboxes in it, and waits until its agents no longer exist.
 func (m *Mesh) Remove(ctx context.Context, pool string) error {
 	return Poll(ctx, poolTick, goneTime, func(ctx context.Context) error {
 		var list v1alpha1.SandboxList

@@ -19,7 +19,7 @@ import (
 
 const removeTime = time.Minute
 
-// Command is what every series runs: it does nothing, and ends at once when it is told to.
+// Command is what every series runs: it does nothing, and exits at once on SIGTERM.
 func Command() []string { return []string{"sleep", "86400"} }
 
 // Request asks for a sandbox in a pool.

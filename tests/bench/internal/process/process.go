@@ -1,5 +1,5 @@
 // Package process runs the real binaries that a suite measures, each with its output in a file. All methods may be called
-// concurrently; whoever starts a process must Kill or Stop it.
+// concurrently; the caller that starts a process must Kill or Stop it.
 package process
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 )
 
-// tailLines is how much of a process's output is told where it is of use.
+// tailLines is how much of a process's output Tail returns.
 const tailLines = 10
 
 // Config is what to start.
@@ -47,7 +47,7 @@ func Start(c Config) (*Process, error) {
 		return nil, fmt.Errorf("making a log of %s: %w", c.Name, err)
 	}
 	defer func() { _ = out.Close() }()      // the process has its own
-	p.cmd = exec.Command(c.Path, c.Args...) //nolint:noctx // it is ended by Kill or Stop, which wait for it
+	p.cmd = exec.Command(c.Path, c.Args...) //nolint:noctx // Kill or Stop ends it and waits for it
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = out, out, c.Env
 	p.began = time.Now()
 	if err := p.cmd.Start(); err != nil {
@@ -117,7 +117,7 @@ func (p *Process) Tail() string {
 	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
 }
 
-// FreeAddress is an address of an IP address with a port that nobody has for now.
+// FreeAddress returns an address of an IP address with a port that is free now.
 func FreeAddress(ip string) (string, error) {
 	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {

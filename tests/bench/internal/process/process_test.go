@@ -9,13 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// patience is far longer than anything here takes.
-const patience = 30 * time.Second
 
 func start(t *testing.T, script string) *process.Process {
 	t.Helper()
@@ -25,32 +23,32 @@ func start(t *testing.T, script string) *process.Process {
 	return p
 }
 
-func TestOneThatRuns(t *testing.T) {
+func TestRunning(t *testing.T) {
 	p := start(t, "exec sleep 1000")
 	require.NoError(t, p.Alive())
 	require.False(t, p.Began().After(time.Now()))
 	used, err := p.Usage()
 	require.NoError(t, err)
 	require.Equal(t, os.Getpid(), used.Parent)
-	require.NoError(t, p.Stop(patience))
-	p.Kill() // what has ended is left alone
+	require.NoError(t, p.Stop(testkit.Timeout))
+	p.Kill() // a process that has ended is not signaled
 	_, err = p.Usage()
 	require.Error(t, err)
 }
 
-func TestOneThatEndsByItself(t *testing.T) {
+func TestExit(t *testing.T) {
 	p := start(t, "seq 1 100; echo $WORD; exit 3")
-	require.Eventually(t, func() bool { return p.Alive() != nil }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Alive() != nil }, testkit.Timeout, testkit.Tick)
 	require.ErrorContains(t, p.Alive(), "exit status 3")
-	require.ErrorContains(t, p.Alive(), "100\nhello", "its last words are in the message")
+	require.ErrorContains(t, p.Alive(), "100\nhello", "the error has its last output")
 	require.NotContains(t, p.Tail(), "\n50\n")
-	require.NoError(t, p.Stop(patience))
+	require.NoError(t, p.Stop(testkit.Timeout))
 }
 
-// One that is deaf to SIGTERM is killed.
-func TestOneThatDoesNotListen(t *testing.T) {
-	p := start(t, "trap '' TERM; echo deaf; while :; do sleep 0.01; done")
-	require.Eventually(t, func() bool { return p.Tail() == "deaf" }, patience, time.Millisecond)
+// A process that ignores SIGTERM is killed.
+func TestIgnoresSIGTERM(t *testing.T) {
+	p := start(t, "trap '' TERM; echo ignores SIGTERM; while :; do sleep 0.01; done")
+	require.Eventually(t, func() bool { return p.Tail() == "ignores SIGTERM" }, testkit.Timeout, testkit.Tick)
 	require.ErrorContains(t, p.Stop(time.Millisecond), "has not ended within 1ms")
 	require.Error(t, p.Alive())
 }

@@ -1,6 +1,6 @@
-// Package raw starts containers by containerd's own client and nothing else: the yardstick of the create suite. It makes
+// Package raw starts containers with containerd's own client and nothing else: the baseline of the create suite. It makes
 // them like a given sandbox's, of the same image and snapshotter, with the same OCI spec and runtime, and, as containerd
-// does unless told otherwise, with a shim of their own. A Runner may be used concurrently.
+// does by default, with a shim of their own. A Runner may be used concurrently.
 package raw
 
 import (

@@ -24,7 +24,7 @@ type Report struct {
 	Took  time.Duration
 	// Environment is the machine.
 	Environment Environment
-	// Conditions are sample counts, concurrency, cache state and whatever else a number depends on.
+	// Conditions are sample counts, concurrency, cache state and other circumstances of the numbers.
 	Conditions []Fact
 	// Values are what was measured.
 	Values []Value

@@ -36,16 +36,16 @@ type allocator struct {
 	agents        allocatorv1.AllocatorServiceClient
 }
 
-// kill kills it, and hangs up first.
+// kill closes the connection and kills the process.
 func (a *allocator) kill() {
 	if a.conn != nil {
-		_ = a.conn.Close() // that it was closed before is all that can be wrong with it
+		_ = a.conn.Close() // the only possible error is that it was closed already
 	}
 	a.Kill()
 }
 
 // start starts one more allocator.
-func (w *world) start() (*allocator, error) {
+func (w *testbed) start() (*allocator, error) {
 	address, err := process.FreeAddress("127.0.0.1")
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (w *world) start() (*allocator, error) {
 
 // awaitAll waits until an allocator counts all sandboxes on agents that are all ready, and returns how long that took since
 // it was started.
-func (w *world) awaitAll(ctx context.Context, a *allocator) (time.Duration, error) {
+func (w *testbed) awaitAll(ctx context.Context, a *allocator) (time.Duration, error) {
 	err := mesh.Poll(ctx, 100*time.Millisecond, readyTime, func(ctx context.Context) error {
 		if err := a.Alive(); err != nil {
 			return err
@@ -96,19 +96,19 @@ func (w *world) awaitAll(ctx context.Context, a *allocator) (time.Duration, erro
 }
 
 // holder is the name of the allocator that leads.
-func (w *world) holder(ctx context.Context) (string, error) {
+func (w *testbed) holder(ctx context.Context) (string, error) {
 	var lease coordinationv1.Lease
 	if err := w.api.Kube.Get(ctx, client.ObjectKey{Namespace: namespace, Name: leaseName}, &lease); err != nil {
 		return "", fmt.Errorf("reading the Lease: %w", err)
 	}
 	if lease.Spec.HolderIdentity == nil {
-		return "", errors.New("nobody holds the Lease")
+		return "", errors.New("the Lease has no holder")
 	}
 	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 	return name, nil
 }
 
-func (w *world) leaderOf(ctx context.Context, a, b *allocator) (leading, standby *allocator, err error) {
+func (w *testbed) leaderOf(ctx context.Context, a, b *allocator) (leading, standby *allocator, err error) {
 	name, err := w.holder(ctx)
 	switch {
 	case err != nil:
@@ -118,11 +118,11 @@ func (w *world) leaderOf(ctx context.Context, a, b *allocator) (leading, standby
 	case name == b.name:
 		return b, a, nil
 	}
-	return nil, nil, fmt.Errorf("the Lease is %q's", name)
+	return nil, nil, fmt.Errorf("the holder of the Lease is %q", name)
 }
 
 // takeover kills the leader and measures the time until the standby has answered a create.
-func (w *world) takeover(ctx context.Context, leading, standby *allocator) (time.Duration, error) {
+func (w *testbed) takeover(ctx context.Context, leading, standby *allocator) (time.Duration, error) {
 	began := time.Now()
 	leading.kill()
 	err := mesh.Poll(ctx, 20*time.Millisecond, takeoverTime, func(ctx context.Context) error {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
 const (
@@ -14,14 +14,14 @@ const (
 	life = 5 * time.Second
 	// callTime bounds each call of the load.
 	callTime = 10 * time.Second
-	// tellEvery is how often people are told how it goes.
-	tellEvery = 10 * time.Second
+	// progressEvery is the interval of progress messages.
+	progressEvery = 10 * time.Second
 )
 
-// load creates sandboxes at a rate that does not depend on how fast they are answered, and deletes each after a while.
+// load creates sandboxes at a rate that does not depend on how fast the calls are answered, and deletes each after a while.
 type load struct {
-	world  *world
-	target *allocator
+	testbed *testbed
+	target  *allocator
 
 	mu      sync.Mutex
 	creates []Timed
@@ -29,17 +29,17 @@ type load struct {
 	deletes int
 }
 
-func (w *world) newLoad(target *allocator) *load { return &load{world: w, target: target} }
+func (w *testbed) newLoad(target *allocator) *load { return &load{testbed: w, target: target} }
 
-// run runs for the world's Duration and then until all is deleted again.
+// run runs for the testbed's Duration and then until all is deleted again.
 func (l *load) run(ctx context.Context) {
-	interval := time.Duration(float64(time.Second) / l.world.Rate)
+	interval := time.Duration(float64(time.Second) / l.testbed.Rate)
 	began := time.Now()
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	told := began
+	lastProgress := began
 	for n := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -47,12 +47,12 @@ func (l *load) run(ctx context.Context) {
 		case <-ticker.C:
 		}
 		passed := time.Since(began)
-		if passed >= l.world.Duration {
+		if passed >= l.testbed.Duration {
 			return
 		}
-		if time.Since(told) >= tellEvery {
-			told = time.Now()
-			l.tell()
+		if time.Since(lastProgress) >= progressEvery {
+			lastProgress = time.Now()
+			l.progress()
 		}
 		for ; n < int(passed/interval); n++ { // a ticker drops ticks that come too late
 			wg.Go(func() { l.one(ctx) })
@@ -60,14 +60,14 @@ func (l *load) run(ctx context.Context) {
 	}
 }
 
-func (l *load) tell() {
+func (l *load) progress() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last := ""
 	if n := len(l.errs); n > 0 {
 		last = ", the last: " + l.errs[n-1]
 	}
-	l.world.Say("%d creates, %d deletes, %d errors%s", len(l.creates), l.deletes, len(l.errs), last)
+	l.testbed.Say("%d creates, %d deletes, %d errors%s", len(l.creates), l.deletes, len(l.errs), last)
 }
 
 // one is the life of one sandbox.
@@ -85,7 +85,7 @@ func (l *load) one(ctx context.Context) {
 		l.creates = append(l.creates, Timed{At: began, Took: took})
 	}
 	l.mu.Unlock()
-	if pause.For(ctx, life) != nil {
+	if wait.For(ctx, life) != nil {
 		return
 	}
 	remove, cancelRemove := context.WithTimeout(ctx, callTime)
@@ -114,7 +114,7 @@ func watchUsage(ctx context.Context, leading, standby *allocator, d time.Duratio
 	u := Usage{}
 	last, lastAt := first, began
 	for time.Since(began) < d {
-		if err := pause.For(ctx, min(time.Second, d-time.Since(began))); err != nil {
+		if err := wait.For(ctx, min(time.Second, d-time.Since(began))); err != nil {
 			return u, err
 		}
 		p, err := leading.Usage()

@@ -35,7 +35,7 @@ func spec(ports ...int32) *sandboxv1.SandboxSpec {
 	}
 }
 
-// reportOf is what agent i says of its j-th sandbox.
+// reportOf returns agent i's report of its j-th sandbox.
 func reportOf(info *agentv1.AgentInfo, i, j int) *agentv1.SandboxReport {
 	return swarm.Running(&agentv1.SandboxRecord{
 		Fence:     &agentv1.Fence{SandboxUid: uuid.NewString(), Attempt: 1, AgentUid: info.GetPodUid()},
@@ -44,16 +44,16 @@ func reportOf(info *agentv1.AgentInfo, i, j int) *agentv1.SandboxReport {
 	}, info.GetPodIp(), true)
 }
 
-// request asks for a sandbox with a port that hardly any other has.
+// request returns a create of a sandbox with a port that hardly any other has.
 func request() *sandboxv1.CreateSandboxRequest {
 	return &sandboxv1.CreateSandboxRequest{
 		Namespace: namespace, Name: "load-" + uuid.NewString()[:18], RequestId: uuid.NewString(), Spec: spec(20000 + rand.Int32N(20000)),
 	}
 }
 
-// finalize stands for the controller until ctx ends: it lets a Sandbox go that is being deleted. The allocator deletes the
-// container before the custom resource.
-func (w *world) finalize(ctx context.Context) error {
+// finalize takes the controller's part until ctx ends: it removes the finalizer of a Sandbox that is being deleted. The
+// allocator deletes the container before the custom resource.
+func (w *testbed) finalize(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := w.finalizeOnce(ctx); err != nil && ctx.Err() == nil {
 			return err
@@ -63,7 +63,7 @@ func (w *world) finalize(ctx context.Context) error {
 }
 
 // finalizeOnce works for as long as one watch lasts.
-func (w *world) finalizeOnce(ctx context.Context) error {
+func (w *testbed) finalizeOnce(ctx context.Context) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("SandboxList"))
 	if err := w.api.Kube.List(ctx, list, client.InNamespace(namespace), client.Limit(1)); err != nil {
@@ -85,7 +85,7 @@ func (w *world) finalizeOnce(ctx context.Context) error {
 		}
 		sb.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Sandbox"))
 		if err := w.api.Kube.Patch(ctx, sb, patch); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("letting a sandbox go: %w", err)
+			return fmt.Errorf("removing a finalizer: %w", err)
 		}
 	}
 	return nil

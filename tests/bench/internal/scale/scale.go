@@ -13,11 +13,11 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
-	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/pause"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/wait"
 )
 
-// Options say how much is measured.
+// Options set the amount of measurements.
 type Options struct {
 	// Bin is where the built binaries are.
 	Bin string
@@ -33,11 +33,11 @@ type Options struct {
 const (
 	// idleTime is how long the allocator is measured without creates.
 	idleTime = 15 * time.Second
-	// settleTime lets both allocators come to rest after they have started.
+	// settleTime lets both allocators become idle after they have started.
 	settleTime = 10 * time.Second
 )
 
-// Run measures and fills the report. All that it started is ended when it returns.
+// Run measures and fills the report. Everything that it started has ended when it returns.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	bin, err := filepath.Abs(o.Bin)
 	if err != nil {
@@ -48,7 +48,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 		return fmt.Errorf("making a directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	w, err := newWorld(o, bin, dir)
+	w, err := newTestbed(o, bin, dir)
 	defer func() { err = errors.Join(err, w.close()) }()
 	if err != nil {
 		return err
@@ -74,7 +74,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 }
 
 // measure starts the allocators and measures them.
-func (w *world) measure(ctx context.Context) (*Measured, error) {
+func (w *testbed) measure(ctx context.Context) (*Measured, error) {
 	m := &Measured{}
 	first, err := w.start()
 	if err != nil {
@@ -95,7 +95,7 @@ func (w *world) measure(ctx context.Context) (*Measured, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := pause.For(ctx, settleTime); err != nil {
+	if err := wait.For(ctx, settleTime); err != nil {
 		return nil, err
 	}
 	if m.Idle, err = watchUsage(ctx, leading, standby, idleTime); err != nil {

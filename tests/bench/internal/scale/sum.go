@@ -7,9 +7,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/stat"
 )
 
-// Measured is all that a run has found.
+// Measured is the result of a run.
 type Measured struct {
-	// Start is the time from the start of an allocator to the moment at which it knew all agents and all their sandboxes.
+	// Start is the time from the start of an allocator until it knew all agents and all their sandboxes.
 	Start time.Duration
 	// Idle is without creates, Busy with them.
 	Idle, Busy Usage

@@ -1,12 +1,14 @@
-// Package stat sums samples up. It is pure. Quantiles are by nearest rank: each is a value that was measured.
+// Package stat summarizes samples with gonum. Quantiles are by nearest rank: each is a value that was measured. Pure; everything
+// may be called concurrently.
 package stat
 
 import (
-	"math"
 	"slices"
+
+	gonum "gonum.org/v1/gonum/stat"
 )
 
-// Summary is what is told of a series of samples, in their unit.
+// Summary describes a series of samples, in their unit.
 type Summary struct {
 	N    int     `json:"n"`
 	Min  float64 `json:"min"`
@@ -17,48 +19,40 @@ type Summary struct {
 	Mean float64 `json:"mean"`
 }
 
-// Of sums samples up; without any, all is zero.
+// Of summarizes samples. Without samples everything is zero.
 func Of(samples []float64) Summary {
 	if len(samples) == 0 {
 		return Summary{}
 	}
-	sorted := slices.Clone(samples)
-	slices.Sort(sorted)
+	sorted := slices.Sorted(slices.Values(samples))
 	return Summary{
 		N: len(sorted), Min: sorted[0], P50: rank(sorted, 0.5), P90: rank(sorted, 0.9), P99: rank(sorted, 0.99),
 		Max: sorted[len(sorted)-1], Mean: Mean(sorted),
 	}
 }
 
-// Quantile is the least sample that a share q of all samples does not exceed; zero without samples.
+// Quantile returns the least sample that a share q of all samples does not exceed; zero without samples.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return 0
 	}
-	sorted := slices.Clone(samples)
-	slices.Sort(sorted)
-	return rank(sorted, q)
+	return rank(slices.Sorted(slices.Values(samples)), q)
 }
 
 func rank(sorted []float64, q float64) float64 {
-	// A share such as 0.9 of 10 is 9.000000000000002 in floating point, and must not be rounded up to 10.
-	i := int(math.Ceil(q*float64(len(sorted))-1e-9)) - 1
-	return sorted[min(max(i, 0), len(sorted)-1)]
+	// In floating point a share such as 0.07 of 100 is 7.000000000000001, which must not be rounded up to 8.
+	return gonum.Quantile(max(q-1e-12, 0), gonum.Empirical, sorted, nil)
 }
 
-// Mean is the arithmetic mean; zero without samples.
+// Mean returns the arithmetic mean; zero without samples.
 func Mean(samples []float64) float64 {
 	if len(samples) == 0 {
 		return 0
 	}
-	sum := 0.0
-	for _, x := range samples {
-		sum += x
-	}
-	return sum / float64(len(samples))
+	return gonum.Mean(samples, nil)
 }
 
-// Ratio is a over b, and zero if b is: a ratio to nothing is told as not measured.
+// Ratio returns a/b, or zero if b is zero: reports show a ratio to nothing as not measured.
 func Ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0

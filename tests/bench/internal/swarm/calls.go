@@ -49,7 +49,7 @@ func Running(record *agentv1.SandboxRecord, ip string, persisted bool) *agentv1.
 	return r
 }
 
-// DeleteSandbox implements agentv1.AgentServiceServer: the sandbox is gone at once.
+// DeleteSandbox implements agentv1.AgentServiceServer: the sandbox is removed at once.
 func (s *Swarm) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.ServerStreamingServer[agentv1.DeleteSandboxResponse]) error {
 	a, err := s.called(stream.Context())
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Swarm) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.Ser
 	if t := req.GetTombstone(); t != nil {
 		a.mu.Lock()
 		a.tombstones[uidOf(t.GetFence())] = t
-		a.tell(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{t}})
+		a.notify(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{t}})
 		a.mu.Unlock()
 	}
 	a.change(req.GetFence(), func(r *agentv1.SandboxReport) { r.State = agentv1.SandboxState_SANDBOX_STATE_TERMINATED })
@@ -90,7 +90,7 @@ func (s *Swarm) ForgetTombstone(ctx context.Context, req *agentv1.ForgetTombston
 	defer a.mu.Unlock()
 	if _, ok := a.tombstones[uidOf(req.GetFence())]; ok {
 		delete(a.tombstones, uidOf(req.GetFence()))
-		a.tell(&agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{req.GetFence()}})
+		a.notify(&agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{req.GetFence()}})
 	}
 	return &agentv1.ForgetTombstoneResponse{}, nil
 }

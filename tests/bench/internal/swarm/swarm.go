@@ -1,5 +1,5 @@
 // Package swarm is many simulated agents in one process: each listens on a loopback address of its own and keeps
-// AgentService's contract as far as an allocator can tell (records, persistence, tombstones, status streams with
+// AgentService's contract as far as an allocator can observe it (records, persistence, tombstones, status streams with
 // heartbeats), without any container. All methods may be called concurrently.
 package swarm
 
@@ -43,13 +43,13 @@ type agent struct {
 	watchers   map[*watcher]struct{}
 }
 
-// watcher is one status stream. Deltas wait in its queue; wake tells that there are some.
+// watcher is one status stream. Deltas wait in its queue; wake signals that there are some.
 type watcher struct {
 	queue []*agentv1.AgentDelta // guarded by agent.mu
 	wake  chan struct{}
 }
 
-// New returns a swarm without agents. Heartbeats come so often.
+// New returns a swarm without agents. heartbeat is the interval of heartbeats.
 func New(tls rpc.TLS, heartbeat time.Duration) (*Swarm, error) {
 	config, err := tls.ServerConfig()
 	if err != nil {
@@ -62,7 +62,7 @@ func New(tls rpc.TLS, heartbeat time.Duration) (*Swarm, error) {
 	return s, nil
 }
 
-// Add adds an agent with what it has, before Serve. The swarm keeps the messages, which nobody may change any more.
+// Add adds an agent with what it has, before Serve. The swarm keeps the messages; the caller must not change them afterwards.
 func (s *Swarm) Add(info *agentv1.AgentInfo, images []string, sandboxes []*agentv1.SandboxReport) {
 	a := &agent{
 		info: info, images: images, sandboxes: make(map[string]*agentv1.SandboxReport, len(sandboxes)),
@@ -117,19 +117,19 @@ func (s *Swarm) called(ctx context.Context) (*agent, error) {
 	if a := s.agents[host]; a != nil {
 		return a, nil
 	}
-	return nil, fmt.Errorf("there is no agent at %s", host)
+	return nil, fmt.Errorf("no agent has the address %s", host)
 }
 
 func uidOf(f *agentv1.Fence) string { return f.GetSandboxUid() }
 
-// slots are the agent's: one in each free place. The lock is held.
+// slots returns the agent's slots: one for each free capacity unit. The lock is held.
 func (a *agent) slots() *agentv1.SlotStatus {
 	free := max(a.info.GetCapacity()-int32(len(a.sandboxes)), 0)
 	return &agentv1.SlotStatus{Free: free, Wanted: free}
 }
 
-// tell queues a change for all watchers. The lock is held.
-func (a *agent) tell(d *agentv1.AgentDelta) {
+// notify queues a change for all watchers. The lock is held.
+func (a *agent) notify(d *agentv1.AgentDelta) {
 	for w := range a.watchers {
 		w.queue = append(w.queue, d)
 		select {
@@ -139,7 +139,7 @@ func (a *agent) tell(d *agentv1.AgentDelta) {
 	}
 }
 
-// set keeps a report in place of a former one and tells of it. The lock is held.
+// set replaces a report and notifies the watchers. The lock is held.
 func (a *agent) set(r *agentv1.SandboxReport) {
 	uid := uidOf(r.GetRecord().GetFence())
 	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
@@ -147,7 +147,7 @@ func (a *agent) set(r *agentv1.SandboxReport) {
 	} else {
 		a.sandboxes[uid] = r
 	}
-	a.tell(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{r}, Slots: a.slots()})
+	a.notify(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{r}, Slots: a.slots()})
 }
 
 // put is set for who has not the lock.
@@ -157,7 +157,7 @@ func (a *agent) put(r *agentv1.SandboxReport) {
 	a.set(r)
 }
 
-// change tells of a sandbox, if it is there, with one thing about it changed.
+// change changes the report of a sandbox, if it exists, and notifies the watchers.
 func (a *agent) change(f *agentv1.Fence, change func(*agentv1.SandboxReport)) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -170,7 +170,7 @@ func (a *agent) change(f *agentv1.Fence, change func(*agentv1.SandboxReport)) bo
 	return ok
 }
 
-// watch begins a stream: what is there now, and a queue for what follows.
+// watch begins a stream: the current state, and a queue for the changes that follow.
 func (a *agent) watch() (*agentv1.AgentSnapshot, *watcher) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

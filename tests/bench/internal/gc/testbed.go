@@ -22,8 +22,8 @@ import (
 // controllerManager is the program that has the built-in collectors.
 const controllerManager = "kube-controller-manager"
 
-// world is everything around the collectors.
-type world struct {
+// testbed is the environment of the collectors.
+type testbed struct {
 	Options
 	bin, dir string
 	api      *apiserver.Server
@@ -31,9 +31,9 @@ type world struct {
 	meta     metadata.Interface
 }
 
-// newWorld starts an API server with etcd. The world must be closed even after an error.
-func newWorld(o Options, bin, dir string) (*world, error) {
-	w := &world{Options: o, bin: bin, dir: dir}
+// newTestbed starts an API server with etcd. The testbed must be closed even after an error.
+func newTestbed(o Options, bin, dir string) (*testbed, error) {
+	w := &testbed{Options: o, bin: bin, dir: dir}
 	for _, program := range []string{"gc", filepath.Join("k8s", controllerManager)} { // before minutes of measuring
 		if _, err := os.Stat(filepath.Join(bin, program)); err != nil {
 			return w, fmt.Errorf("finding a collector (make bench-gc builds it): %w", err)
@@ -59,7 +59,7 @@ func newWorld(o Options, bin, dir string) (*world, error) {
 	return w, nil
 }
 
-func (w *world) close() error {
+func (w *testbed) close() error {
 	if w.api == nil {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (w *world) close() error {
 }
 
 // requests reads how many requests for single ConfigMaps the API server has answered, by verb.
-func (w *world) requests(ctx context.Context) (map[string]float64, error) {
+func (w *testbed) requests(ctx context.Context) (map[string]float64, error) {
 	raw, err := w.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server's metrics: %w", err)

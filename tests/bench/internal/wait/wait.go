@@ -1,12 +1,12 @@
-// Package pause waits.
-package pause
+// Package wait waits for a time. Everything may be called concurrently.
+package wait
 
 import (
 	"context"
 	"time"
 )
 
-// For waits as long as d, or until ctx ends, whose error it then returns.
+// For waits for d, or until ctx ends, and then returns the error of ctx.
 func For(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

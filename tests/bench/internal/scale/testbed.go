@@ -20,12 +20,12 @@ import (
 const (
 	namespace = "default"
 	pool      = "bench"
-	// spare places of each agent, for what the load creates.
+	// spare capacity of each agent, for what the load creates.
 	spare = 10
 )
 
-// world is everything around the allocators.
-type world struct {
+// testbed is the environment of the allocators.
+type testbed struct {
 	Options
 	bin, dir   string
 	api        *apiserver.Server
@@ -34,9 +34,9 @@ type world struct {
 	allocators []*allocator
 }
 
-// newWorld starts an API server with etcd. The world must be closed even after an error.
-func newWorld(o Options, bin, dir string) (*world, error) {
-	w := &world{Options: o, bin: bin, dir: dir}
+// newTestbed starts an API server with etcd. The testbed must be closed even after an error.
+func newTestbed(o Options, bin, dir string) (*testbed, error) {
+	w := &testbed{Options: o, bin: bin, dir: dir}
 	w.Say("starting an API server")
 	var err error
 	w.api, err = apiserver.Start(apiserver.Options{Bin: bin, Dir: dir, Roles: []rpc.Role{rpc.RoleAgent, rpc.RoleAllocator, rpc.RoleClient}})
@@ -47,7 +47,7 @@ func newWorld(o Options, bin, dir string) (*world, error) {
 	return w, err
 }
 
-func (w *world) close() error {
+func (w *testbed) close() error {
 	for _, a := range w.allocators {
 		a.kill()
 	}
@@ -58,7 +58,7 @@ func (w *world) close() error {
 }
 
 // populate makes the pool, the agents with their Pods, and the custom resources of all that runs on them.
-func (w *world) populate(ctx context.Context) error {
+func (w *testbed) populate(ctx context.Context) error {
 	free, err := process.FreeAddress(address(0))
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (w *world) populate(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("making agents' Pods: %w", err)
 	}
-	w.Say("%d Pods are there after %.0f s", w.Agents, time.Since(began).Seconds())
+	w.Say("%d Pods exist after %.0f s", w.Agents, time.Since(began).Seconds())
 	resources := make([]*v1alpha1.Sandbox, 0, w.Agents*w.Sandboxes)
 	for i, info := range infos {
 		var reports []*agentv1.SandboxReport
@@ -103,12 +103,12 @@ func (w *world) populate(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("filling the API server: %w", err)
 	}
-	w.Say("%d custom resources are there after %.0f s", len(resources), time.Since(began).Seconds())
+	w.Say("%d custom resources exist after %.0f s", len(resources), time.Since(began).Seconds())
 	return w.swarm.Serve(w.port)
 }
 
 // agent makes the Pod of an agent on a node of its own.
-func (w *world) agent(ctx context.Context, i int) (*agentv1.AgentInfo, error) {
+func (w *testbed) agent(ctx context.Context, i int) (*agentv1.AgentInfo, error) {
 	info := &agentv1.AgentInfo{
 		PodName: fmt.Sprintf("agent-%05d", i), Namespace: namespace, Pool: pool, NodeName: fmt.Sprintf("node-%05d", i), PodIp: address(i),
 		Capacity: int32(w.Sandboxes + spare), RuntimeHandler: "runc",

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// clearTime bounds the end of all that a run has started, and clearEvery is how often it is looked for.
+	// clearTime bounds clear, and clearEvery is the interval at which it checks.
 	clearTime  = time.Minute
 	clearEvery = 50 * time.Millisecond
 )
 
-// place is where a run has everything. It is always the same, so that a run finds what one that was killed has left; one run
-// at a time may have it.
-type place struct {
+// workspace holds everything of a run. Its paths are fixed, so that a run finds what a killed one left; one run at a time
+// may have it.
+type workspace struct {
 	// dir has sockets, whose paths have little room, and logs; content is on a file system that carries overlays.
 	dir, content string
 	// cgroup is the path of a cgroup of its own, below the roots of the hierarchies.
@@ -33,19 +33,19 @@ type place struct {
 	lock   *os.File
 }
 
-// everywhere is the place of all runs.
-func everywhere() *place {
-	return &place{dir: "/run/fsb-bench-janitor", content: "/var/tmp/fsb-bench-janitor", cgroup: "/fsb-bench-janitor"}
+// fixedWorkspace returns the workspace of all runs.
+func fixedWorkspace() *workspace {
+	return &workspace{dir: "/run/fsb-bench-janitor", content: "/var/tmp/fsb-bench-janitor", cgroup: "/fsb-bench-janitor"}
 }
 
-// enter takes the place and makes it empty.
-func (p *place) enter() error {
+// acquire locks the workspace and clears it.
+func (p *workspace) acquire() error {
 	lock, err := os.OpenFile(p.dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("locking %s: %w", p.dir, err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return errors.Join(fmt.Errorf("locking %s, which another run may have: %w", p.dir, err), lock.Close())
+		return errors.Join(fmt.Errorf("locking %s, which another run may hold: %w", p.dir, err), lock.Close())
 	}
 	p.lock = lock
 	if err := p.clear(); err != nil {
@@ -59,11 +59,11 @@ func (p *place) enter() error {
 	return nil
 }
 
-// leave makes the place empty and gives it back.
-func (p *place) leave() error { return errors.Join(p.clear(), p.lock.Close()) }
+// release clears the workspace and unlocks it.
+func (p *workspace) release() error { return errors.Join(p.clear(), p.lock.Close()) }
 
-// clear ends every process that a run has started, and removes all that it has made.
-func (p *place) clear() error {
+// clear ends every process that a run has started, and removes everything that it has created.
+func (p *workspace) clear() error {
 	until := time.Now().Add(clearTime)
 	for {
 		left := p.processes()
@@ -86,8 +86,8 @@ func (p *place) clear() error {
 	return errors.Join(errs...)
 }
 
-// processes are those that work in the place, or run in its cgroup.
-func (p *place) processes() []int {
+// processes returns those that use the workspace's directory, or run in its cgroup.
+func (p *workspace) processes() []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -98,7 +98,7 @@ func (p *place) processes() []int {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// Of one that has ended meanwhile both are empty.
+		// Both are empty if the process has ended meanwhile.
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		cgroups, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
 		if p.has(string(cmdline), string(cgroups)) {
@@ -113,8 +113,8 @@ func programs() []string {
 	return []string{"janitor", "containerd", shimName, "runc", "kube-apiserver", "etcd"}
 }
 
-// has tells by a process's command line and cgroups whether it is of the place.
-func (p *place) has(cmdline, cgroups string) bool {
+// has reports, by a process's command line and cgroups, whether it belongs to the workspace.
+func (p *workspace) has(cmdline, cgroups string) bool {
 	for line := range strings.Lines(cgroups) {
 		if strings.Contains(strings.TrimSpace(line)+"/", ":"+p.cgroup+"/") {
 			return true
@@ -125,8 +125,8 @@ func (p *place) has(cmdline, cgroups string) bool {
 		slices.ContainsFunc(args, func(arg string) bool { return strings.Contains(arg, p.dir+"/") })
 }
 
-// cgroups are the directories of the place's cgroup and of those below it, the innermost first.
-func (p *place) cgroups() []string {
+// cgroups returns the directories of the workspace's cgroup and of those below it, the innermost first.
+func (p *workspace) cgroups() []string {
 	roots := []string{ctrd.DefaultCgroupRoot}
 	if entries, err := os.ReadDir(ctrd.DefaultCgroupRoot); err == nil {
 		for _, e := range entries {
@@ -139,20 +139,20 @@ func (p *place) cgroups() []string {
 			if err == nil && e.IsDir() {
 				out = append(out, path)
 			}
-			return nil // what is not there any more needs no removal
+			return nil // a missing directory needs no removal
 		})
 	}
 	slices.Reverse(out)
 	return out
 }
 
-func (p *place) removeCgroups() {
+func (p *workspace) removeCgroups() {
 	for _, dir := range p.cgroups() {
 		_ = syscall.Rmdir(dir) // one in which something still ends is tried again
 	}
 }
 
-// unmountBelow takes away all mounts below a directory, the last one first.
+// unmountBelow removes all mounts below a directory, the last one first.
 func unmountBelow(dir string) error {
 	raw, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
