@@ -35,7 +35,7 @@ func detailsOf(err error) (*errdetails.ErrorInfo, *errdetails.RetryInfo) {
 	return info, retry
 }
 
-// TestBadInput sends nonsense in every field and expects a typed answer, nothing on the node, and agents as ready as before.
+// TestBadInput sends an invalid value in every field and expects a typed error, nothing on the node, and agents that stay ready.
 func TestBadInput(t *testing.T) {
 	c := sandboxes(t)
 	taken := create(t, c, sleeper(uniqueName("taken"))).GetSandbox().GetName()
@@ -49,15 +49,15 @@ func TestBadInput(t *testing.T) {
 	}{
 		{"unknown pool", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Pool = "nowhere" }, codes.NotFound, "POOL_NOT_FOUND", "nowhere"},
 		{"no image", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "" }, codes.InvalidArgument, "INVALID_FIELD", "spec.image"},
-		{"image that is no reference", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "No Image" }, codes.InvalidArgument, "INVALID_FIELD", "spec.image"},
+		{"invalid image reference", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "No Image" }, codes.InvalidArgument, "INVALID_FIELD", "spec.image"},
 		{"image that does not exist", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "127.0.0.1:1/none/none:x" }, codes.Unavailable, "IMAGE_PULL_FAILED", "127.0.0.1:1/none/none:x"},
 		{"command that does not exist", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Command = []string{"/no/such/thing"} }, codes.FailedPrecondition, "COMMAND_NOT_FOUND", "/no/such/thing"},
 		{"command that is no program", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Command = []string{"/etc/passwd"} }, codes.FailedPrecondition, "COMMAND_NOT_EXECUTABLE", "/etc/passwd"},
-		{"working dir that is relative", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.WorkingDir = "tmp" }, codes.InvalidArgument, "INVALID_FIELD", "spec.working_dir"},
+		{"relative working dir", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.WorkingDir = "tmp" }, codes.InvalidArgument, "INVALID_FIELD", "spec.working_dir"},
 		{"port out of range", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{70000} }, codes.InvalidArgument, "INVALID_FIELD", "spec.ports"},
 		{"port twice", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{80, 80} }, codes.InvalidArgument, "INVALID_FIELD", "spec.ports"},
 		{"port of the agent", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{5758} }, codes.ResourceExhausted, "PORT_CONFLICT", "5758"},
-		{"name that is no label", func(r *sandboxv1.CreateSandboxRequest) { r.Name = "Not_A_Label" }, codes.InvalidArgument, "INVALID_FIELD", "name"},
+		{"invalid name", func(r *sandboxv1.CreateSandboxRequest) { r.Name = "Not_A_Label" }, codes.InvalidArgument, "INVALID_FIELD", "name"},
 		{"name too long", func(r *sandboxv1.CreateSandboxRequest) { r.Name = strings.Repeat("a", 64) }, codes.InvalidArgument, "INVALID_FIELD", "name"},
 		{"name taken", func(r *sandboxv1.CreateSandboxRequest) { r.Name = taken }, codes.AlreadyExists, "SANDBOX_EXISTS", taken},
 		{"no spec", func(r *sandboxv1.CreateSandboxRequest) { r.Spec = nil }, codes.InvalidArgument, "INVALID_FIELD", "spec"},
@@ -65,7 +65,7 @@ func TestBadInput(t *testing.T) {
 			r.Spec.ExpireTime = timestamppb.New(time.Now().Add(-time.Hour))
 		}, codes.InvalidArgument, "INVALID_FIELD", "spec.expire_time"},
 		{"oversized", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = []string{strings.Repeat("x", 2<<20)} }, codes.InvalidArgument, "REQUEST_TOO_LARGE", "bytes"},
-		{"label that is none", func(r *sandboxv1.CreateSandboxRequest) { r.Labels = map[string]string{"a b": "c"} }, codes.InvalidArgument, "INVALID_FIELD", "labels"},
+		{"invalid label", func(r *sandboxv1.CreateSandboxRequest) { r.Labels = map[string]string{"a b": "c"} }, codes.InvalidArgument, "INVALID_FIELD", "labels"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -100,7 +100,7 @@ func containers(t *testing.T) []string {
 	return ids
 }
 
-func TestADeadlineThatIsTooShortLeavesNothing(t *testing.T) {
+func TestShortDeadlineLeavesNothing(t *testing.T) {
 	c := sandboxes(t)
 	before := len(containers(t))
 	var late []string
@@ -109,14 +109,14 @@ func TestADeadlineThatIsTooShortLeavesNothing(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i*8)*time.Millisecond)
 		resp, err := c.CreateSandbox(ctx, req)
 		cancel()
-		if err == nil { // it was fast enough after all
+		if err == nil { // it was fast enough
 			deleteAndWait(t, c, resp.GetSandbox())
 			continue
 		}
 		require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
 		late = append(late, req.GetName())
 	}
-	// An answer that was on its way when its caller's time was over is one: that sandbox is whole, and can be deleted by name.
+	// The server may have answered when the deadline passed: that sandbox is complete, and can be deleted by name.
 	for _, name := range late {
 		got, err := c.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: cluster.Namespace, Name: name})
 		if status.Code(err) != codes.NotFound {
@@ -127,8 +127,8 @@ func TestADeadlineThatIsTooShortLeavesNothing(t *testing.T) {
 	require.True(t, eventually(settle, func() bool { return len(containers(t)) <= before }), "left: %v", containers(t))
 }
 
-// TestAPortIsGivenOutOncePerAgent fills the port on every agent and expects a typed refusal.
-func TestAPortIsGivenOutOncePerAgent(t *testing.T) {
+// TestPortIsUniquePerAgent uses a port on every agent and expects a typed refusal.
+func TestPortIsUniquePerAgent(t *testing.T) {
 	c := sandboxes(t)
 	for range 6 { // more than the pool's greatest number of agents
 		req := sleeper(uniqueName("port"))
@@ -143,10 +143,10 @@ func TestAPortIsGivenOutOncePerAgent(t *testing.T) {
 		}
 		t.Cleanup(func() { deleteAndWait(t, c, resp.GetSandbox()) })
 	}
-	t.Fatal("one port was given out more often than there are agents")
+	t.Fatal("one port was reserved more often than there are agents")
 }
 
-// TestNoCapacity fills a pool of its own.
+// TestNoCapacity fills its own pool.
 func TestNoCapacity(t *testing.T) {
 	c, kube := sandboxes(t), cluster.Kube(t)
 	template := &v1alpha1.SandboxPool{}
@@ -177,7 +177,7 @@ func TestNoCapacity(t *testing.T) {
 	}
 }
 
-func TestTheAPIServerRefusesWrongManifests(t *testing.T) {
+func TestAPIServerRefusesInvalidManifests(t *testing.T) {
 	for field, wrong := range map[string]string{
 		"exposedPorts": "exposedPorts: [70000]", "poolRef": "poolRef: Not_A_Label", "failurePolicy": "failurePolicy: Perhaps",
 		"workingDir": "workingDir: relative", "only cpu, memory and pids": "resources: {limits: {disk: 1}}",

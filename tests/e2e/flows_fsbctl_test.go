@@ -15,7 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// view is what `fsb-ctl get -o json` tells of a sandbox.
+// view is the output of `fsb-ctl get -o json`.
 type view struct {
 	UID    string
 	Labels map[string]string
@@ -42,7 +42,7 @@ func fsbctl(t *testing.T, args ...string) string {
 	return cluster.OK(t, "fsb-ctl", args...)
 }
 
-// see reads a sandbox by fsb-ctl.
+// see reads a sandbox with fsb-ctl.
 func see(t *testing.T, name string) view {
 	t.Helper()
 	var v view
@@ -50,7 +50,7 @@ func see(t *testing.T, name string) view {
 	return v
 }
 
-// seen waits until fsb-ctl sees what is expected.
+// seen waits until the output of fsb-ctl meets the condition.
 func seen(t *testing.T, name, what string, condition func(view) bool) view {
 	t.Helper()
 	var last view
@@ -72,8 +72,8 @@ func launch(t *testing.T, name, pool string, args ...string) {
 	fsbctl(t, append(args, "--", "sh", "-c", runOn)...)
 }
 
-// TestFlowsByFsbCtl walks every flow of seed 002 with fsb-ctl alone. Only what makes and breaks agents is done by kubectl:
-// pools are Kubernetes objects, and losing a Pod is an accident.
+// TestFlowsByFsbCtl runs every flow of seed 002 with fsb-ctl alone. Only agents are created and killed with kubectl:
+// pools are Kubernetes objects, and the loss of a Pod is an accident.
 func TestFlowsByFsbCtl(t *testing.T) {
 	pool := ownPool(t, "fflows", nil)
 	t.Run("flows", func(t *testing.T) {
@@ -164,8 +164,8 @@ func fsbctlUpdate(t *testing.T, pool string) {
 	fsbctl(t, "delete", name)
 }
 
-// fsbctlModes checks that both modes end in the same custom resource but for what is a sandbox's own, and the words on how
-// it came to its place.
+// fsbctlModes checks that both modes reach the same custom resource, except for each sandbox's own values and the messages
+// about how it was scheduled.
 func fsbctlModes(t *testing.T, pool string) {
 	fast, strong := uniqueName("ffast"), uniqueName("fstrong")
 	launch(t, fast, pool, "--port", "8111", "--label", "a=b", "--ttl", "1h")
@@ -183,7 +183,7 @@ func fsbctlModes(t *testing.T, pool string) {
 		for key := range s.Annotations {
 			kept[key] = "set"
 		}
-		// The fast one's uid is its own; the strong one's may be the API server's.
+		// The allocator chooses the uid of the fast one; the strong one may have that of the API server.
 		for _, key := range []string{v1alpha1.AnnotationSandboxUID, v1alpha1.AnnotationCreateTime} {
 			delete(kept, key)
 		}

@@ -14,10 +14,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// TestFlowsByKubectl walks every flow of seed 002 with kubectl alone.
+// TestFlowsByKubectl runs every flow of seed 002 with kubectl alone.
 func TestFlowsByKubectl(t *testing.T) {
 	pool := ownPool(t, "kflows", nil)
-	t.Run("flows", func(t *testing.T) { // returns when all of them have ended, before the pool goes
+	t.Run("flows", func(t *testing.T) { // returns when all of them have ended, before the pool is deleted
 		t.Run("create and delete", func(t *testing.T) { t.Parallel(); kubectlCreateDelete(t, pool) })
 		t.Run("expire", func(t *testing.T) { t.Parallel(); kubectlExpire(t, pool) })
 		t.Run("reset", func(t *testing.T) { t.Parallel(); kubectlReset(t, pool) })
@@ -73,7 +73,7 @@ func kubectlReset(t *testing.T, pool string) {
 		_, err := nodeClient(t).LoadContainer(nodeContext(t.Context()), before)
 		return err != nil
 	}),
-		"the container from before the reset is still there")
+		"the container from before the reset still exists")
 	kubectl(t, "delete", "sbx", name, "--timeout="+flowTime)
 	gone(t, cluster.Namespace, name, after.EffectiveUID())
 }
@@ -151,7 +151,7 @@ func kubectlPool(t *testing.T) {
 	waitFor(t, "sbp", pool, ".status.readyAgents", "2")
 	kubectl(t, "scale", "sbp/"+pool, "--replicas=1")
 	require.True(t, eventually(3*time.Minute, func() bool { return kubectl(t, "get", "sbp", pool, "-o", "jsonpath={.status.currentAgents}") == "1" }),
-		"the idle agent did not go")
+		"the idle agent was not removed")
 
 	s := sandboxManifest(uniqueName("kroll"), pool)
 	apply(t, s)
@@ -162,9 +162,9 @@ func kubectlPool(t *testing.T) {
 	fresh := func() string {
 		return kubectl(t, "get", "pods", "-l", v1alpha1.LabelPool+"="+pool, "-o", `jsonpath={.items[?(@.metadata.annotations.rolled=="yes")].metadata.name}`)
 	}
-	require.True(t, eventually(time.Minute, func() bool { return fresh() != "" }), "no agent of the new template came")
+	require.True(t, eventually(time.Minute, func() bool { return fresh() != "" }), "no agent of the new template was started")
 	kubectl(t, "wait", "pod", fresh(), "--for=condition=Ready", "--timeout="+flowTime)
-	require.Equal(t, process, taskPid(t, before.Status.SandboxID), "the rollout disturbed a running sandbox")
+	require.Equal(t, process, taskPid(t, before.Status.SandboxID), "the rollout restarted a running sandbox")
 	require.Equal(t, before.Status.AssignedPod, field(t, s.Name, ".status.assignedPod"))
 
 	kubectl(t, "delete", "sbp", pool, "--wait=false")

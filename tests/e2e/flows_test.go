@@ -17,8 +17,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// flowTime is how long one step of a flow may take. The intervals of seed 002 are upper bounds of seconds; a busy machine
-// may be slower.
+// flowTime is how long one step of a flow may take. The intervals of seed 002 are a few seconds; a busy machine may be
+// slower.
 const flowTime = "60s"
 
 // kubectl runs kubectl, which must succeed.
@@ -36,7 +36,7 @@ func apply(t *testing.T, object any) {
 	require.Zero(t, r.Code, "%s\n%s", r.Stderr, raw)
 }
 
-// sandboxManifest is a Sandbox whose process runs on.
+// sandboxManifest returns a Sandbox whose process keeps running.
 func sandboxManifest(name, pool string) *v1alpha1.Sandbox {
 	s := &v1alpha1.Sandbox{}
 	s.APIVersion, s.Kind = v1alpha1.GroupVersion.String(), "Sandbox"
@@ -45,7 +45,7 @@ func sandboxManifest(name, pool string) *v1alpha1.Sandbox {
 	return s
 }
 
-// runOn is a process that runs until it is asked to end.
+// runOn is a process that runs until SIGTERM.
 const runOn = "trap 'exit 0' TERM; sleep 100000 & wait"
 
 // field reads one field of a sandbox's custom resource by kubectl.
@@ -63,7 +63,7 @@ func waitFor(t *testing.T, kind, name, path, value string) {
 	}
 }
 
-// ownPool makes a pool of a test's own with one small agent, ready to run, and has it deleted with the test.
+// ownPool creates a pool for one test, with one small agent that is ready, and deletes it when the test ends.
 func ownPool(t *testing.T, prefix string, change func(*v1alpha1.SandboxPool)) string {
 	t.Helper()
 	kube := cluster.Kube(t)
@@ -81,19 +81,19 @@ func ownPool(t *testing.T, prefix string, change func(*v1alpha1.SandboxPool)) st
 	t.Cleanup(func() {
 		kubectl(t, "delete", "sbx", "-l", v1alpha1.LabelPool+"="+p.Name, "--ignore-not-found", "--timeout="+flowTime)
 		kubectl(t, "delete", "sbp", p.Name, "--ignore-not-found", "--timeout="+flowTime)
-		sweepNode(t, p.Name)
+		nodeEmptied(t, p.Name)
 	})
 	waitFor(t, "sbp", p.Name, ".status.readyAgents", "1")
 	return p.Name
 }
 
-// agentOf is the Pod of a pool's agents that is there.
+// agentOf returns the Pod of a pool's first agent.
 func agentOf(t *testing.T, pool string) string {
 	t.Helper()
 	return strings.TrimSpace(kubectl(t, "get", "pods", "-l", v1alpha1.LabelPool+"="+pool, "-o", "jsonpath={.items[0].metadata.name}"))
 }
 
-// killAgentPod takes an agent's Pod away as a lost node would.
+// killAgentPod deletes an agent's Pod without waiting for the kubelet, as the loss of a node does.
 func killAgentPod(t *testing.T, pool string) {
 	t.Helper()
 	kubectl(t, "delete", "pod", agentOf(t, pool), "--force", "--grace-period=0")
@@ -107,7 +107,7 @@ func read(t *testing.T, name string) *v1alpha1.Sandbox {
 	return s
 }
 
-// conditionOf is the status of a sandbox's condition; Unknown if there is none.
+// conditionOf returns the status of a sandbox's condition; Unknown if there is none.
 func conditionOf(s *v1alpha1.Sandbox, kind string) metav1.ConditionStatus {
 	for _, c := range s.Status.Conditions {
 		if c.Type == kind {
@@ -117,7 +117,7 @@ func conditionOf(s *v1alpha1.Sandbox, kind string) metav1.ConditionStatus {
 	return metav1.ConditionUnknown
 }
 
-// emptied waits until the node holds nothing of a sandbox, whose record may be kept.
+// emptied waits until the node has nothing of a sandbox. Its custom resource may exist.
 func emptied(t *testing.T, uid string) {
 	t.Helper()
 	var left []string

@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	// held is a finalizer that only these tests take away.
+	// held is a finalizer that only these tests remove.
 	held = "fast-sandbox.io/e2e-held"
-	// quarantine is gc's default, and lookEvery, podsKept what the local overlay sets.
-	quarantine = 40 * time.Second
-	lookEvery  = 5 * time.Second
-	podsKept   = 100
+	// quarantine is gc's default; checkInterval and podsKept are set by the local overlay.
+	quarantine    = 40 * time.Second
+	checkInterval = 5 * time.Second
+	podsKept      = 100
 	// collected is how long a cascade may take on a busy machine.
 	collected = time.Minute
 )
 
-// TestGarbageCollection has the local cluster's only garbage collector do what kube-controller-manager's do elsewhere.
+// TestGarbageCollection checks that the local cluster's only garbage collector does what kube-controller-manager's do elsewhere.
 func TestGarbageCollection(t *testing.T) {
 	require.True(t, eventually(collected, func() bool { return enforcing(t) == 1 }), "one collector enforces: %s", cluster.Run(t, "", "fsb-ctl", "gc", "status").Stdout)
 	t.Run("cascades", func(t *testing.T) { // returns when all of them have ended
@@ -51,7 +51,7 @@ func TestGarbageCollection(t *testing.T) {
 	t.Run("restart", collectsAfterARestart)
 }
 
-// enforcing is how many collectors delete.
+// enforcing returns the number of collectors that delete.
 func enforcing(t *testing.T) (n int) {
 	t.Helper()
 	var out struct {
@@ -86,7 +86,7 @@ spec:
         - {name: c, image: docker.io/fast-sandbox/busybox:demo, command: [sh, -c, "trap 'exit 0' TERM; sleep 100000 & wait"]}
 `
 
-// deployed makes a Deployment of two Pods that run.
+// deployed creates a Deployment with two running Pods.
 func deployed(t *testing.T, namespace, prefix string) (name string) {
 	t.Helper()
 	name = uniqueName(prefix)
@@ -99,19 +99,19 @@ func deployed(t *testing.T, namespace, prefix string) (name string) {
 	return name
 }
 
-// named are the names of objects of kinds with a label.
+// named returns the names of objects of the kinds with a label.
 func named(t *testing.T, kinds, label string) []string {
 	t.Helper()
 	return strings.Fields(kubectl(t, "get", kinds, "-l", label, "-o", "name"))
 }
 
-// noneLeft waits until there is nothing of a Deployment any more.
+// noneLeft waits until no object of the kinds with a label exists.
 func noneLeft(t *testing.T, kinds, label string) {
 	t.Helper()
 	require.True(t, eventually(collected, func() bool { return len(named(t, kinds, label)) == 0 }), "left: %v", named(t, kinds, label))
 }
 
-// explained waits until the collector says of an object what it should.
+// explained waits until the collector's explanation of an object has the expected parts.
 func explained(t *testing.T, object string, want ...string) {
 	t.Helper()
 	var r cluster.Result
@@ -126,8 +126,9 @@ func explained(t *testing.T, object string, want ...string) {
 	}), "want %q, got %s%s", want, r.Stdout, r.Stderr)
 }
 
-// watchDeletions runs fsb-ctl gc watch, and returns when nothing is missed any more. told waits until it told of an object.
-func watchDeletions(t *testing.T) (told func(kind, name string) string) {
+// watchDeletions runs fsb-ctl gc watch, and returns once it misses no deletion. cause waits until it reports an object, and
+// returns why that was deleted.
+func watchDeletions(t *testing.T) (cause func(kind, name string) string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	cmd := exec.CommandContext(ctx, cluster.Binary(t, "fsb-ctl"), "gc", "watch", "-o", "json")
@@ -162,7 +163,7 @@ func watchDeletions(t *testing.T) (told func(kind, name string) string) {
 				return e.Cause
 			}
 		}
-		return "nobody told of it"
+		return "not reported"
 	}
 }
 
@@ -175,17 +176,17 @@ func collectsInTheBackground(t *testing.T) {
 	require.Contains(t, cluster.OK(t, "fsb-ctl", "gc", "preview", "deployment.apps", name, "--cascade", "orphan"), "\n1 would be deleted (1 Deployment.apps)\n")
 	dot := cluster.OK(t, "fsb-ctl", "gc", "graph", "deploy/"+name, "-o", "dot")
 	require.Equal(t, 3, strings.Count(dot, " -> "), "a ReplicaSet, and two Pods: %s", dot)
-	told := watchDeletions(t)
+	cause := watchDeletions(t)
 	kubectl(t, "delete", "deploy", name, "--cascade=background", "--timeout="+flowTime)
-	require.Equal(t, "CAUSE_OWNERS_GONE", told("ReplicaSet", name))
-	require.Equal(t, "CAUSE_OWNERS_GONE", told("Pod", name))
+	require.Equal(t, "CAUSE_OWNERS_GONE", cause("ReplicaSet", name))
+	require.Equal(t, "CAUSE_OWNERS_GONE", cause("Pod", name))
 	noneLeft(t, "rs,pods", "e2e="+name)
 	r := cluster.Run(t, "", "fsb-ctl", "gc", "explain", "deploy/"+name)
 	require.Equal(t, 3, r.Code)
 	require.Contains(t, r.Stderr, "OBJECT_NOT_FOUND")
 }
 
-// The Deployment is there for as long as what it owns.
+// The Deployment exists as long as its dependents.
 func collectsInTheForeground(t *testing.T) {
 	name := deployed(t, cluster.Namespace, "foreground")
 	pod := named(t, "pods", "e2e="+name)[0]
@@ -195,7 +196,7 @@ func collectsInTheForeground(t *testing.T) {
 	explained(t, pod, "being deleted", "- "+held)
 	kubectl(t, "patch", pod, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 	kubectl(t, "wait", "deploy/"+name, "--for=delete", "--timeout="+flowTime)
-	require.Empty(t, named(t, "rs,pods", "e2e="+name), "the owner went before what blocks it")
+	require.Empty(t, named(t, "rs,pods", "e2e="+name), "the owner was deleted before the dependent that blocks it")
 }
 
 func leavesOrphans(t *testing.T) {
@@ -232,7 +233,7 @@ spec:
 	noneLeft(t, "pods", "e2e="+name)
 }
 
-// A namespace's controller empties it; what owners leave on the way must not hold it up, nor come back.
+// The namespace controller deletes a namespace's objects; dependents must neither block it nor be created again.
 func emptiesNamespaces(t *testing.T) {
 	namespace := uniqueName("gc")
 	kubectl(t, "create", "namespace", namespace)
@@ -243,7 +244,7 @@ func emptiesNamespaces(t *testing.T) {
 	kubectl(t, "delete", "namespace", namespace, "--timeout="+flowTime)
 }
 
-// A pool that is deleted in the foreground does not wait for its sandboxes: its agents' Pods go first.
+// A pool that is deleted in the foreground does not wait for its sandboxes: its agents' Pods are deleted first.
 func collectsAgents(t *testing.T) {
 	pool := ownPool(t, "gcpool", nil)
 	agent := agentOf(t, pool)
@@ -253,16 +254,16 @@ func collectsAgents(t *testing.T) {
 	noneLeft(t, "pods", v1alpha1.LabelPool+"="+pool)
 }
 
-// idlePod is a Pod that no scheduler looks at.
+// idlePod returns a Pod that no scheduler handles.
 func idlePod(name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name},
-		Spec: corev1.PodSpec{SchedulerName: "nobody", AutomountServiceAccountToken: ptr.To(false),
+		Spec: corev1.PodSpec{SchedulerName: "none", AutomountServiceAccountToken: ptr.To(false),
 			Containers: []corev1.Container{{Name: "c", Image: cluster.Busybox}}},
 	}
 }
 
-// Those that were evicted go first, then the oldest.
+// Evicted Pods are deleted first, then the oldest.
 func collectsFinishedPods(t *testing.T) {
 	kube, label := cluster.Kube(t), uniqueName("finished")
 	t.Cleanup(func() { kubectl(t, "delete", "pods", "-l", "e2e="+label, "--timeout="+flowTime) })
@@ -289,7 +290,7 @@ func collectsFinishedPods(t *testing.T) {
 	require.True(t, there(made-2), "the newest is kept")
 }
 
-// going waits until a Pod is failed and to go, and reads it as it is then.
+// going waits until a Pod is failed and being deleted, and reads it.
 func going(t *testing.T, within time.Duration, p *corev1.Pod) {
 	t.Helper()
 	kube := cluster.Kube(t)
@@ -299,7 +300,7 @@ func going(t *testing.T, within time.Duration, p *corev1.Pod) {
 	}), "phase %s, deletion %v", p.Status.Phase, p.DeletionTimestamp)
 }
 
-// release takes the finalizer away by which a test looks at what is going.
+// release removes the finalizer by which a test keeps a Pod that is being deleted.
 func release(t *testing.T, p *corev1.Pod) {
 	t.Helper()
 	kubectl(t, "patch", "pod", p.Name, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
@@ -322,13 +323,13 @@ func collectsPodsOfALostNode(t *testing.T) {
 	release(t, p)
 }
 
-// A Pod that never had a node and is deleted has nobody to end it.
+// A Pod that never had a node has no kubelet that could end its deletion.
 func collectsPodsWithoutANode(t *testing.T) {
 	p := idlePod(uniqueName("unscheduled"))
 	p.Finalizers = []string{held}
 	require.NoError(t, cluster.Kube(t).Create(t.Context(), p))
 	kubectl(t, "delete", "pod", p.Name, "--wait=false")
-	going(t, 2*lookEvery+settle, p)
+	going(t, 2*checkInterval+settle, p)
 	release(t, p)
 }
 
@@ -336,7 +337,7 @@ func owning(o *corev1.ConfigMap) []metav1.OwnerReference {
 	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: o.Name, UID: o.UID, BlockOwnerDeletion: ptr.To(true)}}
 }
 
-// collectsAfterARestart kills all collectors while a cascade is under way. What was begun is ended by the next ones.
+// collectsAfterARestart kills all collectors during a cascade. The next ones finish it.
 func collectsAfterARestart(t *testing.T) {
 	kube, label := cluster.Kube(t), uniqueName("restart")
 	add := func(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
@@ -356,7 +357,7 @@ func collectsAfterARestart(t *testing.T) {
 	kill(t, "/gc")
 	began := time.Now()
 	t.Logf("%d of 300 dependents were left when all collectors were killed", len(named(t, "cm", "e2e="+label))-2)
-	// The graph is built anew, and has both: the deletion that waits, and what the other owner has left.
+	// The graph is built again, and has both: the deletion that waits, and the dependents of the other owner.
 	explained(t, "cm/"+waiting.Name, "AwaitsDependents", "ConfigMap default/"+blocker.Name)
 	require.True(t, eventually(collected, func() bool { return len(named(t, "cm", "e2e="+label)) == 2 }), "left: %v", named(t, "cm", "e2e="+label))
 	t.Logf("all was collected %s after all collectors were killed", time.Since(began))

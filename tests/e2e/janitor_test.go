@@ -19,16 +19,16 @@ import (
 )
 
 const (
-	// agentGoneLimit is how long after an agent's Pod the node may keep its containers.
+	// agentGoneLimit is how long the node may keep containers after their agent's Pod was deleted.
 	agentGoneLimit = 3 * time.Second
-	// absentLimit is the janitor's grace and one of its scans, and a little for the work.
+	// absentLimit is the janitor's grace and scan interval by default, and some time for the deletion.
 	absentLimit = 10*time.Second + time.Minute + 5*time.Second
-	// replacedLimit is how long a container may stay after another Sandbox has got its name: less than the grace, for there is
-	// nothing to wait for.
+	// replacedLimit is how long a container may stay after another Sandbox has its name: less than the grace, which does not
+	// apply.
 	replacedLimit = 5 * time.Second
 )
 
-// TestNodeJanitorRecovery is seed 000's: each row of its matrix is produced for real.
+// TestNodeJanitorRecovery produces each row of the matrix of seed 000.
 func TestNodeJanitorRecovery(t *testing.T) {
 	pool := ownPool(t, "recovery", nil)
 	c := sandboxes(t)
@@ -42,10 +42,10 @@ func TestNodeJanitorRecovery(t *testing.T) {
 	normal, absent, replaced := in("normal"), in("absent"), in("replaced")
 	pid := taskPid(t, normal.GetStatus().GetSandboxId())
 	for _, s := range []*sandboxv1.Sandbox{normal, absent, replaced} {
-		require.True(t, eventually(settle, func() bool { return verdictOf(t, s) == "REASON_ASSIGNED" }), "a janitor keeps what is meant to run: %s", verdictOf(t, s))
+		require.True(t, eventually(settle, func() bool { return verdictOf(t, s) == "REASON_ASSIGNED" }), "the janitor must keep an assigned container: %s", verdictOf(t, s))
 	}
 
-	// Behind the system's back: the controller would end what is deleted, and put the finalizer back.
+	// Without the controller, which would delete the containers itself and add the finalizer again.
 	kubectl(t, "-n", "fast-sandbox-system", "scale", "deployment/controller", "--replicas=0")
 	restore := sync.OnceFunc(func() { kubectl(t, "-n", "fast-sandbox-system", "scale", "deployment/controller", "--replicas=2") })
 	defer restore()
@@ -55,20 +55,20 @@ func TestNodeJanitorRecovery(t *testing.T) {
 		kubectl(t, "delete", "sbx", s.GetName(), "--timeout="+flowTime)
 	}
 	removed := time.Now()
-	apply(t, sandboxManifest(replaced.GetName(), pool)) // nobody assigns it: it is in no janitor's cache
+	apply(t, sandboxManifest(replaced.GetName(), pool)) // no controller assigns it: it is in no janitor's cache
 	began := time.Now()
 	require.True(t, eventually(replacedLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), replaced.GetUid())) == 0 }),
 		"another Sandbox has the name, and left: %v", leftovers(t.Context(), t, nodeClient(t), replaced.GetUid()))
-	t.Logf("another Sandbox has the name: the container was gone after %s", time.Since(began))
+	t.Logf("another Sandbox has the name: the container was deleted after %s", time.Since(began))
 	require.True(t, eventually(absentLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), absent.GetUid())) == 0 }), "the custom resource is absent")
-	t.Logf("the custom resource is absent: the container was gone after %s", time.Since(removed))
+	t.Logf("the custom resource is absent: the container was deleted after %s", time.Since(removed))
 	require.Equal(t, pid, taskPid(t, normal.GetStatus().GetSandboxId()), "normal work was disturbed")
 	require.Equal(t, "REASON_ASSIGNED", verdictOf(t, normal))
 	documented(t, normal.GetStatus().GetSandboxId(), replaced.GetStatus().GetSandboxId())
 	restore()
 	waitFor(t, "sbx", replaced.GetName(), ".status.phase", "Running")
 
-	// The agent's Pod goes; its sandboxes' policy is to wait for somebody to reset them.
+	// The agent's Pod is deleted; the policy of its sandboxes is to wait for a reset.
 	agent := customResource(t, normal.GetName(), running).Status.AssignedPod
 	kubectl(t, "delete", "pod", agent, "--grace-period=0", "--force", "--wait=false")
 	kube := cluster.Kube(t)
@@ -78,13 +78,13 @@ func TestNodeJanitorRecovery(t *testing.T) {
 	began = time.Now()
 	require.True(t, eventually(agentGoneLimit, func() bool { return len(leftovers(t.Context(), t, nodeClient(t), normal.GetUid())) == 0 }),
 		"the agent's Pod is gone, and left: %v", leftovers(t.Context(), t, nodeClient(t), normal.GetUid()))
-	t.Logf("the agent's Pod is gone: its container was gone after %s", time.Since(began))
+	t.Logf("the agent's Pod is gone: its container was deleted after %s", time.Since(began))
 	require.True(t, eventually(settle, func() bool {
 		return strings.Contains(kubectl(t, "get", "events", "--field-selector=involvedObject.name="+normal.GetName()), "OrphanRemoved")
-	}), "nobody told of it")
+	}), "no event reports it")
 }
 
-// documented runs the commands of README.md and deploy/README.md while one container is kept and another was removed.
+// documented runs the commands of README.md and deploy/README.md after one container was kept and another was removed.
 func documented(t *testing.T, kept, removed string) {
 	t.Helper()
 	node := strings.TrimSpace(kubectl(t, "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"))
@@ -92,19 +92,19 @@ func documented(t *testing.T, kept, removed string) {
 	require.NotContains(t, fsbctl(t, "janitor", "verdicts", "--action", "delete,wait", "-o", "wide"), kept)
 	require.NotContains(t, fsbctl(t, "janitor", "sweep", "--dry-run"), kept)
 	require.NotContains(t, fsbctl(t, "janitor", "sweep", "--node", node), kept)
-	require.Contains(t, fsbctl(t, "janitor", "verdicts", "--node", node), kept, "a sweep takes no more than the janitor would")
+	require.Contains(t, fsbctl(t, "janitor", "verdicts", "--node", node), kept, "a sweep deletes no more than the janitor would")
 	watch := cluster.Exec(t, "timeout", "3", cluster.Binary(t, "fsb-ctl"), "janitor", "verdicts", "--node", node, "-w")
-	require.Equal(t, 124, watch.Code, "a watch goes on: %s", watch.Stderr)
+	require.Equal(t, 124, watch.Code, "a watch continues: %s", watch.Stderr)
 	require.Contains(t, watch.Stdout, kept)
-	var told string
+	var events string
 	require.True(t, eventually(settle, func() bool {
-		told = kubectl(t, "get", "events", "-A", "--field-selector", "reason=OrphanRemoved")
-		return strings.Contains(told, removed)
-	}), "%s", told)
-	require.Regexp(t, removed+".*another Sandbox has its name", told)
+		events = kubectl(t, "get", "events", "-A", "--field-selector", "reason=OrphanRemoved")
+		return strings.Contains(events, removed)
+	}), "%s", events)
+	require.Regexp(t, removed+".*another Sandbox has its name", events)
 }
 
-// verdictOf is what the node's janitor says of a sandbox's container, by fsb-ctl.
+// verdictOf returns the janitor's verdict on a sandbox's container, read with fsb-ctl.
 func verdictOf(t *testing.T, s *sandboxv1.Sandbox) string {
 	t.Helper()
 	var out struct {

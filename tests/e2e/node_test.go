@@ -15,14 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
-	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-// nodeContext selects containerd's namespace of Kubernetes.
+// nodeContext selects Kubernetes' namespace of containerd.
 func nodeContext(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, "k8s.io") }
 
-// leftovers lists all that the node holds of one sandbox: containers, tasks, snapshots, cgroups and log folders, which
-// all carry its uid.
+// leftovers lists everything that the node has of one sandbox: containers, tasks, snapshots, mounts and log directories, whose
+// names all contain its uid.
 func leftovers(ctx context.Context, t *testing.T, c *containerd.Client, uid string) []string {
 	t.Helper()
 	ctx = nodeContext(ctx)
@@ -62,14 +61,18 @@ func leftovers(ctx context.Context, t *testing.T, c *containerd.Client, uid stri
 	return found
 }
 
-// sweepNode removes the containers of a pool whose agents are gone. A killed agent's Pod leaves them to the janitor.
-func sweepNode(t *testing.T, pool string) {
+// nodeEmptied waits until the node has no container of a pool. Those of killed agents are the janitor's to delete.
+func nodeEmptied(t *testing.T, pool string) {
 	t.Helper()
 	ctx := nodeContext(context.WithoutCancel(t.Context()))
-	list, err := nodeClient(t).ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", v1alpha1.LabelPool, pool))
-	require.NoError(t, err)
-	remover := &ctrd.Remover{Client: nodeClient(t), Snapshotter: ctrd.DefaultSnapshotter, LogRoot: ctrd.DefaultLogRoot, ProcRoot: "/proc", CgroupRoot: ctrd.DefaultCgroupRoot}
-	for _, x := range list {
-		require.NoError(t, remover.Remove(ctx, x.ID))
-	}
+	var left []string
+	require.True(t, eventually(absentLimit, func() bool {
+		list, err := nodeClient(t).ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", v1alpha1.LabelPool, pool))
+		require.NoError(t, err)
+		left = nil
+		for _, x := range list {
+			left = append(left, x.ID)
+		}
+		return len(left) == 0
+	}), "the janitor has not deleted: %v", left)
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// TestCreateFollowedAtOnceByDelete overtakes the writing of the custom resource 40 times; nothing may be left.
-func TestCreateFollowedAtOnceByDelete(t *testing.T) {
+// TestDeleteRightAfterCreate overtakes the write of the custom resource 40 times; nothing may be left.
+func TestDeleteRightAfterCreate(t *testing.T) {
 	c := sandboxes(t)
 	prefix := uniqueName("churn")
 	var mu sync.Mutex
@@ -65,7 +65,7 @@ func TestCreateFollowedAtOnceByDelete(t *testing.T) {
 	}), "left: %v", left)
 }
 
-// TestOneRequestIDIsOneSandbox repeats a create, one after the other and at once.
+// TestOneRequestIDIsOneSandbox repeats a create, sequentially and concurrently.
 func TestOneRequestIDIsOneSandbox(t *testing.T) {
 	c := sandboxes(t)
 	req := sleeper(uniqueName("once"))
@@ -105,8 +105,8 @@ func TestOneRequestIDIsOneSandbox(t *testing.T) {
 	}
 }
 
-// TestANameIsFreeOnceItsSandboxIsGone creates and deletes under one name, each time another sandbox.
-func TestANameIsFreeOnceItsSandboxIsGone(t *testing.T) {
+// TestNameCanBeReused creates and deletes several sandboxes of one name.
+func TestNameCanBeReused(t *testing.T) {
 	c := sandboxes(t)
 	name := uniqueName("again")
 	seen := map[string]bool{}

@@ -20,7 +20,7 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// curl reads a path of the gateway with the real curl, as the README does.
+// curl reads a path of the gateway with curl, as the README does.
 func curl(t *testing.T, path string, args ...string) string {
 	t.Helper()
 	r := cluster.Exec(t, "curl", append([]string{"-sS", "--max-time", "20", "--cacert", cluster.Env(t, "FSB_CACERT"),
@@ -55,8 +55,8 @@ func call(t *testing.T, method, path, body string) (int, map[string]any) {
 	return resp.StatusCode, out
 }
 
-// TestALogThatIsSilentIsFollowedAtOnce gets its headers before the process writes anything.
-func TestALogThatIsSilentIsFollowedAtOnce(t *testing.T) {
+// TestFollowingSilentLog receives the headers before the process writes anything.
+func TestFollowingSilentLog(t *testing.T) {
 	s := create(t, sandboxes(t), sleeper(uniqueName("silent"))).GetSandbox()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -68,7 +68,7 @@ func TestALogThatIsSilentIsFollowedAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusOK, resp.StatusCode)
 }
 
-// TestREST walks a sandbox's life over the gateway, with a watch running beside it.
+// TestREST runs a sandbox's life through the gateway, with a concurrent watch.
 func TestREST(t *testing.T) {
 	name := uniqueName("rest")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

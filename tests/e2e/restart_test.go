@@ -17,7 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// pidsOf finds the processes of the mesh by the path of their program inside their image.
+// pidsOf returns the processes of the mesh by the path of their program inside their image.
 func pidsOf(t *testing.T, program string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -36,7 +36,7 @@ func pidsOf(t *testing.T, program string) []int {
 	return pids
 }
 
-// kill ends processes the hard way and waits until others serve in their place.
+// kill kills all processes of a program.
 func kill(t *testing.T, program string) {
 	t.Helper()
 	old := pidsOf(t, program)
@@ -57,8 +57,8 @@ func taskPid(t *testing.T, containerID string) uint32 {
 	return task.Pid()
 }
 
-// TestSandboxesOutliveTheAgentProcess kills the agents; their sandboxes go on, log on, and are managed again.
-func TestSandboxesOutliveTheAgentProcess(t *testing.T) {
+// TestSandboxesSurviveAgentRestart kills the agents; their sandboxes keep running and logging, and are managed again.
+func TestSandboxesSurviveAgentRestart(t *testing.T) {
 	c := sandboxes(t)
 	req := sleeper(uniqueName("survivor"))
 	req.Spec.Command = []string{"sh", "-c", "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.1; done"}
@@ -66,8 +66,8 @@ func TestSandboxesOutliveTheAgentProcess(t *testing.T) {
 	id := resp.GetSandbox().GetStatus().GetSandboxId()
 	before := taskPid(t, id)
 	kill(t, "/agent")
-	require.True(t, eventually(time.Minute, func() bool { return len(readyAgents(t)) > 0 }), "no agent came back")
-	require.Equal(t, before, taskPid(t, id), "the process was disturbed")
+	require.True(t, eventually(time.Minute, func() bool { return len(readyAgents(t)) > 0 }), "no agent is ready again")
+	require.Equal(t, before, taskPid(t, id), "the process was restarted")
 	var lines []string
 	require.True(t, eventually(settle, func() bool {
 		r := cluster.Run(t, "", "fsb-ctl", "logs", req.GetName())
@@ -79,8 +79,8 @@ func TestSandboxesOutliveTheAgentProcess(t *testing.T) {
 	}
 }
 
-// TestAnAllocatorThatIsKilledForgetsNothing kills the allocator right after it acknowledged creates.
-func TestAnAllocatorThatIsKilledForgetsNothing(t *testing.T) {
+// TestAllocatorRestartLosesNothing kills the allocators right after they acknowledged creates.
+func TestAllocatorRestartLosesNothing(t *testing.T) {
 	c := sandboxes(t)
 	var acknowledged []*sandboxv1.Sandbox
 	for range 5 {
@@ -90,7 +90,7 @@ func TestAnAllocatorThatIsKilledForgetsNothing(t *testing.T) {
 	require.True(t, eventually(time.Minute, func() bool {
 		_, err := c.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: acknowledged[0].GetNamespace(), Name: acknowledged[0].GetName()})
 		return err == nil
-	}), "the allocator did not come back")
+	}), "no allocator answers again")
 	for _, s := range acknowledged {
 		cr := customResource(t, s.GetName(), running)
 		require.Equal(t, s.GetUid(), cr.EffectiveUID())

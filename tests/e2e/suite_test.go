@@ -1,6 +1,6 @@
 //go:build e2e
 
-// Package e2e_test walks the whole mesh as its users do: by gRPC, REST, kubectl, grpcurl and fsb-ctl, against agents that
+// Package e2e_test uses the whole mesh as its users do: with gRPC, REST, kubectl, grpcurl and fsb-ctl, against agents that
 // a real kubelet runs on a real containerd.
 package e2e_test
 
@@ -29,14 +29,14 @@ const (
 	tick   = 100 * time.Millisecond
 )
 
-// uniqueName makes a name that no other test or run uses.
+// uniqueName returns a name that no other test or run uses.
 func uniqueName(prefix string) string { return prefix + "-" + uuid.NewString()[:8] }
 
 func sandboxes(t *testing.T) sandboxv1.SandboxServiceClient {
 	return sandboxv1.NewSandboxServiceClient(cluster.Dial(t))
 }
 
-// sleeper asks for a sandbox that runs until it is ended.
+// sleeper returns a create of a sandbox that runs until it is stopped.
 func sleeper(name string) *sandboxv1.CreateSandboxRequest {
 	return &sandboxv1.CreateSandboxRequest{
 		Namespace: cluster.Namespace, Name: name, RequestId: uuid.NewString(),
@@ -47,7 +47,7 @@ func sleeper(name string) *sandboxv1.CreateSandboxRequest {
 	}
 }
 
-// create creates a sandbox and has it deleted with the test.
+// create creates a sandbox, and deletes it when the test ends.
 func create(t *testing.T, c sandboxv1.SandboxServiceClient, req *sandboxv1.CreateSandboxRequest) *sandboxv1.CreateSandboxResponse {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -58,7 +58,7 @@ func create(t *testing.T, c sandboxv1.SandboxServiceClient, req *sandboxv1.Creat
 	return resp
 }
 
-// deleteAndWait deletes a sandbox, if it is still there, and waits until nothing of it is left.
+// deleteAndWait deletes a sandbox, if it still exists, and waits until nothing of it is left.
 func deleteAndWait(t *testing.T, c sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -69,7 +69,7 @@ func deleteAndWait(t *testing.T, c sandboxv1.SandboxServiceClient, s *sandboxv1.
 	gone(t, s.GetNamespace(), s.GetName(), s.GetUid())
 }
 
-// gone waits until neither the API server nor the node knows the sandbox.
+// gone waits until neither the API server nor the node has anything of the sandbox.
 func gone(t *testing.T, namespace, name, uid string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -108,7 +108,7 @@ func nodeClient(t *testing.T) *containerd.Client {
 	return c
 }
 
-// agents returns the agents that take sandboxes.
+// readyAgents returns the agents that accept sandboxes.
 func readyAgents(t *testing.T) []*allocatorv1.Agent {
 	t.Helper()
 	resp, err := allocatorv1.NewAllocatorServiceClient(cluster.Dial(t)).ListAgents(t.Context(),

@@ -17,19 +17,19 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// TestRunPrintsTheProcessesOutput is the README's first command.
-func TestRunPrintsTheProcessesOutput(t *testing.T) {
+// TestRunPrintsOutput is the README's first command.
+func TestRunPrintsOutput(t *testing.T) {
 	name := uniqueName("py")
 	r := cluster.Run(t, "", "fsb-ctl", "run", name, "--image", cluster.Python, "--rm", "--", "python3", "-c", "print(6*7)")
 	require.Zero(t, r.Code, "stderr: %s", r.Stderr)
 	require.Equal(t, "42\n", r.Stdout)
 	for _, stage := range []string{"reserve", "snapshot", lastStage(r.Stderr), "started"} {
-		require.Contains(t, r.Stderr, stage, "run says where the time went")
+		require.Contains(t, r.Stderr, stage, "run prints the stages")
 	}
 	require.NotZero(t, cluster.Run(t, "", "fsb-ctl", "get", name).Code, "--rm leaves nothing")
 }
 
-// lastStage is the stage before the start on the path that fsb-ctl run says it took.
+// lastStage returns the stage before the start on the path that fsb-ctl run reports.
 func lastStage(stderr string) string {
 	if strings.Contains(stderr, "(slot)") {
 		return "claim"
@@ -37,7 +37,7 @@ func lastStage(stderr string) string {
 	return "task"
 }
 
-func TestRunReturnsTheProcessesExitCode(t *testing.T) {
+func TestRunReturnsExitCode(t *testing.T) {
 	r := cluster.Run(t, "", "fsb-ctl", "run", uniqueName("exit"), "--image", cluster.Busybox, "--rm", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
 	require.Equal(t, 7, r.Code, "stderr: %s", r.Stderr)
 	require.Contains(t, r.Stdout, "out")
@@ -57,8 +57,8 @@ spec:
   exposedPorts: [8123]
 `
 
-// TestOneSandboxIsSeenByEveryone applies a manifest and looks at the sandbox with every client there is.
-func TestOneSandboxIsSeenByEveryone(t *testing.T) {
+// TestEveryClientSeesOneSandbox applies a manifest and reads the sandbox with every client.
+func TestEveryClientSeesOneSandbox(t *testing.T) {
 	name := uniqueName("seen")
 	apply := cluster.Run(t, strings.ReplaceAll(manifest, "NAME", name), "kubectl", "apply", "-f", "-")
 	require.Zero(t, apply.Code, apply.Stderr)
@@ -94,7 +94,7 @@ func TestOneSandboxIsSeenByEveryone(t *testing.T) {
 	})
 }
 
-// followLogs reads a growing log by `fsb-ctl logs -f` and checks that lines come as they are written, none missing.
+// followLogs reads a growing log with `fsb-ctl logs -f` and checks that no line is missing.
 func followLogs(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
@@ -107,8 +107,8 @@ func followLogs(t *testing.T, name string) {
 	}
 }
 
-// TestAFastSandboxBecomesACustomResource checks that both modes reach the same custom resource.
-func TestAFastSandboxBecomesACustomResource(t *testing.T) {
+// TestFastSandboxBecomesCustomResource checks that both modes reach the same custom resource.
+func TestFastSandboxBecomesCustomResource(t *testing.T) {
 	c := sandboxes(t)
 	fast, strong := sleeper(uniqueName("fast")), sleeper(uniqueName("strong"))
 	strong.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
@@ -134,7 +134,7 @@ func TestAFastSandboxBecomesACustomResource(t *testing.T) {
 	}
 }
 
-// TestPortsAndNetwork serves HTTP in a sandbox and reads it through the endpoint, and shows that network None has none.
+// TestPortsAndNetwork serves HTTP in a sandbox and reads it through the endpoint, and checks that network None has no link.
 func TestPortsAndNetwork(t *testing.T) {
 	c := sandboxes(t)
 	req := sleeper(uniqueName("web"))
@@ -152,7 +152,7 @@ func TestPortsAndNetwork(t *testing.T) {
 	require.Equal(t, "lo\n", none.Stdout)
 }
 
-func TestATTLExpiresTheSandbox(t *testing.T) {
+func TestTTLExpiresSandbox(t *testing.T) {
 	name := uniqueName("ttl")
 	out := cluster.Run(t, "", "fsb-ctl", "run", name, "--image", cluster.Busybox, "--ttl", "3s", "--", "sleep", "600")
 	require.Zero(t, out.Code, out.Stderr)

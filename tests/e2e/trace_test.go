@@ -23,16 +23,16 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// span is what a test needs to know of a span.
+// span is the part of a span that tests need.
 type span struct{ trace, id, parent, service, name string }
 
-// collector takes spans by OTLP over HTTP.
+// collector receives spans by OTLP over HTTP.
 type collector struct {
 	mu    sync.Mutex
 	spans []span
 }
 
-// ServeHTTP takes one export.
+// ServeHTTP receives one export.
 func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body := io.Reader(r.Body)
 	if r.Header.Get("Content-Encoding") == "gzip" {
@@ -79,7 +79,7 @@ func (c *collector) of(trace string) []span {
 	return out
 }
 
-// listenOnNode listens inside the cluster's network namespace, where the mesh exports its spans to.
+// listenOnNode listens inside the cluster's network namespace, at the address that the mesh exports its spans to.
 func listenOnNode(t *testing.T, address string) net.Listener {
 	t.Helper()
 	type result struct {
@@ -88,7 +88,7 @@ func listenOnNode(t *testing.T, address string) net.Listener {
 	}
 	done := make(chan result)
 	go func() {
-		// The thread is never unlocked: it ends with the goroutine and takes the namespace with it.
+		// The thread is never unlocked: it ends with the goroutine, so no other goroutine runs in the namespace.
 		runtime.LockOSThread()
 		ns, err := os.Open("/run/netns/fsb-local")
 		if err != nil {

@@ -1,6 +1,6 @@
-// Package cluster gives end-to-end tests their hands on a running cluster: the public API, the Kubernetes API, the
-// node's containerd, and the built command line. Where it is comes from the environment that `make -s env` prints. A
-// test that lacks something fails and says what; nothing is skipped.
+// Package cluster connects end-to-end tests to a running cluster: the public API, the Kubernetes API, the
+// node's containerd, and the built command line. The addresses come from the environment that `make -s env` prints. A
+// test that lacks something fails and says what; nothing is skipped. Everything may be called concurrently.
 package cluster
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// The demo images, namespace and pool that the local overlay brings.
+// The demo images, namespace and pool of the local overlay.
 const (
 	Busybox   = "docker.io/fast-sandbox/busybox:demo"
 	Python    = "docker.io/fast-sandbox/python:demo"
@@ -84,28 +84,28 @@ func Containerd(t testing.TB) (context.Context, *containerd.Client) {
 	return namespaces.WithNamespace(t.Context(), containerdNamespace), c
 }
 
-// Binary is the path of a built binary.
+// Binary returns the path of a built binary.
 func Binary(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(Env(t, "FSB_BIN"), name)
 	_, err := os.Stat(path)
-	require.NoError(t, err, "build it with: make build tools")
+	require.NoError(t, err, "build it with: make build grpcurl")
 	return path
 }
 
-// Result is how a program ended.
+// Result is the output and exit code of a program.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// Run runs a built binary to its end and returns what it said.
+// Run runs a built binary to its end and returns its result.
 func Run(t testing.TB, stdin, name string, args ...string) Result {
 	t.Helper()
 	return run(t, stdin, Binary(t, name), args...)
 }
 
-// Exec runs a program of the machine to its end and returns what it said.
+// Exec runs a program of the machine to its end and returns its result.
 func Exec(t testing.TB, name string, args ...string) Result {
 	t.Helper()
 	return run(t, "", name, args...)
@@ -113,7 +113,7 @@ func Exec(t testing.TB, name string, args ...string) Result {
 
 func run(t testing.TB, stdin, name string, args ...string) Result {
 	t.Helper()
-	// Clean-ups run programs, too, when the test's own context has ended.
+	// Cleanup functions run programs too, after the test's own context has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -127,7 +127,7 @@ func run(t testing.TB, stdin, name string, args ...string) Result {
 	return Result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// OK is Run for a program that must succeed; it returns what it wrote to stdout.
+// OK is Run for a program that must succeed; it returns its standard output.
 func OK(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	r := Run(t, "", name, args...)

@@ -1,7 +1,7 @@
-// Package containerd gives tests a real containerd of their own: private root, state and socket, the real runc, a small
-// busybox image, and a registry on loopback to pull from. When a test ends it makes sure that no task, container,
-// snapshot, process, mount, network namespace or cgroup of the containerd is left, and fails the test if one is. It needs
-// root and the binaries; what is missing fails the test with the reason, it never skips.
+// Package containerd runs a real containerd for a test: private root, state and socket, the real runc, a small
+// busybox image, and a registry on loopback to pull from. When a test ends it fails the test if a task, container,
+// snapshot, process, mount, network namespace or cgroup of the containerd is left. It needs
+// root and the binaries; a missing one fails the test with the reason, it never skips.
 package containerd
 
 import (
@@ -59,14 +59,14 @@ func Start(t testing.TB) *Server {
 		t.Fatalf("containerd needs runc: %v (apt-get install runc)", err)
 	}
 	bin := binaries(t)
-	// The path of a unix socket has little room, so not the test's own directory.
+	// The path of a unix socket is short, so it cannot be in the test's own directory.
 	dir, err := os.MkdirTemp("/run", "fsb-test-")
 	require.NoError(t, err)
 	s := &Server{
 		Dir: dir, LogRoot: filepath.Join(dir, "log"), Socket: filepath.Join(dir, "c.sock"), CgroupParent: "/" + filepath.Base(dir),
 		config: filepath.Join(dir, "config.toml"), env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")),
 	}
-	// Content on a real file system: overlays on tmpfs are another thing.
+	// Content on a disk: overlays on tmpfs behave differently.
 	root, err := os.MkdirTemp("/var/tmp", "fsb-test-")
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(s.LogRoot, 0o700))
@@ -118,10 +118,10 @@ func (s *Server) Up(t testing.TB) {
 	}
 }
 
-// Down stops the process in good order; the shims and what they run go on.
+// Down stops the process gracefully; the shims and their containers keep running.
 func (s *Server) Down(t testing.TB) { s.signal(t, syscall.SIGTERM) }
 
-// Kill kills the process; the shims and what they run go on.
+// Kill kills the process; the shims and their containers keep running.
 func (s *Server) Kill(t testing.TB) { s.signal(t, syscall.SIGKILL) }
 
 func (s *Server) signal(t testing.TB, sig syscall.Signal) {
@@ -143,7 +143,7 @@ func (s *Server) signal(t testing.TB, sig syscall.Signal) {
 	s.cmd = nil
 }
 
-// close removes what tests left, after having told of it, and then the server itself.
+// close reports and removes what tests left, and then removes the server itself.
 func (s *Server) close(t testing.TB, root string) {
 	if s.cmd == nil && s.Client != nil {
 		s.Up(t)
@@ -181,7 +181,7 @@ func (s *Server) log() []byte {
 	return bytes.TrimSpace(raw)
 }
 
-// binaries is the directory of containerd and its shim: $FSB_BIN/containerd, else bin/containerd of the repository.
+// binaries returns the directory of containerd and its shim: $FSB_BIN/containerd, else bin/containerd of the repository.
 func binaries(t testing.TB) string {
 	t.Helper()
 	bin := config.Env("FSB_BIN")

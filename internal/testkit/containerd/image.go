@@ -27,10 +27,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-// Busybox is the reference of the image that Import brings.
+// Busybox is the reference of the image that Import imports.
 const Busybox = "docker.io/library/busybox:test"
 
-// applets are the names under which /bin has busybox.
+// applets are the links to busybox in /bin.
 const applets = "sh cat echo sleep ls id env hostname true false kill ps mount nc wget head tail dd yes seq grep touch mkdir chmod ulimit ip stat date sync awk"
 
 // Option changes an image.
@@ -61,7 +61,7 @@ func WithFile(path, content string, mode int64) Option {
 }
 
 // Image builds a small image around the machine's static busybox, in memory: user app (1000, groups app and extra), a
-// file /data.txt that is not executable, and /bin/garbage, which is executable and no program.
+// file /data.txt that is not executable, and /bin/garbage, which is executable but not a program.
 func Image(t testing.TB, options ...Option) v1.Image {
 	t.Helper()
 	busybox, err := os.ReadFile("/bin/busybox")
@@ -94,7 +94,7 @@ func Image(t testing.TB, options ...Option) v1.Image {
 	return img
 }
 
-// Broken is an image whose layer is no archive.
+// Broken returns an image whose layer is not an archive.
 func Broken(t testing.TB) v1.Image {
 	t.Helper()
 	img, err := mutate.AppendLayers(Image(t), static.NewLayer([]byte("no archive"), types.DockerUncompressedLayer))
@@ -129,7 +129,7 @@ func layer(t testing.TB, files []file) v1.Layer {
 	return l
 }
 
-// Import brings an image to containerd under ref, unpacked.
+// Import imports an image into containerd as ref, unpacked.
 func (s *Server) Import(t testing.TB, ref string, img v1.Image) {
 	t.Helper()
 	tag, err := name.NewTag(ref)
@@ -141,7 +141,7 @@ func (s *Server) Import(t testing.TB, ref string, img v1.Image) {
 	for _, i := range imported {
 		require.NoError(t, client.NewImage(s.Client, i).Unpack(t.Context(), ctrd.DefaultSnapshotter))
 		if i.Name != ref {
-			// The archive's format writes names its own way.
+			// The archive format normalizes names.
 			meta := i
 			meta.Name = ref
 			_, err := s.Client.ImageService().Create(t.Context(), meta)
@@ -159,8 +159,8 @@ type Registry struct {
 	server *httptest.Server
 }
 
-// NewRegistry serves a registry until the test ends. With a user, it wants basic authentication. handler (may be nil)
-// sees each request first and may answer it by returning true.
+// NewRegistry serves a registry until the test ends. With a user it requires basic authentication. handler (may be nil)
+// receives each request first and may answer it by returning true.
 func NewRegistry(t testing.TB, user, password string, handler func(http.ResponseWriter, *http.Request) bool) *Registry {
 	t.Helper()
 	inner := registry.New(registry.Logger(discard()))
@@ -180,7 +180,7 @@ func NewRegistry(t testing.TB, user, password string, handler func(http.Response
 	return &Registry{Host: strings.TrimPrefix(server.URL, "http://"), server: server}
 }
 
-// Push brings an image to the registry and returns its reference.
+// Push pushes an image to the registry and returns its reference.
 func (r *Registry) Push(t testing.TB, repository string, img v1.Image, options ...remote.Option) string {
 	t.Helper()
 	ref, err := name.ParseReference(r.Host+"/"+repository, name.Insecure)

@@ -23,7 +23,7 @@ import (
 // leakTimeout is the time that containerd's garbage collector and the kernel have to finish.
 const leakTimeout = 15 * time.Second
 
-// Leaks tells what there is besides images and their layers: tasks, containers, snapshots, log directories, cgroups.
+// Leaks returns everything that exists besides images and their layers: tasks, containers, snapshots, log directories, cgroups.
 func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	var left []string
 	list, err := s.Client.TaskService().List(ctx, &tasks.ListTasksRequest{})
@@ -103,7 +103,7 @@ func (s *Server) sweep(t testing.TB) {
 	}
 }
 
-// leftovers tells which processes and mounts of this server are left after its end, and ends the processes.
+// leftovers returns the processes and mounts of this server that are left after its end, and kills the processes.
 func (s *Server) leftovers() []string {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
@@ -126,7 +126,7 @@ func (s *Server) leftovers() []string {
 	for _, dir := range cgroupDirs(s.CgroupParent) {
 		_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 			if err != nil {
-				return nil //nolint:nilerr // it went in this moment
+				return nil //nolint:nilerr // it was removed meanwhile
 			}
 			for _, pid := range lines(filepath.Join(path, "cgroup.procs")) {
 				if n, err := strconv.Atoi(pid); err == nil && n > 1 {
@@ -189,7 +189,7 @@ func cgroupDirs(path string) []string {
 	return slices.DeleteFunc(dirs, func(d string) bool { _, err := os.Stat(d); return err != nil })
 }
 
-// RemoveCgroup removes an empty cgroup that a test had made below CgroupParent.
+// RemoveCgroup removes an empty cgroup that a test created below CgroupParent.
 func (s *Server) RemoveCgroup(name string) { removeCgroups(filepath.Join(s.CgroupParent, name)) }
 
 func removeCgroups(path string) {

@@ -1,5 +1,5 @@
-// Package pki issues the certificates that tests run mutual TLS with: one authority, and from it a certificate for each
-// role, on disk as the real components read them.
+// Package pki issues certificates for mutual TLS in tests: one authority, and from it a certificate for each
+// role, on disk as the real components read them. An Authority must not be used concurrently.
 package pki
 
 import (
@@ -24,14 +24,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// Authority issues certificates into a folder.
+// Authority issues certificates into a directory.
 type Authority struct {
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// New makes an authority whose folder goes with the test.
+// New makes an authority in a directory that is removed with the test.
 func New(t testing.TB) *Authority {
 	t.Helper()
 	a, err := Make(t.TempDir())
@@ -47,7 +47,7 @@ func (a *Authority) TLS(t testing.TB, role rpc.Role) rpc.TLS {
 	return files
 }
 
-// Make makes an authority in a folder, for programs that are no tests. What it issues is good for an hour.
+// Make makes an authority in a directory, for programs that are not tests. Its certificates are valid for an hour.
 func Make(dir string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
