@@ -52,6 +52,8 @@ const (
 	AnnotationAbandoned = Group + "/abandoned"
 	// AnnotationResumed marks a Sandbox whose create call a later leader has resumed: only that leader may roll it back.
 	AnnotationResumed = Group + "/resumed"
+	// AnnotationUpdateRequestID is the request_id of the last update call that had one.
+	AnnotationUpdateRequestID = Group + "/update-request-id"
 	// AnnotationDeleteGracePeriod is the grace period of the delete call, a whole number of seconds, which overrides that of
 	// the spec. It is written before the deletion; see Sandbox.DeleteGracePeriod.
 	AnnotationDeleteGracePeriod = Group + "/delete-grace-period-seconds"

@@ -48,16 +48,17 @@ type Agent struct {
 
 	info *agentv1.AgentInfo
 
-	mu        sync.Mutex
-	epoch     int
-	sandboxes map[key]*agentv1.SandboxReport
-	tombs     map[key]bool
-	images    []string
-	accepting bool
-	watchers  map[chan *agentv1.AgentDelta]struct{}
-	creates   int
-	deletes   []*agentv1.Fence
-	watches   int
+	mu             sync.Mutex
+	epoch          int
+	sandboxes      map[key]*agentv1.SandboxReport
+	tombs          map[key]bool
+	images         []string
+	accepting      bool
+	watchers       map[chan *agentv1.AgentDelta]struct{}
+	creates        int
+	deletes        []*agentv1.Fence
+	deleteRequests []*agentv1.DeleteSandboxRequest
+	watches        int
 
 	slots *agentv1.SlotStatus // immutable value; nil: it knows none
 

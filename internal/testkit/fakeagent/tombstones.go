@@ -18,6 +18,9 @@ func (a *Agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.Ser
 	if t := req.GetTombstone(); t != nil && !proto.Equal(t.GetFence(), req.GetFence()) {
 		return fault.Field("tombstone.fence", "is not the request's")
 	}
+	a.mu.Lock()
+	a.deleteRequests = append(a.deleteRequests, req)
+	a.mu.Unlock()
 	if a.OnDelete != nil {
 		if err := a.OnDelete(stream.Context(), req.GetFence()); err != nil {
 			return err
@@ -30,6 +33,10 @@ func (a *Agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.Ser
 	if t := req.GetTombstone(); t != nil && a.tombstones[k] == nil {
 		a.tombstones[k] = t
 		a.tell(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{t}})
+	} else if kept := a.tombstones[k]; kept != nil && req.GetGracePeriod() != nil {
+		kept = proto.CloneOf(kept)
+		kept.GracePeriod = req.GetGracePeriod()
+		a.tombstones[k] = kept
 	}
 	a.mu.Unlock()
 	if err := stream.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT}); err != nil {
@@ -40,6 +47,13 @@ func (a *Agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.Ser
 	}
 	a.drop(k)
 	return stream.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_REMOVED})
+}
+
+// DeleteRequests returns the requests for deletes that had a valid fence, in their order.
+func (a *Agent) DeleteRequests() []*agentv1.DeleteSandboxRequest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]*agentv1.DeleteSandboxRequest(nil), a.deleteRequests...)
 }
 
 // ForgetTombstone implements agentv1.AgentServiceServer.

@@ -123,7 +123,7 @@ func (a *App) Run(ctx context.Context) error {
 		defer context.AfterFunc(ctx, p.forward.End)()
 		return p.server.Run(ctx)
 	})
-	g.Go("adoption", p.fastpath.Adopt)
+	g.Go("recovery", p.fastpath.Recover)
 	g.Go("announcements", p.announce.Run)
 	g.Go("readiness", func(ctx context.Context) error { return a.sweep(ctx, p) })
 	g.After("informers", func(ctx context.Context) error {
@@ -216,7 +216,7 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 		return nil, err
 	}
 	p.fastpath = fastpath.New(fastpath.Config{
-		Store: p.store, Fleet: p.fleet, Graves: p.fleet, Agents: p.feed, Events: p.recorder, Lead: p.lead, Announced: p.announce.Announced, Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
+		Store: p.store, Fleet: p.fleet, Agents: p.feed, Events: p.recorder, Leadership: p.lead, Announced: p.announce.Announced, Traced: obs.Exporting(), Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
 		Metrics: fastpath.NewMetrics(p.metrics), Mode: a.config.mode(), OrphanTimeout: a.config.OrphanTimeout,
 		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit,
 	})

@@ -155,7 +155,7 @@ func TestAWriteThatLandsAfterItsDeletion(t *testing.T) {
 
 func TestOnlyALeaderActsUnasked(t *testing.T) {
 	leads := &switchable{}
-	m := newMesh(t, soon, func(c *fastpath.Config) { c.Lead = leads })
+	m := newMesh(t, soon, func(c *fastpath.Config) { c.Leadership = leads })
 	a := m.agent("a", 5, nil)
 	put := func(uid, name string) *v1alpha1.Sandbox {
 		return &v1alpha1.Sandbox{
@@ -184,7 +184,7 @@ func TestOnlyALeaderActsUnasked(t *testing.T) {
 // TestALeaderThatIsNotSureSaysNothingOfAbsence: one that was stopped for a while does not know what a later one has made.
 func TestALeaderThatIsNotSureSaysNothingOfAbsence(t *testing.T) {
 	leads := &paused{}
-	m := newMesh(t, func(c *fastpath.Config) { c.Lead = leads })
+	m := newMesh(t, func(c *fastpath.Config) { c.Leadership = leads })
 	m.agent("a", 5, nil)
 	require.Equal(t, fault.NotLeader, fault.ReasonOf(m.remove("unknown")))
 	leads.err.Store(true)

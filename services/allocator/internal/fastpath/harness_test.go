@@ -30,6 +30,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
@@ -46,8 +47,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	ns   = "default"
 	pool = "default"
-	wait = 10 * time.Second
-	tick = 5 * time.Millisecond
+	wait = testkit.Timeout
+	tick = testkit.Tick
 )
 
 // api is an API server in memory whose calls can be made to fail.
@@ -99,6 +100,15 @@ func newAPI(t *testing.T) *api {
 				}
 				return c.Get(ctx, key, obj, opts...)
 			},
+			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+				switch {
+				case a.down.Load():
+					return refused
+				case a.starting.Load():
+					return unauthorized
+				}
+				return c.Patch(ctx, obj, patch, opts...)
+			},
 			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
 				if f, ok := a.onUpdate.Load().(func()); ok {
 					f()
@@ -147,6 +157,7 @@ type mesh struct {
 	pipes    map[string]*bufconn.Listener
 	cancels  map[string]context.CancelFunc
 	server   *fastpath.Server
+	config   fastpath.Config
 	store    *store.Store
 	fleet    *fleet.Fleet
 	feed     *feed.Feed
@@ -185,21 +196,21 @@ func (m *mesh) start(options ...option) {
 	p.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: pool}})
 	set := tasks.New()
 	cfg := fastpath.Config{
-		Store: m.store, Fleet: m.fleet, Graves: m.fleet, Agents: m.feed, Pools: p, Resources: m.api, Tasks: set, Clock: c,
+		Store: m.store, Fleet: m.fleet, Agents: m.feed, Pools: p, Resources: m.api, Tasks: set, Clock: c,
 		Metrics: fastpath.NewMetrics(prometheus.NewRegistry()), Mode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST,
-		Lead: leadership.Alone(), Announced: func(string) bool { return true },
+		Leadership: leadership.Alone(), Announced: func(string) bool { return true },
 		OrphanTimeout: 100 * time.Millisecond, CreateTimeout: 5 * time.Second, WriteLimit: 100,
 	}
 	for _, o := range options {
 		o(&cfg)
 	}
-	m.server = fastpath.New(cfg)
+	m.server, m.config = fastpath.New(cfg), cfg
 	pipe := bufconn.Listen(1 << 20)
 	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: pipe, TLS: rpc.TLS{Insecure: true}, DrainTimeout: 50 * time.Millisecond})
 	require.NoError(t, err)
 	sandboxv1.RegisterSandboxServiceServer(server, m.server)
 	synced := make(chan struct{})
-	for _, run := range []func(context.Context) error{set.Run, m.feed.Run, server.Run, m.server.Adopt, func(ctx context.Context) error { return m.inform(ctx, synced) }} {
+	for _, run := range []func(context.Context) error{set.Run, m.feed.Run, server.Run, m.server.Recover, func(ctx context.Context) error { return m.inform(ctx, synced) }} {
 		wg.Go(func() { _ = run(ctx) })
 	}
 	<-synced

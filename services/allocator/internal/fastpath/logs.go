@@ -15,10 +15,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
-// StreamLogs implements sandboxv1.SandboxServiceServer. It passes on what the sandbox's agent sends.
+// StreamLogs implements sandboxv1.SandboxServiceServer. It forwards what the sandbox's agent sends.
 func (s *Server) StreamLogs(req *sandboxv1.StreamLogsRequest, stream grpc.ServerStreamingServer[sandboxv1.StreamLogsResponse]) error {
 	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
-	item, ok := s.store.Get(key)
+	item, ok := s.config.Store.Get(key)
 	if !ok {
 		return s.missing(key)
 	}
@@ -37,8 +37,8 @@ func (s *Server) StreamLogs(req *sandboxv1.StreamLogsRequest, stream grpc.Server
 	if err != nil {
 		return rpc.FromStatus(err)
 	}
-	// Headers go on as soon as they come, before a process that may be silent for long. None at all, without an error, is
-	// how a refusal looks here; Recv tells it.
+	// Headers are forwarded as soon as they arrive: the process may write nothing for long. No header and no error is how a
+	// refusal looks here; Recv returns it.
 	header, err := source.Header()
 	if err != nil {
 		return rpc.FromStatus(err)

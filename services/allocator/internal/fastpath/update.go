@@ -3,9 +3,6 @@ package fastpath
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -17,19 +14,54 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/admission"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/create"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/idempotency"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
 // UpdateSandbox implements sandboxv1.SandboxServiceServer. A sandbox whose custom resource is still to be written is waited
 // for.
 func (s *Server) UpdateSandbox(ctx context.Context, req *sandboxv1.UpdateSandboxRequest) (*sandboxv1.UpdateSandboxResponse, error) {
-	if err := s.validateUpdate(req); err != nil {
+	sb := req.GetSandbox()
+	key := store.Key{Namespace: sb.GetNamespace(), Name: sb.GetName()}
+	call := idempotency.Key{Namespace: key.Namespace, RequestID: req.GetRequestId()}
+	repeated := false
+	updated, shared, err := s.updates.Do(ctx, call, updateDigest(req), func(prior **sandboxv1.Sandbox) (*sandboxv1.Sandbox, error) {
+		if prior != nil {
+			repeated = true
+			return *prior, nil
+		}
+		return s.update(ctx, key, req)
+	})
+	if err != nil {
 		return nil, err
 	}
-	key := store.Key{Namespace: req.GetSandbox().GetNamespace(), Name: req.GetSandbox().GetName()}
-	unlock, err := s.locks.Lock(ctx, key)
+	// The informer may have shown a later state, which is the answer to a repetition, too.
+	if now, ok := s.config.Store.Get(key); ok && now.Sandbox.GetUid() == updated.GetUid() {
+		updated = now.Sandbox
+	} else if repeated || shared {
+		return nil, s.missing(key)
+	}
+	return &sandboxv1.UpdateSandboxResponse{Sandbox: updated}, nil
+}
+
+// updateDigest identifies an update by what it asks for.
+func updateDigest(req *sandboxv1.UpdateSandboxRequest) string {
+	sb := req.GetSandbox()
+	return idempotency.Digest([]any{
+		sb.GetName(), sb.GetUid(), sb.GetLabels(), convert.SpecFromProto(sb.GetSpec()), req.GetUpdateMask().GetPaths(),
+	})
+}
+
+func (s *Server) update(ctx context.Context, key store.Key, req *sandboxv1.UpdateSandboxRequest) (*sandboxv1.Sandbox, error) {
+	if err := admission.Update(req, s.config.Clock.Now()); err != nil {
+		return nil, err
+	}
+	unlock, err := s.names.Lock(ctx, key)
 	if err != nil {
-		return nil, errContext(ctx, "waiting for other work on the sandbox", nil)
+		return nil, fault.FromContext(ctx, "waiting for other work on the sandbox", nil)
 	}
 	defer unlock()
 	item, err := s.find(ctx, key)
@@ -38,22 +70,19 @@ func (s *Server) UpdateSandbox(ctx context.Context, req *sandboxv1.UpdateSandbox
 	case err != nil:
 		return nil, err
 	case uid != "" && uid != item.Sandbox.GetUid():
-		return nil, errOther(key, item.Sandbox.GetUid())
+		return nil, otherUID(key, item.Sandbox.GetUid())
 	case item.Sandbox.GetDeleteTime() != nil:
-		return nil, errTerminating(key)
+		return nil, create.Terminating(key)
 	}
 	if err := s.awaitWritten(ctx, item); err != nil {
 		return nil, err
 	}
-	updated, err := s.update(ctx, item, req)
+	updated, err := s.updateResource(ctx, item, req)
 	if err != nil {
 		return nil, err
 	}
-	s.store.SetResource(updated)
-	if now, ok := s.store.Get(key); ok && now.Sandbox.GetUid() == item.Sandbox.GetUid() {
-		return &sandboxv1.UpdateSandboxResponse{Sandbox: now.Sandbox}, nil
-	}
-	return &sandboxv1.UpdateSandboxResponse{Sandbox: convert.ToProto(updated)}, nil
+	s.config.Store.SetResource(updated)
+	return convert.ToProto(updated), nil
 }
 
 // awaitWritten waits until the custom resource of a sandbox is written.
@@ -61,11 +90,11 @@ func (s *Server) awaitWritten(ctx context.Context, item store.Item) error {
 	if item.Resource != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiPatience)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
-	job, ok := s.job(item.Sandbox.GetUid())
+	job, ok := s.persist.Writing(item.Sandbox.GetUid())
 	if !ok {
-		if now, ok := s.store.Get(item.Key); ok && now.Resource != nil {
+		if now, ok := s.config.Store.Get(item.Key); ok && now.Resource != nil {
 			return nil
 		}
 		return fault.New(errdefs.ErrUnavailable, fault.APIUnavailable, "sandbox %s is still being adopted", item.Key).RetryIn(time.Second)
@@ -77,25 +106,36 @@ func (s *Server) awaitWritten(ctx context.Context, item store.Item) error {
 	return nil
 }
 
-func (s *Server) update(ctx context.Context, item store.Item, req *sandboxv1.UpdateSandboxRequest) (*v1alpha1.Sandbox, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiPatience)
+// updateResource changes the custom resource, and keeps the request_id in it: a repetition under the next leader, unless another
+// update came between, changes nothing.
+func (s *Server) updateResource(ctx context.Context, item store.Item, req *sandboxv1.UpdateSandboxRequest) (*v1alpha1.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	current := &v1alpha1.Sandbox{}
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		if err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: item.Key.Namespace, Name: item.Key.Name}, current); err != nil {
+		if err := s.api.Get(ctx, client.ObjectKey{Namespace: item.Key.Namespace, Name: item.Key.Name}, current); err != nil {
 			return err
 		}
+		id := req.GetRequestId()
 		switch {
 		case current.EffectiveUID() != item.Sandbox.GetUid():
 			return s.missing(item.Key)
 		case current.DeletionTimestamp != nil:
-			return errTerminating(item.Key)
+			return create.Terminating(item.Key)
+		case id != "" && current.Annotations[v1alpha1.AnnotationUpdateRequestID] == id:
+			return nil
 		}
-		if err := allowed(current, item.Key, req.GetUpdateMask().GetPaths()); err != nil {
+		if err := admission.UpdateInPhase(current, req.GetUpdateMask().GetPaths()); err != nil {
 			return err
 		}
-		apply(current, req)
-		return s.config.Resources.Update(ctx, current)
+		admission.Apply(current, req)
+		if id != "" {
+			if current.Annotations == nil {
+				current.Annotations = map[string]string{}
+			}
+			current.Annotations[v1alpha1.AnnotationUpdateRequestID] = id
+		}
+		return s.api.Update(ctx, current)
 	})
 	var f *fault.Error
 	switch {
@@ -106,142 +146,9 @@ func (s *Server) update(ctx context.Context, item store.Item, req *sandboxv1.Upd
 	case apierrors.IsNotFound(err):
 		return nil, s.missing(item.Key)
 	case apierrors.IsInvalid(err):
-		return nil, invalid(err, "sandbox.spec")
+		return nil, apiserver.Invalid(err, "sandbox.spec")
 	case apierrors.IsConflict(err):
 		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.APIUnavailable, "sandbox %s changes too fast", item.Key).RetryIn(time.Second)
 	}
-	return nil, errAPI(err)
-}
-
-// allowed refuses what an expired sandbox cannot have any more. By seed 002 the phase Expired is left by deletion alone: it
-// is kept for reference, so that labels, which help to find it, may change; a later expire time, a reset or another policy
-// would be accepted and never come true.
-func allowed(sb *v1alpha1.Sandbox, key store.Key, mask []string) error {
-	if sb.Status.Phase != v1alpha1.PhaseExpired {
-		return nil
-	}
-	for _, path := range mask {
-		if path != "labels" {
-			return fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict,
-				"sandbox %s has expired: %s cannot be changed any more, only labels can", key, path).With("phase", string(sb.Status.Phase))
-		}
-	}
-	return nil
-}
-
-// paths are what an update may change, each with its change.
-func paths() map[string]func(*v1alpha1.Sandbox, *v1alpha1.SandboxSpec, *sandboxv1.Sandbox) {
-	type spec = v1alpha1.SandboxSpec
-	return map[string]func(*v1alpha1.Sandbox, *spec, *sandboxv1.Sandbox){
-		"spec.expire_time":    func(sb *v1alpha1.Sandbox, v *spec, _ *sandboxv1.Sandbox) { sb.Spec.ExpireTime = v.ExpireTime },
-		"spec.failure_policy": func(sb *v1alpha1.Sandbox, v *spec, _ *sandboxv1.Sandbox) { sb.Spec.FailurePolicy = v.FailurePolicy },
-		"spec.recovery_timeout": func(sb *v1alpha1.Sandbox, v *spec, _ *sandboxv1.Sandbox) {
-			sb.Spec.RecoveryTimeoutSeconds = v.RecoveryTimeoutSeconds
-		},
-		"spec.reset_revision": func(sb *v1alpha1.Sandbox, v *spec, _ *sandboxv1.Sandbox) { sb.Spec.ResetRevision = v.ResetRevision },
-		"labels":              func(sb *v1alpha1.Sandbox, _ *spec, in *sandboxv1.Sandbox) { setLabels(sb, in.GetLabels()) },
-	}
-}
-
-func apply(sb *v1alpha1.Sandbox, req *sandboxv1.UpdateSandboxRequest) {
-	values := convert.SpecFromProto(req.GetSandbox().GetSpec())
-	changes := paths()
-	for _, path := range req.GetUpdateMask().GetPaths() {
-		changes[path](sb, &values, req.GetSandbox())
-	}
-}
-
-// setLabels replaces the caller's labels and keeps ours.
-func setLabels(sb *v1alpha1.Sandbox, labels map[string]string) {
-	next := map[string]string{}
-	for k, v := range sb.Labels {
-		if strings.HasPrefix(k, v1alpha1.Group+"/") {
-			next[k] = v
-		}
-	}
-	maps.Copy(next, without(labels))
-	sb.Labels = next
-}
-
-func (s *Server) validateUpdate(req *sandboxv1.UpdateSandboxRequest) error {
-	sb := req.GetSandbox()
-	if sb.GetNamespace() == "" {
-		return fault.Field("sandbox.namespace", "must be set")
-	}
-	if sb.GetName() == "" {
-		return fault.Field("sandbox.name", "must be set")
-	}
-	mask := req.GetUpdateMask().GetPaths()
-	if len(mask) == 0 {
-		return fault.Field("update_mask", "must name at least one field")
-	}
-	known := paths()
-	for _, path := range mask {
-		if _, ok := known[path]; !ok {
-			return fault.Field("update_mask", "%q cannot be changed", path)
-		}
-	}
-	var err error
-	if slices.Contains(mask, "labels") {
-		err = validateLabels(without(sb.GetLabels()))
-	}
-	if err == nil {
-		err = s.validateChange(sb.GetSpec(), mask)
-	}
-	var f *fault.Error
-	if errors.As(err, &f) { // named as the caller of an update sees it
-		name := "sandbox." + f.Metadata()[fault.FieldKey]
-		return fault.Field(name, "%s", strings.TrimPrefix(f.Message(), strings.TrimPrefix(name, "sandbox.")+": "))
-	}
-	return err
-}
-
-// maxRecovery is the longest recovery timeout, as of a create.
-const maxRecovery = 24 * time.Hour
-
-// validateChange checks the fields of a spec that a mask names, by the rules of a create.
-func (s *Server) validateChange(spec *sandboxv1.SandboxSpec, mask []string) error {
-	only := &sandboxv1.SandboxSpec{}
-	for _, path := range mask {
-		switch path {
-		case "spec.expire_time":
-			only.ExpireTime = spec.GetExpireTime()
-		case "spec.reset_revision":
-			only.ResetRevision = spec.GetResetRevision()
-		case "spec.failure_policy":
-			if _, ok := sandboxv1.FailurePolicy_name[int32(spec.GetFailurePolicy())]; !ok {
-				return fault.Field("spec.failure_policy", "%d is no failure policy", spec.GetFailurePolicy())
-			}
-		case "spec.recovery_timeout":
-			d := spec.GetRecoveryTimeout()
-			if err := d.CheckValid(); d != nil && (err != nil || d.AsDuration() < 0 || d.AsDuration() > maxRecovery) {
-				return fault.Field("spec.recovery_timeout", "must be between 0s and %s", maxRecovery)
-			}
-		}
-	}
-	if err := validateTimes(only); err != nil {
-		return err
-	}
-	return s.validateExpiry(only)
-}
-
-// without drops our own keys: a caller that read a sandbox and writes its labels back sends them, too.
-func without(labels map[string]string) map[string]string {
-	out := map[string]string{}
-	for k, v := range labels {
-		if !strings.HasPrefix(k, v1alpha1.Group+"/") {
-			out[k] = v
-		}
-	}
-	return out
-}
-
-// invalid turns the API server's refusal of a custom resource into an error that names the field.
-func invalid(err error, fallback string) error {
-	var status apierrors.APIStatus
-	if errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0 {
-		cause := status.Status().Details.Causes[0]
-		return fault.Field(cause.Field, "%s", cause.Message)
-	}
-	return fault.Field(fallback, "%v", err)
+	return nil, apiserver.Unavailable(err)
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/btree"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -89,13 +90,15 @@ type Store struct {
 	removed  map[identity.Fence]time.Time                     // containers that are certainly gone
 	graves   map[string]map[identity.Fence]*agentv1.Tombstone // by uid: what agents keep
 	pruned   time.Time
+	deletes  *cache.LRUExpireCache // requestKey -> Deleted; has a lock of its own
 	watchers map[*Watch]struct{}
 }
 
 // New returns an empty store.
 func New(c clock.PassiveClock) *Store {
 	return &Store{
-		clock: c, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, requests: map[requestKey]Key{},
+		deletes: cache.NewLRUExpireCacheWithClock(deletesLimit, c),
+		clock:   c, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, requests: map[requestKey]Key{},
 		deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{}, watchers: map[*Watch]struct{}{},
 		graves: map[string]map[identity.Fence]*agentv1.Tombstone{}, removed: map[identity.Fence]time.Time{},
 		sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
@@ -322,6 +325,9 @@ func Abandoned(sb *v1alpha1.Sandbox) bool {
 // SetResource takes a custom resource from the informer, or from the answer to a write. One that is older than what is
 // known, or whose sandbox is gone, is ignored.
 func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
+	if sb.DeletionTimestamp != nil {
+		s.rememberDelete(sb)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.gone[sb.EffectiveUID()]; ok {
@@ -343,6 +349,7 @@ func older(a, b string) bool {
 
 // RemoveResource tells that a custom resource is gone.
 func (s *Store) RemoveResource(sb *v1alpha1.Sandbox) {
+	s.rememberDelete(sb)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.change(Key{sb.Namespace, sb.Name}, func(e *entry, before snapshot) {

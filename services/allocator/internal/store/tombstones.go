@@ -11,6 +11,7 @@ func (s *Store) AgentTombstones(added, removed []*agentv1.Tombstone) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range added {
+		s.rememberTombstone(t)
 		s.entomb(t)
 	}
 	for _, t := range removed {

@@ -1,4 +1,4 @@
-package reap_test
+package deletion_test
 
 import (
 	"context"
@@ -20,16 +20,19 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/reap"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/deletion"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	wait = 20 * time.Second
-	tick = 5 * time.Millisecond
+	wait = testkit.Timeout
+	tick = testkit.Tick
 )
 
 // agent answers deletes as its script says, the last answer again and again.
@@ -99,18 +102,26 @@ func (s *stream) Recv() (*agentv1.DeleteSandboxResponse, error) {
 	}
 }
 
-func removed(s *stream) { s.messages <- agentv1.DeleteStage_DELETE_STAGE_REMOVED }
-func silent(*stream)    {}
-func taken(s *stream)   { s.messages <- agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT }
+func removed(s *stream)  { s.messages <- agentv1.DeleteStage_DELETE_STAGE_REMOVED }
+func silent(*stream)     {}
+func accepted(s *stream) { s.messages <- agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT }
 func fails(err error) func(*stream) {
 	return func(s *stream) { s.messages <- rpc.ToStatus(err) }
 }
 
+// fleetView counts releases, and reports no tombstones.
+type fleetView struct{ released atomic.Int64 }
+
+func (f *fleetView) Release(*agentv1.Fence)           { f.released.Add(1) }
+func (f *fleetView) Tombstones() []*agentv1.Tombstone { return nil }
+func (f *fleetView) HasTombstone(identity.Fence) bool { return false }
+func (f *fleetView) Reported(identity.Fence) bool     { return false }
+
 type fixture struct {
-	reaper  *reap.Reaper
+	manager *deletion.Manager
 	agent   *agent
 	leads   atomic.Bool
-	removed atomic.Int64
+	fleet   fleetView
 }
 
 func start(t *testing.T, script ...func(*stream)) *fixture {
@@ -118,8 +129,8 @@ func start(t *testing.T, script ...func(*stream)) *fixture {
 	set := tasks.New()
 	f := &fixture{agent: &agent{script: script}}
 	f.leads.Store(true)
-	f.reaper = reap.New(reap.Config{
-		Agents: f.agent, Leads: f.leads.Load, Tasks: set, Clock: clock.RealClock{}, Removed: func(*agentv1.Fence) { f.removed.Add(1) },
+	f.manager = deletion.New(deletion.Config{
+		Agents: f.agent, Leads: f.leads.Load, Tasks: set, Clock: clock.RealClock{}, Fleet: &f.fleet, Store: store.New(clock.RealClock{}),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -130,10 +141,12 @@ func start(t *testing.T, script ...func(*stream)) *fixture {
 
 var fence = &agentv1.Fence{SandboxUid: "u", Attempt: 1, AgentUid: "a"} //nolint:gochecknoglobals // a constant
 
-func order() reap.Order { return reap.Order{Fence: fence} }
+func order() deletion.Request { return deletion.Request{Fence: identity.FenceOf(fence)} }
 
-func buried() reap.Order {
-	return reap.Order{Fence: fence, Tombstone: &agentv1.Tombstone{Fence: fence, Namespace: "ns", Name: "one"}}
+func withTombstone() deletion.Request {
+	r := order()
+	r.Tombstone = &agentv1.Tombstone{Fence: fence, Namespace: "ns", Name: "one"}
+	return r
 }
 
 func closed(c <-chan struct{}) bool {
@@ -150,67 +163,67 @@ func await(t *testing.T, what string, c <-chan struct{}) {
 	require.Eventually(t, func() bool { return closed(c) }, wait, tick, what)
 }
 
-func TestADeletionIsRepeatedUntilItIsCertain(t *testing.T) {
+func TestDeletionIsRepeatedUntilRemoved(t *testing.T) {
 	superseded := fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term 9 is known").With(rpc.TermMetadata, "9")
 	tests := map[string][]func(*stream){
 		"removed":                   {removed},
 		"the stream breaks":         {fails(status.Error(codes.Unavailable, "reset")), removed},
 		"the stream ends too early": {func(s *stream) { s.messages <- io.EOF }, removed},
-		"the agent cannot now":      {fails(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "no")), removed},
+		"the agent fails for now":   {fails(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "no")), removed},
 		"another leads":             {fails(superseded), fails(superseded), removed},
-		"the fence is another's":    {fails(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "no"))},
+		"another fence is in force": {fails(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "no"))},
 		"it is not there":           {fails(fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "no"))},
 	}
 	for name, script := range tests {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, script...)
-			d := f.reaper.Drive(order())
-			require.Same(t, d, f.reaper.Drive(order()), "the same again joins it")
-			await(t, "it is done", d.Done())
-			require.True(t, closed(d.Accepted()))
-			require.EqualValues(t, 1, f.removed.Load())
+			d := f.manager.Request(order())
+			require.Same(t, d, f.manager.Request(order()), "the same again joins it")
+			await(t, "it is done", d.Removed())
+			require.True(t, d.Acknowledged())
+			require.EqualValues(t, 1, f.fleet.released.Load())
 			require.Len(t, f.agent.calls(), len(script))
 			require.Eventually(t, func() bool { return len(f.agent.calls()) == len(script) }, wait, tick)
 		})
 	}
 }
 
-func TestWhoDoesNotLeadDeletesNothing(t *testing.T) {
+func TestOnlyLeaderDeletes(t *testing.T) {
 	f := start(t, removed)
 	f.leads.Store(false)
-	d := f.reaper.Drive(order())
-	require.Never(t, func() bool { return len(f.agent.calls()) > 0 || closed(d.Done()) }, 300*time.Millisecond, tick, "who does not lead deletes nothing")
+	d := f.manager.Request(order())
+	require.Never(t, func() bool { return len(f.agent.calls()) > 0 || closed(d.Removed()) }, 300*time.Millisecond, tick, "a standby deletes nothing")
 	f.leads.Store(true)
-	await(t, "done", d.Done())
+	await(t, "done", d.Removed())
 }
 
-func TestNoConnectionIsNoEnd(t *testing.T) {
+func TestUnreachableAgentIsNotGone(t *testing.T) {
 	f := start(t, removed)
 	f.agent.set(func(a *agent) { a.away = true })
-	d := f.reaper.Drive(order())
-	require.Never(t, func() bool { return closed(d.Done()) }, 200*time.Millisecond, tick, "an agent that cannot be reached is not gone")
+	d := f.manager.Request(order())
+	require.Never(t, func() bool { return closed(d.Removed()) }, 200*time.Millisecond, tick, "an agent that cannot be reached is not gone")
 	f.agent.set(func(a *agent) { a.gone = true })
-	await(t, "the containers of a Pod that is gone are the janitor's", d.Done())
+	await(t, "the containers of a Pod that is gone are the janitor's", d.Removed())
 	require.False(t, d.Kept())
 	require.Empty(t, f.agent.calls())
 }
 
-func TestATombstoneIsAcceptedWithTheFirstStage(t *testing.T) {
-	f := start(t, taken)
-	d := f.reaper.Drive(buried())
-	await(t, "accepted", d.Accepted())
+func TestFirstStageAcceptsTombstone(t *testing.T) {
+	f := start(t, accepted)
+	d := f.manager.Request(withTombstone())
+	require.Eventually(t, d.Acknowledged, wait, tick, "accepted")
 	require.True(t, d.Kept())
-	require.False(t, closed(d.Done()))
+	require.False(t, closed(d.Removed()))
 	require.False(t, d.Withdraw(), "it is durable")
 }
 
-func TestATombstoneJoinsADeletionThatRuns(t *testing.T) {
-	f := start(t, taken, removed)
-	d := f.reaper.Drive(order())
-	await(t, "taken", d.Accepted())
-	require.Same(t, d, f.reaper.Drive(buried()))
-	await(t, "the tombstone is accepted, too", d.Accepted())
-	await(t, "done", d.Done())
+func TestTombstoneJoinsRunningDeletion(t *testing.T) {
+	f := start(t, accepted, removed)
+	d := f.manager.Request(order())
+	require.Eventually(t, d.Acknowledged, wait, tick, "accepted")
+	require.Same(t, d, f.manager.Request(withTombstone()))
+	require.Eventually(t, d.Acknowledged, wait, tick, "the tombstone is accepted, too")
+	await(t, "done", d.Removed())
 	require.True(t, d.Kept())
 	calls := f.agent.calls()
 	require.Len(t, calls, 2)
@@ -218,34 +231,36 @@ func TestATombstoneJoinsADeletionThatRuns(t *testing.T) {
 	require.NotNil(t, calls[1].GetTombstone())
 }
 
-func TestAShorterGraceJoins(t *testing.T) {
-	f := start(t, taken, removed)
-	d := f.reaper.Drive(order())
-	await(t, "taken", d.Accepted())
-	f.reaper.Drive(reap.Order{Fence: fence, Grace: durationpb.New(0)})
-	await(t, "done", d.Done())
+func TestGraceJoinsRunningDeletion(t *testing.T) {
+	f := start(t, accepted, removed)
+	d := f.manager.Request(order())
+	require.Eventually(t, d.Acknowledged, wait, tick, "accepted")
+	short := order()
+	short.Grace = durationpb.New(0)
+	f.manager.Request(short)
+	await(t, "done", d.Removed())
 	require.NotNil(t, f.agent.calls()[1].GetGracePeriod())
 }
 
 func TestWithdraw(t *testing.T) {
-	t.Run("no agent heard of it", func(t *testing.T) {
+	t.Run("no agent received it", func(t *testing.T) {
 		f := start(t, fails(fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "full")))
-		d := f.reaper.Drive(buried())
+		d := f.manager.Request(withTombstone())
 		require.Eventually(t, func() bool { return d.Err() != nil && d.Withdraw() }, wait, tick)
 		require.Equal(t, fault.Overloaded, fault.ReasonOf(d.Err()))
 		n := len(f.agent.calls())
 		require.Never(t, func() bool { return len(f.agent.calls()) > n }, 300*time.Millisecond, tick)
-		require.Zero(t, f.removed.Load())
+		require.Zero(t, f.fleet.released.Load())
 		f.agent.set(func(a *agent) { a.script = []func(*stream){removed} })
-		await(t, "a new one is driven anew", f.reaper.Drive(buried()).Done())
+		await(t, "a new request begins again", f.manager.Request(withTombstone()).Removed())
 	})
 	t.Run("one may have", func(t *testing.T) {
 		f := start(t, silent)
-		d := f.reaper.Drive(buried())
+		d := f.manager.Request(withTombstone())
 		require.Eventually(t, func() bool { return len(f.agent.calls()) == 1 }, wait, tick)
 		require.False(t, d.Withdraw())
 		g := start(t, fails(status.Error(codes.Unavailable, "reset")))
-		d = g.reaper.Drive(buried())
+		d = g.manager.Request(withTombstone())
 		require.Eventually(t, func() bool { return d.Err() != nil }, wait, tick)
 		require.False(t, d.Withdraw())
 		require.False(t, errors.Is(d.Err(), context.Canceled))

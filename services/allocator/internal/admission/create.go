@@ -1,18 +1,18 @@
-package fastpath
+// Package admission checks what callers ask for: the rules of a create and of an update that need no I/O, beyond those that
+// protovalidate has checked. It keeps nothing, and may be called concurrently.
+package admission
 
 import (
-	"context"
 	"encoding/json"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
@@ -31,16 +31,17 @@ const (
 	jsonGrowth = 6
 )
 
-// plan is a create call that was found good.
-type plan struct {
-	request *sandboxv1.CreateSandboxRequest
-	image   string // normalized
-	mode    sandboxv1.ConsistencyMode
-	digest  string
+// Plan is a create call that was admitted.
+type Plan struct {
+	Request *sandboxv1.CreateSandboxRequest
+	// Image is the normalized reference of the image.
+	Image string
+	// Mode is the request's, or the default.
+	Mode sandboxv1.ConsistencyMode
 }
 
-// validate checks everything that needs no I/O, beyond what protovalidate has checked.
-func (s *Server) validate(req *sandboxv1.CreateSandboxRequest) (*plan, error) {
+// Create checks a create call. defaultMode is that of calls that name none.
+func Create(req *sandboxv1.CreateSandboxRequest, defaultMode sandboxv1.ConsistencyMode) (*Plan, error) {
 	spec := req.GetSpec()
 	imageKey, err := image.Normalize(spec.GetImage())
 	if err != nil {
@@ -64,34 +65,12 @@ func (s *Server) validate(req *sandboxv1.CreateSandboxRequest) (*plan, error) {
 	}
 	mode := spec.GetConsistencyMode()
 	if mode == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_UNSPECIFIED {
-		mode = s.config.Mode
+		mode = defaultMode
 	}
-	return &plan{request: req, image: imageKey, mode: mode, digest: digestOf(req.GetLabels(), spec)}, nil
+	return &Plan{Request: req, Image: imageKey, Mode: mode}, nil
 }
 
-// findPool returns a pool, from memory if it is there. The API server is asked before one is said not to exist: informers
-// may be behind, by seconds after it was away.
-func (s *Server) findPool(ctx context.Context, namespace, name string) (*v1alpha1.SandboxPool, error) {
-	if pool, ok := s.config.Pools.Pool(namespace, name); ok {
-		return pool, nil
-	}
-	if !s.config.Pools.Synced() {
-		return nil, errAPI(nil)
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.patience())
-	defer cancel()
-	pool := &v1alpha1.SandboxPool{}
-	err := s.config.Resources.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pool)
-	switch {
-	case err == nil:
-		return pool, nil
-	case apierrors.IsNotFound(err):
-		return nil, fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "pool %s/%s does not exist", namespace, name).With("pool", name)
-	}
-	return nil, errAPI(err)
-}
-
-// validateLabels checks a sandbox's labels; our own keys are not the caller's to set.
+// validateLabels checks a sandbox's labels; the caller may not set keys of this project's group.
 func validateLabels(labels map[string]string) error {
 	if errs := metav1validation.ValidateLabels(labels, field.NewPath("labels")); len(errs) > 0 {
 		slices.SortFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Error(), b.Error()) })
@@ -105,9 +84,10 @@ func validateLabels(labels map[string]string) error {
 	return nil
 }
 
-// validateExpiry refuses a sandbox that would expire at once.
-func (s *Server) validateExpiry(spec *sandboxv1.SandboxSpec) error {
-	if t := spec.GetExpireTime(); t != nil && !t.AsTime().After(s.config.Clock.Now()) {
+// Expiry refuses a sandbox that would expire at once. It is no part of Create: a repetition is answered with its sandbox even
+// when that has expired.
+func Expiry(spec *sandboxv1.SandboxSpec, now time.Time) error {
+	if t := spec.GetExpireTime(); t != nil && !t.AsTime().After(now) {
 		return fault.Field("spec.expire_time", "%s is in the past", t.AsTime().Format("2006-01-02T15:04:05Z07:00"))
 	}
 	return nil
@@ -134,7 +114,7 @@ func validateProcess(spec *sandboxv1.SandboxSpec) error {
 			return fault.Field(name, "contains a NUL byte")
 		}
 		if n := utf8.RuneCountInString(value); n > maxString {
-			return fault.Field(name, "%d characters, at most %d are taken", n, maxString)
+			return fault.Field(name, "%d characters, at most %d are allowed", n, maxString)
 		}
 		return nil
 	}
@@ -150,7 +130,7 @@ func validateProcess(spec *sandboxv1.SandboxSpec) error {
 	}
 	for key, v := range spec.GetEnv() {
 		if key == "" || strings.ContainsAny(key, "=\x00\n") {
-			return fault.Field("spec.env", "%q is no name of a variable", key)
+			return fault.Field("spec.env", "invalid name of a variable: %q", key)
 		}
 		if err := check("spec.env", v); err != nil {
 			return err
