@@ -20,7 +20,7 @@ const module = "github.com/fast-sandbox/fast-sandbox"
 var pure = []string{
 	"internal/fault", "internal/identity", "internal/lifecycle",
 	"janitor/internal/verdict",
-	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement",
+	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement", "services/allocator/internal/deletion/state",
 	"services/controller/internal/pool/desired",
 	"services/gc/internal/breaker", "services/gc/internal/podgc/plan", "services/gc/internal/ownergc/graph",
 	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
