@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 // BenchmarkClaim measures what a waiting slot costs and how long a claim takes, from the connection to the end of the
@@ -25,7 +27,7 @@ func BenchmarkClaim(b *testing.B) {
 	}
 	// A slot that has its socket has come to rest.
 	for _, s := range slots {
-		require.Eventually(b, func() bool { _, err := os.Stat(s.fsb + "/claim.sock"); return err == nil }, patience, time.Millisecond)
+		require.Eventually(b, func() bool { _, err := os.Stat(s.fsb + "/claim.sock"); return err == nil }, testkit.Timeout, testkit.Tick)
 	}
 	memory := map[string]int{}
 	for _, s := range slots {

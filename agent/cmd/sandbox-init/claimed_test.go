@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 // TestClaims looks at what of a claim the comparison with a cold container leaves out.
@@ -111,7 +112,7 @@ func TestTheCommandIsPID1(t *testing.T) {
 			require.NoError(t, conn.Send(deadline(t), newClaim(t, 0, "sh", "-c", c.script), mount(t, image(t, nil))))
 			require.NoError(t, conn.Go(deadline(t)))
 			if c.signal != 0 {
-				require.Eventually(t, func() bool { return s.said(t) == "up\n" }, patience, 1e6)
+				require.Eventually(t, func() bool { return s.said(t) == "up\n" }, testkit.Timeout, testkit.Tick)
 				require.NoError(t, unix.Kill(s.pid, c.signal))
 			}
 			status := s.wait(t)
@@ -128,7 +129,7 @@ func TestAWaitingSlotEndsBySignals(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGKILL} {
 		t.Run(signal.String(), func(t *testing.T) {
 			s := start(t)
-			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(s.fsb, claim.SocketName)); return err == nil }, patience, 1e6)
+			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(s.fsb, claim.SocketName)); return err == nil }, testkit.Timeout, testkit.Tick)
 			require.NoError(t, unix.Kill(s.pid, signal))
 			s.wait(t)
 		})

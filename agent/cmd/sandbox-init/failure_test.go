@@ -18,6 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 const exitAbandoned, exitFailed = 125, 126
@@ -209,7 +210,7 @@ func TestMessagesThatAreNone(t *testing.T) {
 func TestAnotherUserIsRefused(t *testing.T) {
 	s := start(t)
 	path := filepath.Join(s.fsb, claim.SocketName)
-	require.Eventually(t, func() bool { return os.Chmod(path, 0o777) == nil }, patience, 1e6)
+	require.Eventually(t, func() bool { return os.Chmod(path, 0o777) == nil }, testkit.Timeout, testkit.Tick)
 	require.NoError(t, os.Chmod(s.fsb, 0o777))
 	refused := make(chan error, 1)
 	go func() {

@@ -23,9 +23,8 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
-
-const patience = time.Minute
 
 var names = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
@@ -104,7 +103,7 @@ func (c *container) wait(t testing.TB) unix.WaitStatus {
 	select {
 	case status := <-c.ended:
 		return status
-	case <-time.After(patience):
+	case <-time.After(testkit.Timeout):
 		t.Fatalf("container %s does not end", c.id)
 		return 0
 	}
@@ -165,7 +164,7 @@ func (c *container) connect(t testing.TB) *claim.Conn {
 }
 
 func deadline(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -30,12 +30,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
 const (
-	podUID   = "pod-uid-1"
-	patience = 20 * time.Second
+	podUID = "pod-uid-1"
 )
 
 // agent is a running agent with a client of it.
@@ -80,13 +80,13 @@ func startAgent(t testing.TB, s *containerd.Server, change func(*app.Config)) *a
 	t.Cleanup(a.stop)
 	require.Eventually(t, func() bool {
 		return a.snapshot(t) != nil
-	}, patience, 5*time.Millisecond, "the agent does not serve")
+	}, testkit.Timeout, testkit.Tick, "the agent does not serve")
 	return a
 }
 
 // snapshot is nil while the agent gives none.
 func (a *agent) snapshot(t testing.TB) *agentv1.AgentSnapshot {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	stream, err := a.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 	if err != nil {
@@ -169,7 +169,7 @@ func (a *agent) tryDelete(ctx context.Context, f *agentv1.Fence, grace time.Dura
 
 func (a *agent) logs(t testing.TB, req *agentv1.StreamLogsRequest) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	stream, err := a.StreamLogs(ctx, req)
 	require.NoError(t, err)
@@ -209,7 +209,7 @@ func TestSandboxLife(t *testing.T) {
 	require.Eventually(t, func() bool {
 		got := a.snapshot(t).GetSandboxes()[0]
 		return got.GetState() == agentv1.SandboxState_SANDBOX_STATE_STOPPED && got.GetExitCode() == 3 && got.GetReason() == "Error"
-	}, patience, 10*time.Millisecond)
+	}, testkit.Timeout, testkit.Tick)
 	require.Equal(t, []agentv1.DeleteStage{agentv1.DeleteStage_DELETE_STAGE_REMOVED}, a.delete(t, r.GetFence(), 0))
 	_, err = a.create(t.Context(), r)
 	require.True(t, errdefs.IsAborted(err), "%v", err)

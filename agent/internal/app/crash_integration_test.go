@@ -18,6 +18,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
@@ -45,14 +46,14 @@ func TestACrashLosesNothing(t *testing.T) {
 		require.NoError(t, err)
 		return info.Size()
 	}
-	require.Eventually(t, func() bool { return output(writers[0]) > 0 && output(writers[1]) > 0 && output(stubborn) > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return output(writers[0]) > 0 && output(writers[1]) > 0 && output(stubborn) > 0 }, testkit.Timeout, testkit.Tick)
 	bury(t, a, stubborn)
 	_, err := a.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: podUID})
 	require.NoError(t, err)
 	kill()
 
 	dead := output(writers[0])
-	require.Eventually(t, func() bool { return output(writers[0]) > dead+500 }, patience, time.Millisecond, "sandboxes go on")
+	require.Eventually(t, func() bool { return output(writers[0]) > dead+500 }, testkit.Timeout, testkit.Tick, "sandboxes go on")
 	begun := time.Now()
 	a, _ = spawn(t, s, binary, "--capacity", "4")
 	snapshot := a.snapshot(t)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
@@ -42,7 +43,7 @@ func TestACreateThatIsCutOffIsCleanedUpAtOnce(t *testing.T) {
 				require.NoError(t, err)
 			}
 			return len(list) == 0 && len(there) == 0
-		}, patience, time.Millisecond)
+		}, testkit.Timeout, testkit.Tick)
 		took := time.Since(cut)
 		t.Logf("deadline %v: ended after %v (%v), nothing is left %v later", time.Duration(2+i*6)*time.Millisecond, cut.Sub(begun), err, took)
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
@@ -35,7 +36,7 @@ func (a *agent) report(t testing.TB, r *agentv1.SandboxRecord) *agentv1.SandboxR
 func (a *agent) waitState(t testing.TB, r *agentv1.SandboxRecord, want agentv1.SandboxState) *agentv1.SandboxReport {
 	t.Helper()
 	var got *agentv1.SandboxReport
-	require.Eventually(t, func() bool { got = a.report(t, r); return got.GetState() == want }, patience, 10*time.Millisecond, "want %s", want)
+	require.Eventually(t, func() bool { got = a.report(t, r); return got.GetState() == want }, testkit.Timeout, testkit.Tick, "want %s", want)
 	return got
 }
 
@@ -158,13 +159,13 @@ func TestContainerdRestart(t *testing.T) {
 	a.mustCreate(t, stays)
 	a.mustCreate(t, ends)
 	s.Kill(t)
-	require.Eventually(t, func() bool { return !a.snapshot(t).GetAccepting() }, patience, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return !a.snapshot(t).GetAccepting() }, testkit.Timeout, testkit.Tick)
 	require.Contains(t, a.snapshot(t).GetNotAcceptingReason(), "RUNTIME_UNAVAILABLE")
 	_, err := a.create(t.Context(), record("none", nil))
 	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(err))
 	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, a.report(t, stays).GetState())
 	s.Up(t)
-	require.Eventually(t, func() bool { return a.snapshot(t).GetAccepting() }, patience, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return a.snapshot(t).GetAccepting() }, testkit.Timeout, testkit.Tick)
 	touchInside(t, s, ends.GetFence().GetSandboxUid()+"-1", "/tmp/go")
 	require.Equal(t, int32(6), a.waitState(t, ends, agentv1.SandboxState_SANDBOX_STATE_STOPPED).GetExitCode())
 	a.delete(t, stays.GetFence(), 0)
@@ -224,7 +225,7 @@ func TestGraceAndLimits(t *testing.T) {
 	a.mustCreate(t, polite)
 	require.Eventually(t, func() bool {
 		return a.logs(t, &agentv1.StreamLogsRequest{Fence: polite.GetFence()}) == "ready\n"
-	}, patience, 10*time.Millisecond)
+	}, testkit.Timeout, testkit.Tick)
 	require.Equal(t, []agentv1.DeleteStage{agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT, agentv1.DeleteStage_DELETE_STAGE_REMOVED},
 		a.delete(t, polite.GetFence(), time.Minute))
 	deaf := record("deaf", nil)

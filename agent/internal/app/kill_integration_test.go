@@ -22,6 +22,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
@@ -42,7 +43,7 @@ func killNine(t *testing.T, binary string, slots int) {
 		var mu sync.Mutex
 		acked, deleted := map[string]*agentv1.SandboxRecord{}, map[string]bool{}
 		a, kill := spawn(t, s, binary, slotFlags(s, slots)...)
-		require.Eventually(t, func() bool { return a.snapshot(t).GetSlots().GetFree() == int32(slots) }, patience, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return a.snapshot(t).GetSlots().GetFree() == int32(slots) }, testkit.Timeout, testkit.Tick)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for worker := range 4 {
@@ -86,7 +87,7 @@ func killNine(t *testing.T, binary string, slots int) {
 			mu.Lock()
 			defer mu.Unlock()
 			return len(acked) > round
-		}, patience, time.Millisecond)
+		}, testkit.Timeout, testkit.Tick)
 		kill()
 		cancel()
 		wg.Wait()
@@ -158,7 +159,7 @@ func spawn(t *testing.T, s *containerd.Server, binary string, args ...string) (*
 	t.Cleanup(func() { _ = conn.Close() })
 	a := &agent{AgentServiceClient: agentv1.NewAgentServiceClient(conn), stop: kill}
 	begun := time.Now()
-	require.Eventually(t, func() bool { return a.snapshot(t) != nil }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return a.snapshot(t) != nil }, testkit.Timeout, testkit.Tick)
 	t.Logf("serving %v after its start", time.Since(begun))
 	return a, kill
 }

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// keepInterval is how often logs are looked at; a log may pass its bound by what is written in between.
+	// keepInterval is how often logs are checked; a log may exceed its bound by what is written in between.
 	keepInterval = 250 * time.Millisecond
 	// indexInterval is the resolution of the index.
 	indexInterval = time.Second
@@ -23,7 +23,7 @@ const (
 	blockSize     = 4096
 )
 
-// entry says that at the time, no less than offset bytes had been written.
+// entry means that at least offset bytes had been written at the time.
 type entry struct {
 	at     time.Time
 	offset int64
@@ -34,22 +34,22 @@ type keeper struct {
 	dir string
 	max int64
 
-	mu       sync.Mutex // one look at a time
-	released bool       // no more looks
+	mu       sync.Mutex // one check at a time
+	released bool       // no more checks
 	loaded   bool
 	hole     int64 // bytes before it are freed
 	last     entry
 	entries  int
 }
 
-// release waits for a look that is under way and ends all others.
+// release waits for a check that runs and prevents all others.
 func (k *keeper) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.released = true
 }
 
-// keep looks at the log once. I/O under mu is the point of it: mu keeps two looks, and a look and the end, apart.
+// keep checks the log once. mu is held over I/O on purpose: it separates two checks, and a check and the release.
 func (k *keeper) keep(now func() time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -68,7 +68,7 @@ func (k *keeper) keep(now func() time.Time) error {
 	if err != nil {
 		return err
 	}
-	// After the look at the size: what lies before it was written by then.
+	// The time is taken after the size: all before the size was written by then.
 	at, size := now(), info.Size()
 	if size-k.hole > k.max {
 		if err := k.punch(f, size); err != nil {
@@ -81,7 +81,7 @@ func (k *keeper) keep(now func() time.Time) error {
 	return k.index(entry{at, size})
 }
 
-// load finds out, once, what an earlier process did.
+// load reads, once, what an earlier process left.
 func (k *keeper) load(f *os.File) error {
 	if k.loaded {
 		return nil
@@ -101,7 +101,7 @@ func (k *keeper) load(f *os.File) error {
 	return nil
 }
 
-// punch frees all but the newest seven eighths of the bound, so that it is not called at every look.
+// punch frees all but the newest seven eighths of the bound, so that it is not called at every check.
 func (k *keeper) punch(f *os.File, size int64) error {
 	end := (size - k.max + k.max/8) / blockSize * blockSize
 	if end <= k.hole {
@@ -132,8 +132,8 @@ func (k *keeper) index(e entry) error {
 	return nil
 }
 
-// thin drops entries within the hole, and every other one if that is not enough: the resolution suffers, the promise of
-// never less than asked for does not.
+// thin drops entries within the hole, and every other one if that is not enough: the resolution gets coarser, but Read still
+// never skips more than Since asks for.
 func (k *keeper) thin() error {
 	entries, err := readIndex(k.dir)
 	if err != nil {
@@ -170,7 +170,7 @@ func encode(e entry) []byte {
 	return b
 }
 
-// readIndex reads the entries; a torn last one, or one that breaks the order, ends them.
+// readIndex returns the entries up to a torn one, or one that is out of order.
 func readIndex(dir string) ([]entry, error) {
 	raw, err := os.ReadFile(filepath.Join(dir, indexName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +193,7 @@ func readIndex(dir string) ([]entry, error) {
 	return entries, nil
 }
 
-// dataStart is the first offset from off on that has data; the file's end if there is none.
+// dataStart returns the first offset from off on that has data, or the file's end.
 func dataStart(f *os.File, off int64) (int64, error) {
 	n, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	switch {

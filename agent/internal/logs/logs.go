@@ -1,14 +1,15 @@
-// Package logs keeps what sandboxes write. A sandbox's output goes from its shim straight into a file on the host, so it
-// needs no process of ours and outlives the agent; this package bounds the file and reads it.
+// Package logs owns the files of sandboxes' output. A sandbox's shim writes the output directly into a file on the host, so
+// it needs no process of ours and outlives the agent; this package bounds the file and reads it. It never starts or ends a
+// process.
 //
 //	<root>/<container id>/output.log   stdout and stderr, each in the order of writing; the shim appends (O_APPEND)
 //	                     index         (time, offset) pairs at about one for each second in which the file grew
 //	                     hostname      the sandbox's /etc/hostname
-//	                     started       when the process was started; its being there says that it was
+//	                     started       when the process was started; exists once it was
 //	                     owner         uid of the agent's Pod
 //
 // The file is bounded by freeing its oldest blocks (fallocate, punching a hole): offsets keep their meaning, the writer
-// never notices, and no byte in flight is lost. A reader begins at the first data after the hole, at a line's start.
+// is not affected, and no byte in flight is lost. A reader begins at the first line after the hole.
 //
 // All methods may be called concurrently.
 package logs
@@ -29,6 +30,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 const (
@@ -40,14 +42,14 @@ const (
 	newPrefix    = ctrd.NewLogPrefix
 )
 
-// DefaultMaxBytes is the bound of one sandbox's output unless told otherwise.
+// DefaultMaxBytes is the default bound of one sandbox's output.
 const DefaultMaxBytes = 16 << 20
 
-// Config says where and how much is kept.
+// Config is what a Store needs.
 type Config struct {
 	// Root is the directory, at the same path on the host and here.
 	Root string
-	// Owner is the uid of the agent's Pod: other agents of the node keep their logs beside ours.
+	// Owner is the uid of the agent's Pod: other agents on the node keep their logs in the same directory.
 	Owner string
 	// MaxBytes bounds what is kept of one sandbox's output. Zero: DefaultMaxBytes.
 	MaxBytes int64
@@ -74,10 +76,10 @@ func New(cfg Config) *Store {
 	return &Store{config: cfg, files: map[string]*keeper{}}
 }
 
-// Paths are the files of a sandbox that others need.
+// Paths are the files of a sandbox that its container needs.
 type Paths struct{ Output, Hostname string }
 
-// Create makes the directory of a sandbox, whole or not at all. AlreadyExists: another owner has one.
+// Create creates the directory of a sandbox, completely or not at all. AlreadyExists: another owner has one.
 func (s *Store) Create(id, hostname string) (Paths, error) {
 	dir, err := s.dir(id)
 	if err != nil {
@@ -92,7 +94,7 @@ func (s *Store) Create(id, hostname string) (Paths, error) {
 	}
 	err = os.Rename(tmp, dir)
 	if errors.Is(err, fs.ErrExist) && s.owns(dir) {
-		// A leftover of our own: ids are not used twice by what lives.
+		// Left by an earlier attempt of ours: no two running containers have one id.
 		err = errors.Join(os.RemoveAll(dir), os.Rename(tmp, dir))
 	}
 	if err != nil {
@@ -106,7 +108,7 @@ func (s *Store) Create(id, hostname string) (Paths, error) {
 	return paths(dir), nil
 }
 
-// Paths are the files of a sandbox whose directory is there.
+// Paths returns the files of a sandbox whose directory exists.
 func (s *Store) Paths(id string) (Paths, error) {
 	dir, err := s.dir(id)
 	if err != nil {
@@ -144,7 +146,7 @@ func (s *Store) fill(dir, hostname string) error {
 	return nil
 }
 
-// Adopt begins to keep the log of a sandbox that was there before.
+// Adopt begins to keep the log of a sandbox that an earlier agent process created.
 func (s *Store) Adopt(id string) {
 	dir, err := s.dir(id)
 	if err != nil {
@@ -157,8 +159,8 @@ func (s *Store) Adopt(id string) {
 	}
 }
 
-// Release ends the keeping of a log: once it has returned, the Store makes no file in the log's directory any more, so that
-// somebody else can remove it. It waits for a look at the log that is under way. Reading goes on.
+// Release ends the keeping of a log. Once it has returned, the Store creates no file in the log's directory, so that another
+// component can remove it. It waits for a check of the log that runs. Readers continue.
 func (s *Store) Release(id string) {
 	s.mu.Lock()
 	k := s.files[id]
@@ -169,7 +171,7 @@ func (s *Store) Release(id string) {
 	}
 }
 
-// Remove ends the keeping of a log and removes its directory. What is not there is removed already.
+// Remove ends the keeping of a log and removes its directory. Safe to repeat.
 func (s *Store) Remove(id string) error {
 	dir, err := s.dir(id)
 	if err != nil {
@@ -182,19 +184,19 @@ func (s *Store) Remove(id string) error {
 	return nil
 }
 
-// MarkStarted notes, beside the log, that and when the process was started.
+// MarkStarted records, beside the log, when the process was started.
 func (s *Store) MarkStarted(id string, at time.Time) error {
 	dir, err := s.dir(id)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, startedName), []byte(at.UTC().Format(time.RFC3339Nano)), 0o600); err != nil {
-		return fmt.Errorf("noting the start of %s: %w", id, err)
+		return fmt.Errorf("recording the start of %s: %w", id, err)
 	}
 	return nil
 }
 
-// StartedAt is what MarkStarted noted; false if it noted nothing.
+// StartedAt returns what MarkStarted recorded; ok is false if it recorded nothing.
 func (s *Store) StartedAt(id string) (time.Time, bool) {
 	dir, err := s.dir(id)
 	if err != nil {
@@ -208,14 +210,14 @@ func (s *Store) StartedAt(id string) (time.Time, bool) {
 	if at, err := time.Parse(time.RFC3339Nano, string(raw)); err == nil {
 		return at, true
 	}
-	// Torn by a crash: that it is there is what counts.
+	// Torn by a crash: its existence is what counts.
 	if info, err := os.Stat(path); err == nil {
 		return info.ModTime(), true
 	}
 	return time.Time{}, false
 }
 
-// Sweep removes the directories of this owner whose ids are not in keep: what a crash left. It returns their ids.
+// Sweep removes the directories of this owner whose ids are not in keep, which a crash left. It returns their ids.
 func (s *Store) Sweep(keep map[string]bool) ([]string, error) {
 	entries, err := os.ReadDir(s.config.Root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -256,7 +258,7 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// Keep looks at every log once, as Run does several times each second.
+// Keep checks every log once, as Run does several times a second.
 func (s *Store) Keep(log logr.Logger) {
 	s.mu.Lock()
 	files := make(map[string]*keeper, len(s.files))
@@ -266,7 +268,7 @@ func (s *Store) Keep(log logr.Logger) {
 	s.mu.Unlock()
 	for id, f := range files {
 		if err := f.keep(s.config.Clock.Now); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			log.V(2).Info("keeping a log", "container", id, "err", err.Error())
+			log.V(2).Info("keeping log failed", obs.KeyContainer, id, obs.KeyError, err.Error())
 		}
 	}
 }

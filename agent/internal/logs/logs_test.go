@@ -20,11 +20,10 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const patience = 10 * time.Second
 
 type store struct {
 	*logs.Store
@@ -170,13 +169,13 @@ func TestFollowSendsAllUntilTheEnd(t *testing.T) {
 		})
 	}()
 	text := func() string { mu.Lock(); defer mu.Unlock(); return out.String() }
-	require.Eventually(t, func() bool { return text() == "before\n" }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return text() == "before\n" }, testkit.Timeout, testkit.Tick)
 	want := "before\n"
 	for i := range 50 {
 		s.write(t, fmt.Sprintf("%d\n", i))
 		want += fmt.Sprintf("%d\n", i)
 	}
-	require.Eventually(t, func() bool { return text() == want }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return text() == want }, testkit.Timeout, testkit.Tick)
 	s.write(t, "last words")
 	close(ended)
 	require.NoError(t, <-done)
@@ -291,7 +290,7 @@ func TestRunKeepsUntilTheEnd(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.clock.Step(time.Second)
 		return allocated(t, s.out) <= 128<<10+8<<10
-	}, patience, time.Millisecond)
+	}, testkit.Timeout, testkit.Tick)
 	cancel()
 	require.NoError(t, <-done)
 }

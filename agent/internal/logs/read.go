@@ -17,19 +17,19 @@ import (
 
 const chunkSize = 32 << 10
 
-// Options say what of a log is wanted.
+// Options select a part of a log.
 type Options struct {
-	// Follow goes on with what is written later.
+	// Follow continues with what is written later.
 	Follow bool
 	// Tail, if not negative, is the number of last lines to begin with.
 	Tail int64
-	// Since, if not zero, leaves out what was written before, at the index's resolution; never less than asked for.
+	// Since, if not zero, skips what was written before, at the index's resolution; it never skips more.
 	Since time.Time
 }
 
-// Read sends a log in pieces of at most 32 KiB. Without Follow it ends at the end that the file has when it comes there;
-// with Follow when ended is closed and all that was written has been sent, or when ctx ends (its error). send's error
-// ends it too. NotFound: there is no such log.
+// Read sends a log in pieces of at most 32 KiB. Without Follow it ends at the end of the file; with Follow when ended is
+// closed and all that was written has been sent, or when ctx ends (its error). An error of send ends it too. NotFound: there
+// is no such log.
 func (s *Store) Read(ctx context.Context, id string, o Options, ended <-chan struct{}, send func([]byte) error) error {
 	dir, err := s.dir(id)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *Store) Read(ctx context.Context, id string, o Options, ended <-chan str
 	return nil
 }
 
-// begin is the offset from which o wants the log.
+// begin returns the offset at which the selected part begins.
 func begin(f *os.File, dir string, o Options) (int64, error) {
 	start, err := lineAfterHole(f, 0)
 	if err != nil {
@@ -99,13 +99,13 @@ func begin(f *os.File, dir string, o Options) (int64, error) {
 	return start, nil
 }
 
-// lines goes back from end, not beyond start, to the beginning of the n-th line that ends there; with n = 0 to the
-// beginning of the line that end is in.
+// lines returns the beginning of the n-th line before end, at least start; with n = 0 the beginning of the line that end is
+// in.
 func lines(f *os.File, start, end, n int64) (int64, error) {
 	buf := make([]byte, chunkSize)
 	seen := int64(0)
 	if n > 0 && end > start {
-		// A newline at the very end ends the last line, it begins none.
+		// A newline at the end belongs to the last line.
 		end--
 	}
 	for end > start {
@@ -126,7 +126,7 @@ func lines(f *os.File, start, end, n int64) (int64, error) {
 	return start, nil
 }
 
-// lineAfterHole is off if there is data; else the beginning of the first whole line after the hole.
+// lineAfterHole returns off if there is data at off, otherwise the beginning of the first whole line after the hole.
 func lineAfterHole(f *os.File, off int64) (int64, error) {
 	data, err := dataStart(f, off)
 	if err != nil || data == off {
@@ -149,7 +149,7 @@ type reader struct {
 	send   func([]byte) error
 }
 
-// drain sends what there is. What was freed while it was being read is not sent: it may have been read as zeros.
+// drain sends what the file has. What was freed while it was being read is not sent: it may have been read as zeros.
 func (r *reader) drain(ctx context.Context) error {
 	buf := make([]byte, chunkSize)
 	for {
@@ -184,12 +184,12 @@ func (r *reader) follow(ctx context.Context, ended <-chan struct{}) error {
 		return err
 	}
 	defer watcher.Close()
-	// Removed already: then ended is closed, or will be, and the open file has all that was written.
+	// If the file was removed, ended is closed or will be, and the open file has all that was written.
 	if err := watcher.Add(r.file.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	for {
-		// ended first: what was written before it is then there to be read.
+		// ended is checked first: all that was written before it can then be read.
 		over := false
 		select {
 		case <-ended:

@@ -1,6 +1,6 @@
-// Package runtime is what the agent asks of a container runtime, and the words that it is asked in. It does nothing
-// itself: runtime/ctrd drives containerd, runtime/fake keeps containers in memory for tests, and both pass the one suite
-// in runtime/conformance.
+// Package runtime defines what the agent needs of a container runtime. It has no implementation: runtime/ctrd drives
+// containerd, runtime/fake keeps containers in memory for tests, and both pass the conformance suite in
+// runtime/conformance.
 package runtime
 
 import (
@@ -11,25 +11,25 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Runtime keeps images and containers. Every method may be called concurrently, for one container as well; the order
-// among calls for one container is the caller's business.
+// Runtime keeps images and containers. Every method may be called concurrently, also for one container; the caller puts the
+// calls for one container in order.
 //
 // Errors are faults (internal/fault) where the cause is known: the request's (NotFound/ImageNotFound,
 // InvalidArgument/InvalidField, FailedPrecondition/ImageInvalid, CommandNotFound, CommandNotExecutable, UserNotFound,
 // WorkingDirInvalid), the registry's (Unavailable/ImagePullFailed) or the runtime's own (Unavailable/RuntimeUnavailable:
-// it cannot be reached now; the same call may work later). An end of ctx is ctx's error. All others are unclassified.
+// it cannot be reached now; the same call may succeed later). The end of ctx is ctx's error. All others are unclassified.
 type Runtime interface {
-	// Ping returns nil if the runtime answers and can run containers; else why not. Blocks until ctx ends at the most.
+	// Ping returns nil if the runtime answers and can run containers, otherwise why not. It blocks at most until ctx ends.
 	Ping(ctx context.Context) error
 
-	// Images returns the normalised references of the images that are there, in order.
+	// Images returns the normalized references of the images on the node, sorted.
 	Images(ctx context.Context) ([]string, error)
-	// WatchImages calls changed soon after any image came, changed or went. It blocks until ctx ends (nil) or the
-	// runtime is lost (Unavailable), and then it may be called again; changes in between are for the caller to find.
+	// WatchImages calls changed soon after any image was added, changed or removed. It blocks until ctx ends (nil) or the
+	// runtime is lost (Unavailable). It may then be called again; the caller has to find changes in between by itself.
 	WatchImages(ctx context.Context, changed func()) error
-	// Pull brings an image to the node, unpacked, and returns its normalised reference. An image that is there is asked
-	// for again at its registry. Concurrent pulls of one image share one download, which goes on while any caller waits.
-	// progress (may be nil) is called from another goroutine until Pull returns, never after. Safe to retry.
+	// Pull downloads and unpacks an image and returns its normalized reference. The registry is asked even if the image is on
+	// the node. Concurrent pulls of one image share one download, which continues while any caller waits. progress (may be nil)
+	// is called from another goroutine until Pull returns, never after. Safe to retry.
 	Pull(ctx context.Context, ref string, progress func(Progress)) (string, error)
 
 	// PinImages protects images from the kubelet's image garbage collection: those that containers use, and those listed,
@@ -38,30 +38,31 @@ type Runtime interface {
 	// call it twice a minute. Safe to repeat.
 	PinImages(ctx context.Context, listed []string) error
 
-	// Create makes a container with its task, not started: the image (pulled if missing), the snapshot, the durable
+	// Create creates a container with its task, not started: the image (pulled if missing), the snapshot, the durable
 	// record and the task. reached is called from this goroutine after each stage. After an error some of it may be
-	// left: the caller calls Delete. A container of this id that exists is AlreadyExists, and is left alone.
+	// left, and the caller calls Delete. If a container of this id exists, it is left alone and the error is AlreadyExists.
 	Create(ctx context.Context, c Container, reached func(Stage)) error
-	// Start starts the created task's process. It returns once the process runs, or with why it cannot.
+	// Start starts the created task's process and returns once it runs.
 	Start(ctx context.Context, id string) error
-	// Wait blocks until the task's process has ended and returns how. What has ended already returns at once. NotFound:
-	// there is no such task. Safe to call any number of times.
+	// Wait blocks until the task's process has ended and returns its exit. NotFound: there is no such task. Safe to call any
+	// number of times.
 	Wait(ctx context.Context, id string) (Exit, error)
 	// Signal sends a signal to the task's first process, or to all of them. A process that has ended is no error;
 	// NotFound: there is no such task.
 	Signal(ctx context.Context, id string, sig syscall.Signal, all bool) error
-	// HandlesSignal tells whether the task's first process catches or blocks a signal. One that does neither never notices it: the
-	// kernel keeps from the first process of a PID namespace whatever would end it by default. In doubt it is true.
+	// HandlesSignal reports whether the task's first process catches or blocks a signal. One that does neither ignores it: the
+	// kernel does not deliver a signal to the first process of a PID namespace if the default action would end it. In doubt it
+	// returns true.
 	HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool
-	// Finish keeps report with the container of an ended process, durably, and then removes the task, after which all
+	// Finish stores report with the container of an ended process, durably, and then removes the task, after which all
 	// of the process's output is in its log. Safe to repeat.
 	Finish(ctx context.Context, id string, report *anypb.Any) error
 	// SetLabel sets one label of the container, durably. NotFound: there is no such container. Safe to repeat.
 	SetLabel(ctx context.Context, id, key, value string) error
 	// Delete removes the container and all that belongs to it, killing what runs: task, cgroup, log directory, snapshot,
-	// record. What is not there is deleted already. After an error it may be called again.
+	// record. A container that does not exist is deleted already. After an error it may be called again.
 	Delete(ctx context.Context, id string) error
-	// List returns the containers that carry all of the labels, in the order of their ids.
+	// List returns the containers that carry all of the labels, sorted by id.
 	List(ctx context.Context, labels map[string]string) ([]Found, error)
 }
 
@@ -70,15 +71,15 @@ type Stage int
 
 // The stages of a create.
 const (
-	// StageImage: the image is there, unpacked.
+	// StageImage: the image is on the node, unpacked.
 	StageImage Stage = iota + 1
-	// StageSnapshot: the root file system is there.
+	// StageSnapshot: the root file system exists.
 	StageSnapshot
-	// StageContainer: the durable record is there.
+	// StageContainer: the durable record exists.
 	StageContainer
-	// StageTask: the task is there; its process is not started.
+	// StageTask: the task exists; its process is not started.
 	StageTask
-	// StageClaim stands in the place of StageTask where a slot is claimed: the root file system is in it.
+	// StageClaim replaces StageTask if a slot is claimed: the slot has its root file system.
 	StageClaim
 )
 
@@ -89,7 +90,7 @@ type Network int
 const (
 	// NetworkAgent joins the agent Pod's network namespace.
 	NetworkAgent Network = iota
-	// NetworkNone is a namespace of its own with nothing but loopback, which is up.
+	// NetworkNone is a network namespace of its own with only a loopback interface, which is up.
 	NetworkNone
 )
 
@@ -101,17 +102,17 @@ type Limits struct {
 
 // Container is what to run.
 type Container struct {
-	// ID is unique on the node for all time.
+	// ID is unique on the node and never used again.
 	ID string
 	// Labels of the container.
 	Labels map[string]string
-	// Record is kept with the container.
+	// Record is stored with the container.
 	Record *anypb.Any
 	// Image is a reference in any form.
 	Image string
 	// Command and Args: an empty Command is the image's own, and then empty Args are too.
 	Command, Args []string
-	// Env is laid over the image's own.
+	// Env overrides the image's own.
 	Env map[string]string
 	// WorkingDir; empty for the image's own.
 	WorkingDir string
@@ -121,7 +122,7 @@ type Container struct {
 	Limits Limits
 	// Network of the container.
 	Network Network
-	// LogPath is the file that stdout and stderr are appended to; it exists, and its directory goes with Delete.
+	// LogPath is the file that stdout and stderr are appended to. It exists; Delete removes its directory.
 	LogPath string
 	// HostnamePath is a file with the host name, for /etc/hostname; empty for none.
 	HostnamePath string
@@ -133,11 +134,11 @@ type Exit struct {
 	Code int32
 	// At is when it ended.
 	At time.Time
-	// OOMKilled tells that the kernel killed for want of memory within the container's limit.
+	// OOMKilled reports whether the kernel killed a process because the container reached its memory limit.
 	OOMKilled bool
 }
 
-// TaskState is what List sees of a container's task.
+// TaskState is the state of a container's task, as List reports it.
 type TaskState int
 
 // The states of a task.
@@ -157,17 +158,18 @@ type Found struct {
 	// ID and Labels of the container.
 	ID     string
 	Labels map[string]string
-	// Record is what Create was given, Report what Finish was given; nil if missing.
+	// Record is the one given to Create, Report the one given to Finish; nil if missing.
 	Record, Report *anypb.Any
 	// CreatedAt is when the record was written.
 	CreatedAt time.Time
 	// Task is the state of its task.
 	Task TaskState
-	// Claiming tells that a claim made the container and never came to its end: nobody was told of it, whatever runs in it.
+	// Claiming reports whether a claim made the container and is not complete: the sandbox was never acknowledged, whatever
+	// runs in it.
 	Claiming bool
 }
 
-// Progress is how far a pull has come.
+// Progress is the progress of a pull.
 type Progress struct {
 	// Downloaded and Total are in bytes; Total grows while manifests are read.
 	Downloaded, Total int64

@@ -15,43 +15,47 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 const (
-	// lookInterval is how often memory is looked at, and what nobody told of.
-	lookInterval = time.Second
-	// politeness is how long a missing slot lets creates go first.
-	politeness = 500 * time.Millisecond
+	// checkInterval is how often the machine's memory and the time are checked.
+	checkInterval = time.Second
+	// yieldDelay is how long the start of a missing slot waits for creates that run.
+	yieldDelay = 500 * time.Millisecond
 	// groupSize is how many slots share a shim. More would save memory, and lose more sandboxes with a shim.
 	groupSize = 8
-	// cleaners is how many slots are removed side by side.
-	cleaners           = 2
-	startTimeout       = 30 * time.Second
-	removeTimeout      = 45 * time.Second
-	endTimeout         = 10 * time.Second
-	retryMin, retryMax = 500 * time.Millisecond, 30 * time.Second
-	// tellAfter is how many starts in a row have to fail before it is told.
-	tellAfter = 3
+	// cleaners is how many slots are removed concurrently.
+	cleaners      = 2
+	startTimeout  = 30 * time.Second
+	removeTimeout = 45 * time.Second
+	endTimeout    = 10 * time.Second
+	// reportAfter is how many starts in a row have to fail before that is reported.
+	reportAfter = 3
 )
 
-// Run keeps the slots until ctx ends, and then removes those that are free: a slot dies with its agent. changed is told the
-// status at first and at every change, one after the other.
+// retries is the policy of starts and removals that fail.
+var retries = backoff.Policy{Initial: 500 * time.Millisecond, Max: 30 * time.Second}
+
+// Run keeps the slots until ctx ends, and then removes those that are free: a slot ends with its agent. changed receives the
+// status at first and after every change, in order.
 func (p *Pool) Run(ctx context.Context, changed func(*agentv1.SlotStatus)) error {
 	log := logr.FromContextOrDiscard(ctx)
 	if err := p.config.Runtime.Unsupported(ctx); err != nil {
 		p.mu.Lock()
 		p.never = err.Error()
 		p.mu.Unlock()
-		log.Info("slots are off; sandboxes are started one by one", "why", err.Error())
+		log.Info("slots are off; sandboxes take the cold path", obs.KeyReason, err.Error())
 	}
-	ticker := p.clock.NewTicker(lookInterval)
+	ticker := p.clock.NewTicker(checkInterval)
 	defer ticker.Stop()
-	p.weigh(log)
-	for told := (*agentv1.SlotStatus)(nil); ; {
-		if now := p.look(ctx, log); told == nil || !proto.Equal(now, told) {
-			told = now
+	p.checkMemory(log)
+	for reported := (*agentv1.SlotStatus)(nil); ; {
+		if now := p.reconcile(ctx, log); reported == nil || !proto.Equal(now, reported) {
+			reported = now
 			changed(now)
 		}
 		select {
@@ -60,41 +64,41 @@ func (p *Pool) Run(ctx context.Context, changed func(*agentv1.SlotStatus)) error
 			return nil
 		case <-p.wake:
 		case <-ticker.C():
-			p.weigh(log)
+			p.checkMemory(log)
 		}
 	}
 }
 
-// weigh looks at the machine's memory.
-func (p *Pool) weigh(log logr.Logger) {
+// checkMemory notes whether the machine's memory is short.
+func (p *Pool) checkMemory(log logr.Logger) {
 	memory, err := p.config.Memory()
 	if err != nil {
-		log.V(2).Info("reading the machine's memory", "err", err.Error())
+		log.V(2).Info("reading the machine's memory failed", obs.KeyError, err.Error())
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now := memory.short(p.pressed); now != p.pressed {
-		p.pressed = now
-		log.Info("memory", "short", now, "availableBytes", memory.Available)
+	if now := memory.short(p.short); now != p.short {
+		p.short = now
+		log.Info("memory changed", "short", now, "availableBytes", memory.Available)
 	}
 }
 
-// look begins what is to be done now and returns the status.
-func (p *Pool) look(ctx context.Context, log logr.Logger) *agentv1.SlotStatus {
+// reconcile begins the work that the state calls for and returns the status.
+func (p *Pool) reconcile(ctx context.Context, log logr.Logger) *agentv1.SlotStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ctx.Err() != nil {
 		return p.status()
 	}
 	for len(p.free) > p.want()+p.busy {
-		p.free[0].forget()
-		p.rubbish = append(p.rubbish, p.free[0].id)
+		p.free[0].unwatch()
+		p.garbage = append(p.garbage, p.free[0].id)
 		p.free = slices.Delete(p.free, 0, 1)
 	}
-	for len(p.rubbish) > 0 && p.cleaning < cleaners {
-		id := p.rubbish[0]
-		p.rubbish = p.rubbish[1:]
+	for len(p.garbage) > 0 && p.cleaning < cleaners {
+		id := p.garbage[0]
+		p.garbage = p.garbage[1:]
 		p.cleaning++
 		p.wg.Go(func() { p.clean(ctx, id, log) })
 	}
@@ -108,23 +112,23 @@ func (p *Pool) look(ctx context.Context, log logr.Logger) *agentv1.SlotStatus {
 	return p.status()
 }
 
-// mayStart tells whether a slot is missing and this is the moment to start it. mu is held.
+// mayStart reports whether a slot is missing and may be started now. mu is held.
 func (p *Pool) mayStart() bool {
 	now := p.clock.Now()
 	if len(p.free)+p.starting >= p.want() {
-		p.waiting = time.Time{}
+		p.missing = time.Time{}
 		return false
 	}
-	if p.waiting.IsZero() {
-		p.waiting = now
+	if p.missing.IsZero() {
+		p.missing = now
 	}
 	if p.starting > 0 || now.Before(p.notUntil) {
 		return false
 	}
-	return p.busy == 0 || now.Sub(p.waiting) >= politeness
+	return p.busy == 0 || now.Sub(p.missing) >= yieldDelay
 }
 
-// groupOf is the group that the next slot goes into; the first of a group gives it its name. mu is held.
+// groupOf returns the group of a new slot; the first slot of a group gives it its name. mu is held.
 func (p *Pool) groupOf(id string) string {
 	if p.members%groupSize == 0 {
 		p.group = id
@@ -136,44 +140,45 @@ func (p *Pool) groupOf(id string) string {
 // start starts one slot.
 func (p *Pool) start(ctx context.Context, id, group string, log logr.Logger) {
 	f := &free{id: id}
-	err := p.bringUp(ctx, id, group)
+	err := p.startSlot(ctx, id, group)
 	p.mu.Lock()
 	p.starting--
 	if err == nil {
-		p.failures, p.waiting = 0, time.Time{}
+		p.failures, p.missing = 0, time.Time{}
+		p.retry.Reset()
 		var watch context.Context
-		watch, f.forget = context.WithCancel(ctx)
+		watch, f.unwatch = context.WithCancel(ctx)
 		p.free = append(p.free, f)
 		p.wg.Go(func() { p.watch(watch, f, log) })
 	} else {
-		p.rubbish = append(p.rubbish, id)
+		p.garbage = append(p.garbage, id)
 		p.fail(err)
 	}
 	p.mu.Unlock()
 	if err != nil && ctx.Err() == nil {
-		log.Info("starting a slot failed", "container", id, "err", err.Error())
+		log.Info("starting slot failed", obs.KeyContainer, id, obs.KeyError, err.Error())
 	}
 	p.poke()
 }
 
-// fail notes that a slot could not be, or did not last. mu is held.
+// fail notes that a slot could not be started, or ended by itself. mu is held.
 func (p *Pool) fail(err error) {
 	p.failures++
-	p.members = 0 // the next one goes into a group of its own
-	p.failure = publicText(err)
-	p.notUntil = p.clock.Now().Add(min(retryMin<<min(p.failures-1, 16), retryMax))
+	p.members = 0 // the next slot gets a group of its own
+	p.failure = publicMessage(err)
+	p.notUntil = p.clock.Now().Add(p.retry.Next())
 }
 
-// publicText is what may be told to anyone.
-func publicText(err error) string {
+// publicMessage returns the part of an error that any caller may see.
+func publicMessage(err error) string {
 	var f *fault.Error
 	if errors.As(err, &f) {
 		return f.Message()
 	}
-	return "the agent's log says why"
+	return "the agent's log has the error"
 }
 
-func (p *Pool) bringUp(ctx context.Context, id, group string) error {
+func (p *Pool) startSlot(ctx context.Context, id, group string) error {
 	paths, err := p.config.Logs.Create(id, "")
 	if err != nil {
 		return err
@@ -186,7 +191,7 @@ func (p *Pool) bringUp(ctx context.Context, id, group string) error {
 	})
 }
 
-// watch waits for a free slot's process to end, which it never should.
+// watch waits for a free slot's process, which should not end by itself.
 func (p *Pool) watch(ctx context.Context, f *free, log logr.Logger) {
 	for {
 		exit, err := p.config.Runtime.Wait(ctx, f.id)
@@ -194,11 +199,11 @@ func (p *Pool) watch(ctx context.Context, f *free, log logr.Logger) {
 			return
 		}
 		if err == nil || errdefs.IsNotFound(err) {
-			log.Info("a free slot ended", "container", f.id, "exitCode", exit.Code)
+			log.Info("free slot ended", obs.KeyContainer, f.id, obs.KeyExitCode, exit.Code)
 			p.change(func() {
 				if i := slices.Index(p.free, f); i >= 0 {
 					p.free = slices.Delete(p.free, i, i+1)
-					p.rubbish = append(p.rubbish, f.id)
+					p.garbage = append(p.garbage, f.id)
 					p.fail(fmt.Errorf("slot %s ended: %w", f.id, errdefs.ErrUnavailable))
 				}
 			})
@@ -207,12 +212,12 @@ func (p *Pool) watch(ctx context.Context, f *free, log logr.Logger) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.clock.After(lookInterval):
+		case <-p.clock.After(checkInterval):
 		}
 	}
 }
 
-// warm makes one free slot ready for an image that was asked for of late, if nothing else is to be done. mu is held.
+// warm prepares one free slot for a recently claimed image, if there is no other work. mu is held.
 func (p *Pool) warm(ctx context.Context, log logr.Logger) {
 	if len(p.recent) == 0 || p.busy > 0 || p.starting > 0 || p.warming {
 		return
@@ -226,7 +231,7 @@ func (p *Pool) warm(ctx context.Context, log logr.Logger) {
 	p.wg.Go(func() {
 		err := p.config.Runtime.WarmSlot(ctx, f.id, image)
 		if err != nil && ctx.Err() == nil {
-			log.V(2).Info("warming a slot", "container", f.id, "image", image, "err", err.Error())
+			log.V(2).Info("warming slot failed", obs.KeyContainer, f.id, obs.KeyImage, image, obs.KeyError, err.Error())
 		}
 		p.change(func() {
 			p.warming = false
@@ -238,8 +243,7 @@ func (p *Pool) warm(ctx context.Context, log logr.Logger) {
 	})
 }
 
-// rarest is the image of those asked for of late that the fewest free slots are warm for; the later one of equals. mu is
-// held.
+// rarest returns the recently claimed image that the fewest free slots are warm for; the later one of equals. mu is held.
 func (p *Pool) rarest() string {
 	best, least := "", 0
 	for _, image := range p.recent {
@@ -256,22 +260,17 @@ func (p *Pool) rarest() string {
 	return best
 }
 
-// clean removes what was a slot, trying until it is gone or ctx ends: what is left then is removed by the next life of the
-// agent, or by the janitor.
+// clean removes what was a slot. It retries until that succeeds or ctx ends; the next agent process, or the janitor, removes
+// what is left then.
 func (p *Pool) clean(ctx context.Context, id string, log logr.Logger) {
 	defer p.change(func() { p.cleaning-- })
-	for wait := retryMin; ; wait = min(2*wait, retryMax) {
+	_ = backoff.Retry(ctx, p.clock, retries, func(ctx context.Context) error {
 		err := p.remove(ctx, id)
-		if err == nil {
-			return
+		if err != nil {
+			log.V(2).Info("removing slot failed; will retry", obs.KeyContainer, id, obs.KeyError, err.Error())
 		}
-		log.V(2).Info("removing a slot; trying on", "container", id, "err", err.Error())
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.clock.After(wait):
-		}
-	}
+		return err
+	})
 }
 
 func (p *Pool) remove(ctx context.Context, id string) error {
@@ -284,20 +283,20 @@ func (p *Pool) remove(ctx context.Context, id string) error {
 	return p.config.Logs.Remove(id)
 }
 
-// end removes the free slots when the agent ends, as far as that succeeds soon.
+// end removes the free slots when the agent ends, as far as that succeeds within endTimeout.
 func (p *Pool) end(ctx context.Context, log logr.Logger) {
 	p.mu.Lock()
 	var ids []string
 	for _, f := range p.free {
-		f.forget()
+		f.unwatch()
 		ids = append(ids, f.id)
 	}
 	p.free = nil
 	p.mu.Unlock()
 	p.wg.Wait()
 	p.mu.Lock()
-	ids = append(ids, p.rubbish...)
-	p.rubbish = nil
+	ids = append(ids, p.garbage...)
+	p.garbage = nil
 	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
@@ -306,7 +305,7 @@ func (p *Pool) end(ctx context.Context, log logr.Logger) {
 		p.wg.Go(func() {
 			for id := range work {
 				if err := p.remove(ctx, id); err != nil {
-					log.V(2).Info("removing a slot at the end", "container", id, "err", err.Error())
+					log.V(2).Info("removing slot at shutdown failed", obs.KeyContainer, id, obs.KeyError, err.Error())
 				}
 			}
 		})

@@ -10,18 +10,18 @@ import (
 
 // Memory is a machine's memory, in bytes.
 type Memory struct {
-	// Total is all of it, Available what could be had without swapping.
+	// Total is all memory, Available what can be allocated without swapping.
 	Total, Available int64
 }
 
-// Memory is short below a twentieth of it, or below leastAvailable where that is less, and is no longer short once there is
-// half as much again: in between things stay as they are.
+// Memory is short if less than a twentieth of it, or less than leastAvailable where that is smaller, is available. It is no
+// longer short at one and a half times that: in between nothing changes.
 const (
 	shortShare     = 20
 	leastAvailable = 512 << 20
 )
 
-// short tells whether memory is short, given whether it was.
+// short reports whether memory is short, given whether it was.
 func (m Memory) short(was bool) bool {
 	limit := min(m.Total/shortShare, leastAvailable)
 	if was {
@@ -51,7 +51,7 @@ func readMemory() (Memory, error) {
 		*into = kib << 10
 	}
 	if m.Total == 0 || m.Available == 0 {
-		return Memory{}, fmt.Errorf("reading /proc/meminfo: it tells no total or no available memory")
+		return Memory{}, fmt.Errorf("reading /proc/meminfo: it has no total or no available memory")
 	}
 	return m, nil
 }

@@ -1,6 +1,6 @@
-// Package slot keeps an agent's slots: containers that are started ahead of time, one for each free place, so that a
-// create has only to claim one (DESIGN section 8). It says how many there are, starts and stops them in the background, and
-// hands them out; what a slot is, and how it is claimed, is runtime.Slots' business. All methods of Pool may be called
+// Package slot keeps an agent's slots: containers that are started ahead of time, one for each free capacity unit, so that
+// a create only has to claim one. It decides how many there are, starts and removes them in the background, and hands them
+// out. It never claims one: runtime.Slots defines what a slot is and how it is claimed. All methods of Pool may be called
 // concurrently.
 //
 // The life of a slot:
@@ -10,10 +10,10 @@
 //	                                 |                  |
 //	                                 | ended, too many, | Drop
 //	                                 | memory is short  v
-//	                                 +-----------> [rubbish] ----------> (nothing)
+//	                                 +-----------> [garbage] ----------> (nothing)
 //
-// The lock guards the lists; it is never held over I/O. Whoever holds the sandboxes' lock may take this one, never the
-// other way round: what Run tells, it tells without it.
+// The lock guards the lists; it is never held over I/O. A caller may hold its own lock while it calls a Pool: Run calls
+// changed without the lock.
 package slot
 
 import (
@@ -28,6 +28,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 )
 
 // Runtime is a runtime that has slots.
@@ -42,12 +43,12 @@ type Config struct {
 	Runtime Runtime
 	// Logs keeps the output of what they become.
 	Logs *logs.Store
-	// AgentUID and AgentPool are who the slots belong to.
+	// AgentUID and AgentPool are the agent and the pool that the slots belong to.
 	AgentUID, AgentPool string
-	// Max bounds the number of free slots; below zero it is the number of free places. Min of them are kept when memory is
-	// short.
+	// Max bounds the number of free slots; below zero the bound is the agent's free capacity. Min of them are kept when memory
+	// is short.
 	Min, Max int
-	// Memory looks at the machine's memory. Nil: /proc/meminfo.
+	// Memory returns the machine's memory. Nil: /proc/meminfo.
 	Memory func() (Memory, error)
 	// Clock; nil is the real one.
 	Clock clock.WithTicker
@@ -58,25 +59,26 @@ type Pool struct {
 	config Config
 	clock  clock.WithTicker
 	wake   chan struct{}
-	wg     sync.WaitGroup // what Run has begun
+	wg     sync.WaitGroup // the work that Run has begun
 
 	mu       sync.Mutex
-	places   int
+	room     int // free capacity units of the agent
 	free     []*free
 	starting int
 	warming  bool
 	cleaning int
-	rubbish  []string
+	garbage  []string  // ids to remove
 	busy     int       // creates that run
-	recent   []string  // images of the last claims, the last one first
-	group    string    // where the next slot goes
-	members  int       // slots that went there
+	recent   []string  // images of the last claims, the latest first
+	group    string    // the group of the next slot
+	members  int       // slots in that group
 	never    string    // why there can be no slots
-	pressed  bool      // memory is short
-	failures int       // in a row
-	failure  string    // the last one
-	notUntil time.Time // the next try after a failure
-	waiting  time.Time // since when a slot is missing; zero if none is
+	short    bool      // memory is short
+	failures int       // starts that failed in a row
+	failure  string    // the error of the last one
+	notUntil time.Time // when the next start may be attempted
+	missing  time.Time // since when a slot is missing; zero if none is
+	retry    *backoff.Backoff
 }
 
 // free is a slot that can be claimed.
@@ -84,8 +86,8 @@ type free struct {
 	id string
 	// image is what the slot is warm for, or is being warmed for; empty for none.
 	image string
-	// forget ends the watching of its process.
-	forget context.CancelFunc
+	// unwatch ends the watching of its process.
+	unwatch context.CancelFunc
 }
 
 // New returns a Pool that has no slots yet.
@@ -96,16 +98,16 @@ func New(cfg Config) *Pool {
 	if cfg.Memory == nil {
 		cfg.Memory = readMemory
 	}
-	return &Pool{config: cfg, clock: cfg.Clock, wake: make(chan struct{}, 1)}
+	return &Pool{config: cfg, clock: cfg.Clock, wake: make(chan struct{}, 1), retry: backoff.New(cfg.Clock, retries)}
 }
 
-// SetRoom says how many sandboxes the agent has room for: so many slots are of use.
+// SetRoom sets for how many more sandboxes the agent has room: that many slots can be of use.
 func (p *Pool) SetRoom(n int) {
-	p.change(func() { p.places = max(n, 0) })
+	p.change(func() { p.room = max(n, 0) })
 }
 
-// Begin says that a create runs, until done is called: slots are started when nobody has to wait for it, and the one that
-// it may take is none too many although its place is taken.
+// Begin notes that a create runs, until done is called. Slots are started when no create has to wait for that, and the slot
+// that the create may take is not removed although the room has shrunk.
 func (p *Pool) Begin() (done func()) {
 	p.change(func() { p.busy++ })
 	return func() { p.change(func() { p.busy-- }) }
@@ -114,8 +116,8 @@ func (p *Pool) Begin() (done func()) {
 // recentImages is how many images are remembered for warming.
 const recentImages = 4
 
-// Take hands out a free slot, one that is warm for the image if there is one. The slot is the caller's from here on: it
-// becomes a sandbox, or it goes back by Drop.
+// Take hands out a free slot, one that is warm for the image if there is one. From then on the slot is the caller's: it
+// becomes a sandbox, or the caller passes it to Drop.
 func (p *Pool) Take(image string) (id string, ok bool) {
 	p.change(func() {
 		p.recent = slices.Insert(slices.DeleteFunc(p.recent, func(i string) bool { return i == image }), 0, image)
@@ -130,14 +132,15 @@ func (p *Pool) Take(image string) (id string, ok bool) {
 			return
 		}
 		f := p.free[best]
-		f.forget()
+		f.unwatch()
 		p.free = slices.Delete(p.free, best, best+1)
 		id, ok = f.id, true
 	})
 	return id, ok
 }
 
-// fits is higher the less a claim with the image has to do: a slot that is warm for another one has to be cooled first.
+// fits returns a rank: the higher, the less work a claim with the image has. A slot that is warm for another image has the
+// most, because its snapshot is replaced.
 func (f *free) fits(image string) int {
 	switch f.image {
 	case image:
@@ -148,13 +151,12 @@ func (f *free) fits(image string) int {
 	return 0
 }
 
-// Drop has containers removed that were slots: ones that were taken and not claimed, or that an earlier life of the agent
-// left.
+// Drop has slots removed that were taken and not claimed, or that an earlier agent process left.
 func (p *Pool) Drop(ids ...string) {
-	p.change(func() { p.rubbish = append(p.rubbish, ids...) })
+	p.change(func() { p.garbage = append(p.garbage, ids...) })
 }
 
-// change changes the state and has Run look at it.
+// change changes the state and wakes Run.
 func (p *Pool) change(f func()) {
 	p.mu.Lock()
 	f()
@@ -169,7 +171,7 @@ func (p *Pool) poke() {
 	}
 }
 
-// status is what is told. mu is held.
+// status returns the status to report. mu is held.
 func (p *Pool) status() *agentv1.SlotStatus {
 	wanted := p.want()
 	s := &agentv1.SlotStatus{Free: count(len(p.free)), Wanted: count(wanted)}
@@ -177,7 +179,7 @@ func (p *Pool) status() *agentv1.SlotStatus {
 	case p.config.Max == 0:
 	case p.never != "":
 		s.OffReason = p.never
-	case p.failures >= tellAfter:
+	case p.failures >= reportAfter:
 		s.OffReason = "starting slots fails: " + p.failure
 	case wanted < p.bound():
 		s.OffReason = "the node is short of memory"
@@ -187,22 +189,22 @@ func (p *Pool) status() *agentv1.SlotStatus {
 
 func count(n int) int32 { return int32(min(n, math.MaxInt32)) }
 
-// want is how many free slots there should be. mu is held.
+// want returns how many free slots there should be. mu is held.
 func (p *Pool) want() int {
 	switch n := p.bound(); {
 	case p.never != "":
 		return 0
-	case p.pressed:
+	case p.short:
 		return min(n, p.config.Min)
 	default:
 		return n
 	}
 }
 
-// bound is how many slots there is room for. mu is held.
+// bound returns how many slots there is room for. mu is held.
 func (p *Pool) bound() int {
 	if p.config.Max >= 0 {
-		return min(p.places, p.config.Max)
+		return min(p.room, p.config.Max)
 	}
-	return p.places
+	return p.room
 }

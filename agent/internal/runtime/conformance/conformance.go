@@ -1,5 +1,5 @@
-// Package conformance is what every runtime.Runtime has to do, as a test. The fake passes it as a unit test, containerd
-// as an integration test, so that what is tested against the fake holds for containerd.
+// Package conformance is the test suite that every runtime.Runtime passes: the fake in unit tests, containerd in integration
+// tests, so that what is tested against the fake holds for containerd.
 package conformance
 
 import (
@@ -19,29 +19,28 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-const patience = 30 * time.Second
-
-// Setup is a runtime to test and the world that the suite needs around it.
+// Setup is a runtime to test and what the suite needs around it.
 type Setup struct {
-	// Runtime has nothing but Image.
+	// Runtime has no containers.
 	Runtime runtime.Runtime
 	// Image has sh, sleep, echo, a file /data.txt that is not executable; its command is `sh -c "echo default command"`.
 	Image string
-	// OtherImage is an image that is there as well, of other layers; for RunSlots alone.
+	// OtherImage is another local image with other layers; only RunSlots needs it.
 	OtherImage string
-	// MissingImage is a reference that its registry does not know; AwayImage one whose registry does not answer.
+	// MissingImage is a reference that its registry does not have; AwayImage one whose registry does not answer.
 	MissingImage, AwayImage string
-	// UnknownUserImage is an image that is there, whose user its /etc/passwd does not have.
+	// UnknownUserImage is a local image whose user is not in its /etc/passwd.
 	UnknownUserImage string
-	// BrokenImage is a reference to an image whose layer is no archive.
+	// BrokenImage is a reference to an image whose layer is not an archive.
 	BrokenImage string
 	// LogRoot holds the containers' log directories.
 	LogRoot string
 }
 
-// test is one of the suite's.
+// test is one test of the suite.
 type test struct {
 	name string
 	run  func(*testing.T, *suite)
@@ -52,21 +51,21 @@ func Run(t *testing.T, setup func(t *testing.T) Setup) {
 	t.Helper()
 	run(t, setup, false, append(processes(), []test{
 		{"stages come in order", stages},
-		{"a failed create is deleted whole", failedCreate},
-		{"an existing container is left alone", exists},
+		{"a failed create is deleted completely", failedCreate},
+		{"an existing container is kept", exists},
 		{"images are listed and watched", images},
 	}...))
 }
 
-// processes are the tests of what runs, however it was started.
+// processes returns the tests of running containers, however they were started.
 func processes() []test {
 	return []test{
-		{"a container's life", life},
-		{"what is wrong with a request has a reason", faults},
+		{"a container runs and ends", life},
+		{"an invalid request has a reason", faults},
 		{"a signal ends a process", signals},
-		{"delete kills what runs and may be repeated", deletes},
+		{"delete kills processes and can be repeated", deletes},
 		{"a finished container keeps its report", finishes},
-		{"labels are kept", labels},
+		{"labels are durable", labels},
 		{"list selects by label", lists},
 		{"waiting ends with the context", waits},
 	}
@@ -76,7 +75,7 @@ func run(t *testing.T, setup func(t *testing.T) Setup, slots bool, tests []test)
 	t.Helper()
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 			defer cancel()
 			s := &suite{Setup: setup(t), ctx: ctx}
 			if slots {
@@ -91,7 +90,7 @@ type suite struct {
 	Setup
 
 	ctx context.Context //nolint:containedctx // of one test
-	// slots are how containers are started; nil for Create and Start.
+	// slots starts the containers; nil for Create and Start.
 	slots runtime.Slots
 }
 
@@ -106,7 +105,7 @@ func (s *suite) container(t *testing.T, command ...string) runtime.Container {
 	record, err := anypb.New(durationpb.New(time.Minute))
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 		defer cancel()
 		require.NoError(t, s.Runtime.Delete(ctx, id))
 		require.NoError(t, os.RemoveAll(dir))
@@ -123,7 +122,7 @@ func (s *suite) container(t *testing.T, command ...string) runtime.Container {
 	return c
 }
 
-// launch does all that it takes to run a container.
+// launch starts a container.
 func (s *suite) launch(c runtime.Container) error {
 	if s.slots != nil {
 		if err := s.slots.Claim(s.ctx, c, func(runtime.Stage) {}); err != nil {
@@ -186,7 +185,7 @@ func faults(t *testing.T, s *suite) {
 		class  error
 		reason fault.Reason
 	}{
-		{"reference", func(c *runtime.Container) { c.Image = "No Reference" }, errdefs.ErrInvalidArgument, fault.InvalidField},
+		{"reference", func(c *runtime.Container) { c.Image = "Not A Reference" }, errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"missing image", func(c *runtime.Container) { c.Image = s.MissingImage }, errdefs.ErrNotFound, fault.ImageNotFound},
 		{"registry away", func(c *runtime.Container) { c.Image = s.AwayImage }, errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{"broken image", func(c *runtime.Container) { c.Image = s.BrokenImage }, errdefs.ErrFailedPrecondition, fault.ImageInvalid},
@@ -210,19 +209,19 @@ func faults(t *testing.T, s *suite) {
 	}
 }
 
-// makeLog makes an empty log, as a container's must exist.
+// makeLog creates an empty log: a container's log must exist.
 func makeLog(t *testing.T, path string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "hostname"), []byte("host\n"), 0o644)) //nolint:gosec // as logs makes it
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "hostname"), []byte("host\n"), 0o644)) //nolint:gosec // as package logs creates it
 }
 
 func failedCreate(t *testing.T, s *suite) {
 	c := s.container(t, "nope")
 	require.Error(t, s.Runtime.Create(s.ctx, c, func(runtime.Stage) {}))
 	require.NoError(t, s.Runtime.Delete(s.ctx, c.ID))
-	// The id is free again.
+	// The id can be used again.
 	c.Command = []string{"sleep", "1000"}
 	makeLog(t, c.LogPath)
 	require.NoError(t, s.Runtime.Create(s.ctx, c, func(runtime.Stage) {}))
@@ -237,22 +236,22 @@ func exists(t *testing.T, s *suite) {
 
 func signals(t *testing.T, s *suite) {
 	c := s.start(t, "sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.05; done")
-	require.Eventually(t, func() bool { return s.Runtime.HandlesSignal(s.ctx, c.ID, syscall.SIGTERM) }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.Runtime.HandlesSignal(s.ctx, c.ID, syscall.SIGTERM) }, testkit.Timeout, 10*time.Millisecond)
 	for range 20 {
-		deaf := s.start(t, "sleep", "1000")
-		require.False(t, s.Runtime.HandlesSignal(s.ctx, deaf.ID, syscall.SIGTERM), "from its very start")
-		require.NoError(t, s.Runtime.Delete(s.ctx, deaf.ID))
+		ignores := s.start(t, "sleep", "1000")
+		require.False(t, s.Runtime.HandlesSignal(s.ctx, ignores.ID, syscall.SIGTERM), "as soon as it is started")
+		require.NoError(t, s.Runtime.Delete(s.ctx, ignores.ID))
 	}
-	require.True(t, s.Runtime.HandlesSignal(s.ctx, "nobody-1", syscall.SIGTERM), "in doubt")
+	require.True(t, s.Runtime.HandlesSignal(s.ctx, "unknown-1", syscall.SIGTERM), "in doubt")
 	require.Eventually(t, func() bool {
 		require.NoError(t, s.Runtime.Signal(s.ctx, c.ID, syscall.SIGTERM, false))
 		return s.found(t, c.ID).Task == runtime.TaskStopped
-	}, patience, 50*time.Millisecond)
+	}, testkit.Timeout, 50*time.Millisecond)
 	exit, err := s.Runtime.Wait(s.ctx, c.ID)
 	require.NoError(t, err)
 	require.Equal(t, int32(7), exit.Code)
 	require.NoError(t, s.Runtime.Signal(s.ctx, c.ID, syscall.SIGKILL, true), "a process that has ended")
-	require.True(t, errdefs.IsNotFound(s.Runtime.Signal(s.ctx, "nobody-1", syscall.SIGKILL, true)))
+	require.True(t, errdefs.IsNotFound(s.Runtime.Signal(s.ctx, "unknown-1", syscall.SIGKILL, true)))
 }
 
 func deletes(t *testing.T, s *suite) {
@@ -261,7 +260,7 @@ func deletes(t *testing.T, s *suite) {
 	require.Nil(t, s.found(t, c.ID))
 	require.NoDirExists(t, filepath.Dir(c.LogPath))
 	require.NoError(t, s.Runtime.Delete(s.ctx, c.ID))
-	require.NoError(t, s.Runtime.Delete(s.ctx, "nobody-1"))
+	require.NoError(t, s.Runtime.Delete(s.ctx, "unknown-1"))
 	_, err := s.Runtime.Wait(s.ctx, c.ID)
 	require.True(t, errdefs.IsNotFound(err), "%v", err)
 }
@@ -279,7 +278,7 @@ func finishes(t *testing.T, s *suite) {
 		require.Equal(t, report.GetValue(), f.Report.GetValue())
 		require.Equal(t, c.Record.GetValue(), f.Record.GetValue())
 	}
-	require.True(t, errdefs.IsNotFound(s.Runtime.Finish(s.ctx, "nobody-1", report)))
+	require.True(t, errdefs.IsNotFound(s.Runtime.Finish(s.ctx, "unknown-1", report)))
 }
 
 func labels(t *testing.T, s *suite) {
@@ -290,7 +289,7 @@ func labels(t *testing.T, s *suite) {
 	f := s.found(t, c.ID)
 	require.Equal(t, "true", f.Labels["fast-sandbox.io/persisted"])
 	require.Equal(t, c.ID, f.Labels["test"])
-	require.True(t, errdefs.IsNotFound(s.Runtime.SetLabel(s.ctx, "nobody-1", "a", "b")))
+	require.True(t, errdefs.IsNotFound(s.Runtime.SetLabel(s.ctx, "unknown-1", "a", "b")))
 }
 
 func lists(t *testing.T, s *suite) {

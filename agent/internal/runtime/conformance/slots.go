@@ -12,24 +12,24 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
-// RunSlots tests a runtime that has slots: what Run tests of containers holds for claimed slots as well.
+// RunSlots tests a runtime that has slots. The tests of running containers apply to claimed slots as well.
 func RunSlots(t *testing.T, setup func(t *testing.T) Setup) {
 	t.Helper()
 	run(t, setup, true, append(processes(), []test{
 		{"slots are supported", supported},
-		{"a slot is nobody's until it is claimed", unclaimed},
+		{"an unclaimed slot has no sandbox", unclaimed},
 		{"a claim's stages come in order", claimStages},
-		{"a claim is half done until it is said to be over", claiming},
+		{"a claim is incomplete until SlotClaimed", claiming},
 		{"a slot is claimed once", claimedOnce},
 		{"a slot that ended is lost", lostSlot},
 		{"a warm slot takes any image", warm},
-		{"a claim that is given up runs nothing", givenUp},
+		{"a cancelled claim runs nothing", cancelledClaim},
 	}...))
 }
 
 var slotLabels = map[string]string{"fast-sandbox.io/managed": "true", "fast-sandbox.io/state": "slot"}
 
-// startSlot starts the slot that is to become c.
+// startSlot starts the slot for c.
 func (s *suite) startSlot(t *testing.T, c runtime.Container) {
 	t.Helper()
 	require.NoError(t, s.slots.StartSlot(s.ctx, runtime.Slot{
@@ -79,7 +79,7 @@ func claimedOnce(t *testing.T, s *suite) {
 	c := s.start(t, "sleep", "1000")
 	require.ErrorIs(t, s.launch(c), runtime.ErrSlotLost)
 	require.Equal(t, runtime.TaskRunning, s.found(t, c.ID).Task)
-	c.ID = "slot.nobody"
+	c.ID = "slot.unknown"
 	require.ErrorIs(t, s.launch(c), runtime.ErrSlotLost)
 }
 
@@ -106,10 +106,10 @@ func warm(t *testing.T, s *suite) {
 	}
 	c := s.container(t, "sleep", "1000")
 	require.True(t, errdefs.IsNotFound(s.slots.WarmSlot(s.ctx, c.ID, s.MissingImage)))
-	require.NoError(t, s.launch(c), "a slot that could not be warmed is a slot still")
+	require.NoError(t, s.launch(c), "a slot that could not be warmed can be claimed")
 }
 
-func givenUp(t *testing.T, s *suite) {
+func cancelledClaim(t *testing.T, s *suite) {
 	c := s.container(t, "sleep", "1000")
 	ctx, cancel := context.WithCancel(s.ctx)
 	err := s.slots.Claim(ctx, c, func(st runtime.Stage) {

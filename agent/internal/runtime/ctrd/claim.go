@@ -25,16 +25,16 @@ import (
 // Claim makes a slot the container c. The spec is the one that Create would have given to the OCI runtime, so that both
 // ways end in the same confinement:
 //
-//	labels, record, spec, image -> containerd   \  side by side; with both, and the limits in the slot's cgroup, the
-//	root file system            -> slot's init  /  claim is durable and the slot is told to go: nothing ran before
+//	labels, record, spec, image -> containerd   \  concurrently; with both, and the limits in the slot's cgroup, the claim
+//	root file system            -> slot's init  /  is durable, and only then does the slot start the process
 func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
 	held := r.slots.take(c.ID)
 	if held == nil {
 		return fmt.Errorf("claiming slot %s, which this process did not start: %w", c.ID, runtime.ErrSlotLost)
 	}
-	// Before the claim is made, closing it ends the slot; after that, nothing.
+	// Closing the connection ends the slot, unless the claim has succeeded.
 	defer held.close()
-	_, img, spec, err := r.prescribe(ctx, c, reached)
+	_, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	if err != nil {
 		return err
 	}
-	// As in Create: calls that were sent are waited for.
+	// As in Create, calls that were sent are waited for.
 	sent, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if err := r.handOver(sent, c, held, img, spec, request, reached); err != nil {
@@ -56,7 +56,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	return claimFault(held.conn.Go(sent), c.ID, request.Args[0])
 }
 
-// handOver makes the claim durable and gives the slot all that it becomes.
+// handOver makes the claim durable and passes it, with the root file system, to the slot.
 func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot, img *image, spec *specs.Spec, request *claim.Claim, reached func(runtime.Stage)) error {
 	var built error
 	mounted, ready := make(chan struct{}), make(chan struct{})
@@ -102,7 +102,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 	return nil
 }
 
-// slotRoot has the slot hold the root file system that it is to have, mounted and attached to nothing.
+// slotRoot makes the slot hold its root file system, mounted but not attached anywhere.
 func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *image) error {
 	ctx, span := obs.Tracer().Start(ctx, "snapshot")
 	defer span.End()
@@ -123,7 +123,7 @@ func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *imag
 	return nil
 }
 
-// replaceSnapshot prepares the snapshot of a slot that is warm for nothing, as far as is known, or for another image.
+// replaceSnapshot prepares the snapshot of a slot that is, as far as is known, not warm, or warm for another image.
 func (r *Runtime) replaceSnapshot(ctx context.Context, id string, img *image, other bool) ([]mount.Mount, error) {
 	if !other {
 		if mounts, err := r.prepare(ctx, id, img); !errors.Is(err, errLeftBehind) {
@@ -136,7 +136,7 @@ func (r *Runtime) replaceSnapshot(ctx context.Context, id string, img *image, ot
 	return r.prepare(ctx, id, img)
 }
 
-// recordClaim makes the container's record that of c, in one write.
+// recordClaim turns the slot's record into that of c, in one write.
 func (r *Runtime) recordClaim(ctx context.Context, c runtime.Container, group string, img *image, spec *specs.Spec) error {
 	ctx, span := obs.Tracer().Start(ctx, "container")
 	defer span.End()
@@ -156,8 +156,8 @@ func (r *Runtime) recordClaim(ctx context.Context, c runtime.Container, group st
 	return classify(err, "recording the claim of slot %s", c.ID)
 }
 
-// claimFault is what a claim's conversation came to: a fault of the request with the cold path's words; else the slot is
-// lost, and the cold path can say what is wrong, if anything is.
+// claimFault classifies the error of a claim as the cold path would, if the request is at fault. Any other error means that
+// the slot is lost, and the cold path finds out whether anything else is wrong.
 func claimFault(err error, id, command string) error {
 	if err == nil {
 		return nil
@@ -169,7 +169,7 @@ func claimFault(err error, id, command string) error {
 	return fmt.Errorf("claiming slot %s: %w", id, errors.Join(runtime.ErrSlotLost, err))
 }
 
-// claimOf says in a claim's terms what the spec says in the OCI runtime's.
+// claimOf translates the OCI spec into a claim.
 func (r *Runtime) claimOf(s *specs.Spec) (*claim.Claim, error) {
 	c, err := claim.FromSpec(s)
 	if err != nil {
@@ -179,14 +179,14 @@ func (r *Runtime) claimOf(s *specs.Spec) (*claim.Claim, error) {
 		return nil, err
 	}
 	for _, m := range s.Mounts {
-		if m.Type == "bind" { // the others are the slot's own already
+		if m.Type == "bind" { // the slot has the others already
 			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: slotFile(m.Destination), Attributes: attributes(m.Options)})
 		}
 	}
 	return c, nil
 }
 
-// attributes are mount options in the kernel's numbers; private is what every mount of a slot is.
+// attributes translates mount options for the kernel. All mounts of a slot are private already.
 func attributes(options []string) uint64 {
 	known := map[string]uint64{
 		"ro": claim.MountReadOnly, "nosuid": claim.MountNoSUID, "nodev": claim.MountNoDev, "noexec": claim.MountNoExec,

@@ -16,8 +16,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// classify turns an error of containerd's into a fault where its cause is known; what it does not know it wraps. format
-// says what was being done.
+// classify turns an error of containerd into a fault if its cause is known, and wraps it otherwise. format says what was
+// being done.
 func classify(err error, format string, args ...any) error {
 	doing := fmt.Sprintf(format, args...)
 	var known *fault.Error
@@ -45,8 +45,8 @@ func isConnection(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || strings.Contains(err.Error(), "error reading from server: EOF")
 }
 
-// startFault is what the OCI runtime says when the request is to blame; nil if it is not. Runtimes know no codes, so the
-// text is all there is: runc's and crun's are listed, each followed by what the other says.
+// startFault classifies an error of the OCI runtime if the request is at fault; otherwise it returns nil. Runtimes have no
+// error codes, so the text decides: that of runc and that of crun are listed for each fault.
 func startFault(err error, command string) error {
 	if err == nil {
 		return nil
@@ -77,8 +77,8 @@ func startFault(err error, command string) error {
 	return nil
 }
 
-// pullFault says why an image could not be brought: because it is not there (or is not shown to us), or because its
-// registry could not be spoken to now.
+// pullFault classifies the error of a pull: the image does not exist (or may not be pulled), it is broken, or its registry
+// could not be reached.
 func pullFault(err error, ref string) error {
 	switch {
 	case err == nil:
@@ -92,7 +92,7 @@ func pullFault(err error, ref string) error {
 	}
 	var netErr net.Error
 	text := err.Error()
-	// A status with its words: a port or a digest has such a number in it, too.
+	// A status is matched with its text, because a port or a digest may contain the number.
 	denied := errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) || containsAny(text,
 		"401 Unauthorized", "403 Forbidden", "authorization failed", "insufficient_scope", "no basic auth credentials", "pull access denied")
 	switch {
@@ -106,8 +106,8 @@ func pullFault(err error, ref string) error {
 	return fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s could not be pulled now", ref).With("image", ref)
 }
 
-// isBroken tells whether an image's own content is what is wrong: it is there and cannot be unpacked. A download that breaks
-// off, and a disk that is full, are not.
+// isBroken reports whether the image's content is at fault: it was downloaded and cannot be unpacked. An interrupted download
+// and a full disk are other errors.
 func isBroken(err error) bool {
 	if err == nil || containsAny(err.Error(), "no space left", "disk quota") {
 		return false
@@ -129,7 +129,7 @@ func containsAny(text string, parts ...string) bool {
 	return false
 }
 
-// classifyPull is classify for a pull, in which an unavailable registry must not be taken for an unavailable containerd.
+// classifyPull is classify for a pull: an unavailable registry must not be taken for an unavailable containerd.
 func classifyPull(err error) error {
 	if isConnection(err) && !strings.Contains(err.Error(), "containerd.sock") {
 		return err
@@ -140,6 +140,6 @@ func classifyPull(err error) error {
 	return err
 }
 
-func isCancelled(err error) bool {
+func isCanceled(err error) bool {
 	return errors.Is(err, context.Canceled) || errdefs.IsCanceled(err)
 }

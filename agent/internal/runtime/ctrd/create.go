@@ -25,15 +25,15 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// callTimeout bounds the calls to containerd that are waited for whoever leaves.
+// callTimeout bounds the calls to containerd that are waited for even when the caller has left.
 const callTimeout = 30 * time.Second
 
 const specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 
-// Create makes a container up to its task. The snapshot and the record, which do not need each other, are made side by
-// side; see the package comment for what keeps them.
+// Create creates a container up to its task. The snapshot and the record, which do not depend on each other, are created
+// concurrently; the package comment says what protects them.
 func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
-	pod, img, spec, err := r.prescribe(ctx, c, reached)
+	pod, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
 		return err
 	}
@@ -54,8 +54,8 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	if options != nil {
 		record.Runtime.Options = options
 	}
-	// From here on a call that has been sent is waited for, whoever leaves: a call that containerd carried out after its
-	// container was deleted would leave something behind. The caller's leaving counts between the calls.
+	// From here on a call that was sent is waited for, even if the caller leaves: a call that containerd carries out after
+	// the container was deleted would leave something behind. ctx is checked between the calls.
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	mounts, err := r.rootfs(held, record, img, reached)
@@ -73,8 +73,8 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	return nil
 }
 
-// prescribe brings the image and says what a container is to be, whichever way it is started.
-func (r *Runtime) prescribe(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (*pod, *image, *specs.Spec, error) {
+// prepareSpec makes sure that the image is on the node and builds the container's spec, whichever way it is started.
+func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (*pod, *image, *specs.Spec, error) {
 	p, err := r.findPod(ctx)
 	if err != nil {
 		return nil, nil, nil, err
@@ -88,8 +88,8 @@ func (r *Runtime) prescribe(ctx context.Context, c runtime.Container, reached fu
 	return p, img, spec, err
 }
 
-// rootfs makes the snapshot and the record. A record of this id that exists is AlreadyExists, and the snapshot, which
-// is then that container's, is left alone.
+// rootfs creates the snapshot and the record. If a record of this id exists, the error is AlreadyExists, and the snapshot,
+// which then belongs to that container, is left alone.
 func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *image, reached func(runtime.Stage)) ([]mount.Mount, error) {
 	var mounts []mount.Mount
 	var prepareErr error
@@ -100,7 +100,7 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 		ctx, span := obs.Tracer().Start(ctx, "snapshot")
 		defer span.End()
 		mounts, prepareErr = r.prepare(ctx, record.SnapshotKey, img)
-		return nil // the record's error, if there is one, is the one to tell
+		return nil // the record's error takes precedence
 	})
 	g.Go(func() error {
 		ctx, span := obs.Tracer().Start(ctx, "container")
@@ -110,7 +110,7 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 		}
 		return nil
 	})
-	// The stages are told from this goroutine and in their order.
+	// reached is called from this goroutine, in the order of the stages.
 	if <-prepared; prepareErr == nil {
 		reached(runtime.StageSnapshot)
 	}
@@ -120,23 +120,23 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 	if prepareErr != nil {
 		return nil, prepareErr
 	}
-	// Whatever order the answers came in, a garbage collection may have run after the snapshot was made and before the record
-	// was. From here on the record holds it.
+	// In whatever order the answers came, a garbage collection may have run after the snapshot was created and before the
+	// record was. From here on the record holds the snapshot.
 	_, err := r.client.SnapshotService(record.Snapshotter).Stat(ctx, record.SnapshotKey)
 	if errdefs.IsNotFound(err) {
 		mounts, err = r.prepare(ctx, record.SnapshotKey, img)
 	}
 	if err != nil {
-		return nil, classify(err, "making sure of snapshot %s", record.SnapshotKey)
+		return nil, classify(err, "checking snapshot %s", record.SnapshotKey)
 	}
 	reached(runtime.StageContainer)
 	return mounts, nil
 }
 
-// errLeftBehind says that a snapshot is there already.
+// errLeftBehind means that the snapshot exists already.
 var errLeftBehind = errors.New("it was left behind by another create")
 
-// prepare makes the snapshot; if the image's layers went since they were looked for, it unpacks them again.
+// prepare creates the snapshot. If the image's layers were removed since they were found, it unpacks them again.
 func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.Mount, error) {
 	snapshotter := r.client.SnapshotService(r.config.Snapshotter)
 	mounts, err := snapshotter.Prepare(ctx, key, img.chain)
@@ -147,7 +147,7 @@ func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.
 		mounts, err = snapshotter.Prepare(ctx, key, img.chain)
 	}
 	if errdefs.IsAlreadyExists(err) {
-		// Not passed on as such: only an existing record means an existing container.
+		// The class is dropped: only an existing record means an existing container.
 		return nil, fmt.Errorf("preparing snapshot %s: %w: %s", key, errLeftBehind, err.Error())
 	}
 	if err != nil {
@@ -156,9 +156,9 @@ func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.
 	return mounts, nil
 }
 
-// outputs names one file twice, differently, so that the shim opens it once for each stream. With a file:// URI, or one
-// name for both, containerd's shim (1.6 to 2.4) writes both streams through one descriptor, which it closes as soon as
-// stdout has ended: what the process writes to stderr after that, often its last words, would be lost.
+// outputs returns two different names of one file, so that the shim opens it once for each stream. With a file:// URI, or
+// one name for both, containerd's shim (1.6 to 2.4) writes both streams through one descriptor, which it closes as soon as
+// stdout has ended: what the process writes to stderr after that, often its last error, would be lost.
 func outputs(path string) (stdout, stderr string) {
 	return path, filepath.Dir(path) + "/./" + filepath.Base(path)
 }

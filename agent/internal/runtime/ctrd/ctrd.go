@@ -1,16 +1,16 @@
 // Package ctrd runs containers on the host's containerd, through APIs that both containerd 1.6 and 2 have. It never
 // decides what should run. All of it may be called concurrently.
 //
-// What it makes of a container, and who protects it from containerd's garbage collector while it is half made:
+// The parts of a container, and what protects each from containerd's garbage collector while the container is created:
 //
 //	image      pulled under a lease of containerd's client; its layers are then held by the image
 //	container  a root of the collector, and the evidence from which a crash is cleaned up
-//	snapshot   held by the container's record. The two are made side by side; once both are there the snapshot is looked
-//	           at again, and made anew in the rare case that the collector was in between
+//	snapshot   held by the container's record. The two are created concurrently; once both exist the snapshot is checked,
+//	           and created again in the rare case that the collector ran in between
 //	task       held by its shim
 //
-// A slot is a container whose record names its snapshot before that is made, and whose task runs sandbox-init. A claim
-// rewrites the record, makes the snapshot, and hands it to that process; see claim.go.
+// A slot is a container whose record names its snapshot before that exists, and whose task runs sandbox-init. A claim
+// rewrites the record, creates the snapshot, and passes it to that process; see claim.go.
 package ctrd
 
 import (
@@ -44,13 +44,13 @@ type Config struct {
 	LogRoot string
 	// PodUID is the uid of the Pod whose network and cgroup the containers join.
 	PodUID string
-	// NetNSPath and CgroupParent stand in for what is found through PodUID; both or neither need be set.
+	// NetNSPath and CgroupParent override what is found through PodUID. Each may be empty.
 	NetNSPath, CgroupParent string
-	// CgroupRoot is where the host's cgroups are seen. Empty: /sys/fs/cgroup.
+	// CgroupRoot is where the host's cgroups are mounted here. Empty: /sys/fs/cgroup.
 	CgroupRoot string
 	// DockerConfig is a file with registry credentials (Docker's config.json), read at each pull; empty for none.
 	DockerConfig string
-	// InsecureRegistries are hosts (host or host:port) that are spoken to over plain HTTP, besides loopback.
+	// InsecureRegistries are hosts (host or host:port) that are reached over plain HTTP, besides loopback.
 	InsecureRegistries []string
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
 	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
@@ -69,12 +69,12 @@ type Runtime struct {
 	unpacks singleflight.Group
 	oom     int // oom_score_adj of containers
 	slots   *slots
-	seccomp *specs.LinuxSeccomp    // of all containers; not changed
-	filter  func() ([]byte, error) // the same, compiled; made once
+	seccomp *specs.LinuxSeccomp    // of all containers; does not change
+	filter  func() ([]byte, error) // the same, compiled once
 
 	mu        sync.Mutex
 	pod       *pod   // found once, does not change while the Pod lives
-	slotsRoot string // made once
+	slotsRoot string // created once
 }
 
 var (
@@ -106,13 +106,13 @@ func New(cfg Config) *Runtime {
 	return r
 }
 
-// Close waits for pulls that are still going, of which nobody waits for the outcome any more, and ends all free slots.
+// Close cancels the pulls that still run, waits for them, and ends all free slots.
 func (r *Runtime) Close() {
 	r.pulls.close()
 	r.slots.endAll()
 }
 
-// Ping asks containerd for its version and looks the agent's Pod up.
+// Ping asks containerd for its version and finds the agent's Pod.
 func (r *Runtime) Ping(ctx context.Context) error {
 	if _, err := r.client.Version(ctx); err != nil {
 		return classify(err, "asking containerd for its version")
@@ -169,17 +169,17 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	if ctx.Err() != nil || errdefs.IsInvalidArgument(err) || fault.ReasonOf(known) != "" {
 		return known
 	}
-	// Whatever it is (a step that took too long, a shim that is ending, a mount that is busy), the same call may work later.
+	// Other errors (a step that took too long, a shim that is ending, a mount that is busy) may not occur again.
 	return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "container %s could not be removed yet", id)
 }
 
 // SetLabel changes one label and nothing else.
 func (r *Runtime) SetLabel(ctx context.Context, id, key, value string) error {
-	if _, err := r.client.ContainerService().Update(ctx, labelled(id, key, value), "labels."+key); err != nil {
+	if _, err := r.client.ContainerService().Update(ctx, labeled(id, key, value), "labels."+key); err != nil {
 		if errdefs.IsNotFound(err) {
-			return fmt.Errorf("labelling container %s: %w", id, err)
+			return fmt.Errorf("labeling container %s: %w", id, err)
 		}
-		return classify(err, "labelling container %s", id)
+		return classify(err, "labeling container %s", id)
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
@@ -24,11 +23,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestStartFault holds what runc 1.1, runc 1.2 and crun were seen to say.
+// TestStartFault has messages that runc 1.1, runc 1.2 and crun returned.
 func TestStartFault(t *testing.T) {
 	const runc = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
 	for text, want := range map[string]fault.Reason{
@@ -112,8 +112,8 @@ func TestResolveUser(t *testing.T) {
 		{spec: "app:extra", uid: 1000, gid: 2000, groups: []uint32{2000, 2001}, home: "/home/app"},
 		{spec: "app:7", uid: 1000, gid: 7, groups: []uint32{7, 2000, 2001}, home: "/home/app"},
 		{spec: "5", uid: 77, gid: 78, groups: []uint32{78}, home: "/n"},
-		{spec: "nobody", fails: true},
-		{spec: "app:nobody", fails: true},
+		{spec: "unknown", fails: true},
+		{spec: "app:unknown", fails: true},
 		{spec: "negative", fails: true},
 		{spec: "broken", fails: true},
 		{spec: "4294967295", fails: true},
@@ -175,7 +175,7 @@ func TestReadFilesOfLayers(t *testing.T) {
 	require.NoError(t, unix.Setxattr(filepath.Join(dir, "opaque/etc"), "trusted.overlay.opaque", []byte("y"), 0))
 	require.Equal(t, []string{"", "opaque"}, read(overlay("opaque", "top", "base")))
 
-	// A link into another layer is left to the kernel, and none leads out of the image.
+	// The kernel resolves a link into another layer, and no link leads out of the image.
 	put("linked", "data/passwd", "followed")
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "link/etc"), 0o755))
 	require.NoError(t, os.Symlink("../data/passwd", filepath.Join(dir, "link/etc/passwd")))
@@ -189,7 +189,7 @@ func TestReadFilesOfLayers(t *testing.T) {
 func TestDockerConfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.json")
 	c, err := ctrd.ReadDockerConfig(path)
-	require.NoError(t, err, "the secret may come later")
+	require.NoError(t, err, "the secret may be created later")
 	user, _, err := c.Credentials("r.example")
 	require.NoError(t, err)
 	require.Empty(t, user)
@@ -256,7 +256,7 @@ func TestResources(t *testing.T) {
 	require.Equal(t, int64(1<<26), *r.Memory.Limit)
 	require.Equal(t, int64(1<<26), *r.Memory.Swap)
 	require.Equal(t, int64(9), *r.Pids.Limit)
-	require.Equal(t, int64(1000), *ctrd.Resources(runtime.Limits{CPUMillis: 1}).CPU.Quota, "the kernel takes no less")
+	require.Equal(t, int64(1000), *ctrd.Resources(runtime.Limits{CPUMillis: 1}).CPU.Quota, "the kernel accepts no less")
 }
 
 func TestPullsAreShared(t *testing.T) {
@@ -274,20 +274,20 @@ func TestPullsAreShared(t *testing.T) {
 	})
 	defer p.Close()
 	var wg sync.WaitGroup
-	var told atomic.Int32
-	impatient, leave := context.WithCancel(t.Context())
+	var reported atomic.Int32
+	leaving, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
-	go func() { left <- p.Do(impatient, "a", func(runtime.Progress) { told.Add(1) }) }()
+	go func() { left <- p.Do(leaving, "a", func(runtime.Progress) { reported.Add(1) }) }()
 	for range 4 {
 		wg.Go(func() {
-			if err := p.Do(context.Background(), "a", func(runtime.Progress) { told.Add(1) }); err != nil {
+			if err := p.Do(context.Background(), "a", func(runtime.Progress) { reported.Add(1) }); err != nil {
 				t.Errorf("pulling: %v", err)
 			}
 		})
 	}
-	require.Eventually(t, func() bool { return told.Load() == 5 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return reported.Load() == 5 }, testkit.Timeout, testkit.Tick)
 	leave()
-	require.ErrorIs(t, <-left, context.Canceled, "who leaves does not wait")
+	require.ErrorIs(t, <-left, context.Canceled, "a caller that leaves does not wait")
 	close(release)
 	wg.Wait()
 	require.Equal(t, int32(1), runs.Load())
@@ -313,16 +313,16 @@ func TestPullEndsWithItsLastCaller(t *testing.T) {
 	p.Close()
 }
 
-func TestHeedsReadsTheSignalMasks(t *testing.T) {
+func TestHandlesSignalReadsMasks(t *testing.T) {
 	for name, c := range map[string]struct {
 		status string
 		want   bool
 	}{
 		"neither caught nor blocked": {"SigBlk:\t0000000000000000\nSigIgn:\t0000000000004000\nSigCgt:\t0000000000000002\n", false},
 		"caught":                     {"SigBlk:\t0000000000000000\nSigCgt:\t0000000000004000\n", true},
-		"blocked, to be waited for":  {"SigBlk:\t0000000000004000\nSigCgt:\t0000000000000000\n", true},
+		"blocked, for sigwait":       {"SigBlk:\t0000000000004000\nSigCgt:\t0000000000000000\n", true},
 		"unreadable":                 {"SigBlk:\tx\n", true},
-		"nothing told":               {"", true},
+		"empty":                      {"", true},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, ctrd.HandlesSignal(c.status, syscall.SIGTERM)) })
 	}

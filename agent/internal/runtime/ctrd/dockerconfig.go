@@ -16,7 +16,7 @@ import (
 // dockerConfig is the part of Docker's config.json that holds credentials, by registry.
 type dockerConfig struct {
 	Auths map[string]struct {
-		// Auth is base64 of user:password; Username and Password stand in for it. IdentityToken is a refresh token.
+		// Auth is base64 of user:password; Username and Password are used without it. IdentityToken is a refresh token.
 		Auth          string `json:"auth"`
 		Username      string `json:"username"`
 		Password      string `json:"password"`
@@ -24,8 +24,8 @@ type dockerConfig struct {
 	} `json:"auths"`
 }
 
-// readDockerConfig reads the file. A file that is missing has no credentials: the secret may come later. One that cannot
-// be read is Unavailable: what is in it may be needed.
+// readDockerConfig reads the file. A file that does not exist has no credentials: the secret may be created later. One that
+// cannot be read is Unavailable, because its credentials may be needed.
 func readDockerConfig(path string) (*dockerConfig, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -41,8 +41,8 @@ func readDockerConfig(path string) (*dockerConfig, error) {
 	return &c, nil
 }
 
-// credentials are user and secret for a registry's host; a refresh token comes with an empty user. Both are empty for
-// a registry that the file does not know.
+// credentials returns user and secret for a registry's host; a refresh token has an empty user. Both are empty if the file
+// has none for the registry.
 func (c *dockerConfig) credentials(host string) (user, secret string, err error) {
 	for key, a := range c.Auths {
 		if hostOf(key) != canonicalHost(host) {
@@ -65,7 +65,7 @@ func (c *dockerConfig) credentials(host string) (user, secret string, err error)
 	return "", "", nil
 }
 
-// hostOf is the host of a key, which may be a bare host or a URL.
+// hostOf returns the host of a key, which may be a bare host or a URL.
 func hostOf(key string) string {
 	if _, rest, ok := strings.Cut(key, "://"); ok {
 		key = rest
@@ -74,7 +74,7 @@ func hostOf(key string) string {
 	return canonicalHost(host)
 }
 
-// canonicalHost gives Docker's own registry, which goes by several hosts, the one that image references name.
+// canonicalHost returns the host that image references use. Docker's own registry has several hosts.
 func canonicalHost(host string) string {
 	if host == "docker.io" || strings.HasSuffix(host, ".docker.io") {
 		return "docker.io"

@@ -11,10 +11,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
-// What the unit tests look at.
+// Internals under test.
 var (
 	StartFault       = startFault
-	HandlesSignal    = heeds
+	HandlesSignal    = handlesSignal
 	PullFault        = func(err error, ref string) error { return pullFault(classifyPull(err), ref) }
 	Classify         = classify
 	CgroupParent     = cgroupParent
@@ -30,21 +30,21 @@ var (
 	}
 )
 
-// Credentials looks a host up.
+// Credentials returns a host's credentials.
 func (c *dockerConfig) Credentials(host string) (string, string, error) { return c.credentials(host) }
 
-// Cgroup is the cgroup of a container below a parent.
+// Cgroup returns the cgroup of a container below a parent.
 func Cgroup(parent, id string) (string, bool) {
 	p := &pod{cgroupParent: parent}
 	return p.cgroup(id), p.systemd()
 }
 
-// CommandLine lays a request's command over an image's.
+// CommandLine combines a request's command with an image's.
 func CommandLine(c runtime.Container, config ocispec.ImageConfig) ([]string, error) {
 	return commandLine(c, &image{config: config})
 }
 
-// Environment lays a request's environment over an image's.
+// Environment combines a request's environment with an image's.
 func Environment(c runtime.Container, config ocispec.ImageConfig, home string) []string {
 	return environment(c, &image{config: config}, home)
 }
@@ -57,7 +57,7 @@ func ReadFiles(ctx context.Context, mounts []mount.Mount, names ...string) ([]st
 // Pulls shares pulls.
 type Pulls struct{ *pulls }
 
-// NewPulls returns a Pulls that runs run.
+// NewPulls returns Pulls that call run.
 func NewPulls(run func(context.Context, string, func(runtime.Progress)) error) Pulls {
 	return Pulls{newPulls(run)}
 }
@@ -67,8 +67,8 @@ func (p Pulls) Do(ctx context.Context, name string, progress func(runtime.Progre
 	return p.do(ctx, name, progress)
 }
 
-// Close ends all.
+// Close cancels all pulls.
 func (p Pulls) Close() { p.close() }
 
-// Furnish makes the places in a root that a claim mounts upon.
-var Furnish = furnish
+// PrepareMountpoints creates the mount points that a claim needs in a root.
+var PrepareMountpoints = prepareMountpoints

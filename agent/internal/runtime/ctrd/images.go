@@ -23,7 +23,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// image is what a create needs of an image. It follows from the digest alone and never changes, but for name.
+// image is what a create needs of an image. All but name follows from the digest and never changes.
 type image struct {
 	name   string
 	target digest.Digest
@@ -32,21 +32,21 @@ type image struct {
 	chain string
 }
 
-// imageCache keeps what was read of images, by the digest of their target.
+// imageCache holds what was read of images, by the digest of their target.
 type imageCache struct {
 	mu     sync.Mutex
 	images map[digest.Digest]image
 	users  map[userKey]resolvedUser
 }
 
-// maxCached bounds each of the cache's maps; past it the map is emptied, which costs a few reads.
+// maxCached bounds each of the cache's maps. A full map is cleared, which costs a few reads.
 const maxCached = 1024
 
 func newImageCache() *imageCache {
 	return &imageCache{images: map[digest.Digest]image{}, users: map[userKey]resolvedUser{}}
 }
 
-// ensureImage returns the image, pulling it if it is not there.
+// ensureImage returns the image, and pulls it if it is not on the node.
 func (r *Runtime) ensureImage(ctx context.Context, ref string) (*image, error) {
 	ctx, span := obs.Tracer().Start(ctx, "image")
 	defer span.End()
@@ -63,12 +63,12 @@ func (r *Runtime) ensureImage(ctx context.Context, ref string) (*image, error) {
 	}
 	img, err = r.localImage(ctx, name)
 	if errdefs.IsNotFound(err) {
-		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s went away after it was pulled", name)
+		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.ImagePullFailed, "image %s was removed after it was pulled", name)
 	}
 	return img, err
 }
 
-// localImage reads an image that is there, with its configuration. NotFound: it is not there, or not all of it.
+// localImage returns an image that is on the node, with its configuration. NotFound: it is not, or not completely.
 func (r *Runtime) localImage(ctx context.Context, name string) (*image, error) {
 	meta, err := r.client.ImageService().Get(ctx, name)
 	if err != nil {
@@ -125,10 +125,10 @@ func (r *Runtime) readImage(ctx context.Context, meta images.Image) (*image, err
 	return img, nil
 }
 
-// unpack makes the snapshots of an image's layers. Concurrent calls for one image share the work of one.
+// unpack creates the snapshots of an image's layers. Concurrent calls for one image share the work.
 func (r *Runtime) unpack(ctx context.Context, img *image) error {
 	ch := r.unpacks.DoChan(img.chain, func() (any, error) {
-		// Not the caller's context: others wait for the same work.
+		// Not the caller's context: other callers may wait for the same work.
 		ctx := context.WithoutCancel(ctx)
 		meta, err := r.client.ImageService().Get(ctx, img.name)
 		if err != nil {
@@ -141,7 +141,7 @@ func (r *Runtime) unpack(ctx context.Context, img *image) error {
 		return ctx.Err()
 	case res := <-ch:
 		if errdefs.IsNotFound(res.Err) {
-			// Some content is gone: the image has to be pulled again.
+			// Some content was removed: the image has to be pulled again.
 			return r.pulls.do(ctx, img.name, nil)
 		}
 		if isBroken(res.Err) {
@@ -151,7 +151,7 @@ func (r *Runtime) unpack(ctx context.Context, img *image) error {
 	}
 }
 
-// Images lists the names that are references; the CRI plugin's bare ids are no names for anyone.
+// Images lists the names that are references; the CRI plugin's bare ids are skipped.
 func (r *Runtime) Images(ctx context.Context) ([]string, error) {
 	list, err := r.client.ImageService().List(ctx)
 	if err != nil {
@@ -210,5 +210,5 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pr
 	return name, nil
 }
 
-// String names the image, for logs.
+// String returns the image's name and digest, for logs.
 func (i *image) String() string { return fmt.Sprintf("%s@%s", i.name, i.target) }

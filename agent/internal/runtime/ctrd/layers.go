@@ -19,18 +19,18 @@ import (
 // maxUserFile bounds what is read of an image's /etc/passwd.
 const maxUserFile = 1 << 20
 
-// layers is a read-only view of an overlay's layers, the uppermost first, without a mount. It knows what image layers
-// have: whiteouts, opaque directories, and symbolic links within a layer.
+// layers is a read-only view of an overlay's layers, the uppermost first, without a mount. It handles what image layers
+// contain: whiteouts, opaque directories, and symbolic links within a layer.
 type layers []string
 
-// readFiles reads files of a root file system given by its mounts; a file that is missing is empty. Mounts that are
-// neither an overlay nor a bind are mounted for the moment.
+// readFiles reads files of a root file system given by its mounts; a file that does not exist is empty. Mounts that are
+// neither an overlay nor a bind are mounted temporarily.
 func readFiles(ctx context.Context, mounts []mount.Mount, names ...string) ([]string, error) {
 	if l, ok := layersOf(mounts); ok {
 		if out, err := readAll(l, names); err == nil {
 			return out, nil
 		}
-		// A symbolic link across layers, for instance: let the kernel tell.
+		// For instance a symbolic link across layers: the kernel resolves it.
 	}
 	var out []string
 	err := mount.WithReadonlyTempMount(ctx, mounts, func(root string) error {
@@ -57,7 +57,7 @@ func readAll(files fs.FS, names []string) ([]string, error) {
 		}
 		info, err := f.Stat()
 		if err == nil && !info.Mode().IsRegular() {
-			err = fmt.Errorf("%s is no regular file: %w", name, errdefs.ErrFailedPrecondition)
+			err = fmt.Errorf("%s is not a regular file: %w", name, errdefs.ErrFailedPrecondition)
 		}
 		var raw []byte
 		if err == nil {
@@ -72,7 +72,7 @@ func readAll(files fs.FS, names []string) ([]string, error) {
 	return out, nil
 }
 
-// layersOf reads the layer directories out of mounts; false if they are of another kind or not to be seen from here.
+// layersOf returns the layer directories of mounts. ok is false if the mounts are of another kind, or not visible here.
 func layersOf(mounts []mount.Mount) (layers, bool) {
 	if len(mounts) != 1 {
 		return nil, false
@@ -99,7 +99,7 @@ func layersOf(mounts []mount.Mount) (layers, bool) {
 	return dirs, len(dirs) > 0
 }
 
-// errCrossing says that only the kernel can follow this path.
+// errCrossing means that only the kernel can resolve the path.
 var errCrossing = errors.New("the path has a link that may lead into another layer")
 
 // Open opens a file of the uppermost layer that has it.
@@ -119,7 +119,7 @@ func (l layers) Open(name string) (fs.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
-// openIn opens name in one layer. covered says that the layer hides it in the layers below.
+// openIn opens name in one layer. covered reports whether the layer hides it in the layers below.
 func openIn(dir, name string) (f fs.File, covered bool, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -17,12 +17,12 @@ import (
 // setting is one file of a cgroup.
 type setting struct {
 	controller, file, value string
-	// optional: a kernel may be without it.
+	// optional: the kernel may lack it.
 	optional bool
 }
 
-// setLimits gives a cgroup that is there the limits that the OCI runtime would have given it at its creation, by writing
-// its files: asking the runtime for it costs as much as starting a container.
+// setLimits gives an existing cgroup the limits that the OCI runtime would have given it at its creation. It writes the
+// cgroup's files itself: the runtime's update command costs as much as starting a container.
 func setLimits(root, cgroupsPath string, l runtime.Limits) error {
 	path := hierarchyPath(cgroupsPath)
 	one := unified()
@@ -42,7 +42,7 @@ func setLimits(root, cgroupsPath string, l runtime.Limits) error {
 	return nil
 }
 
-// settings are the files for the limits, in the order in which the kernel takes them.
+// settings returns the files for the limits, in the order that the kernel requires.
 func settings(r *specs.LinuxResources, one bool) []setting {
 	if one {
 		return settings2(r)
@@ -70,7 +70,7 @@ func settings2(r *specs.LinuxResources) []setting {
 	var out []setting
 	add := func(file, value string, optional bool) { out = append(out, setting{"", file, value, optional}) }
 	if c := r.CPU; c != nil {
-		// Shares from 2 to 262144 become weights from 1 to 10000, as OCI runtimes do it.
+		// Shares from 2 to 262144 become weights from 1 to 10000, as in OCI runtimes.
 		add("cpu.weight", strconv.FormatUint(1+(min(*c.Shares, 262144)-2)*9999/262142, 10), false)
 		add("cpu.max", fmt.Sprintf("%d %d", *c.Quota, *c.Period), false)
 	}
@@ -84,7 +84,7 @@ func settings2(r *specs.LinuxResources) []setting {
 	return out
 }
 
-// hierarchyPath is where a cgroup is below a hierarchy's root: `/a/b` is itself, `a-b.slice:fsb:id` is
+// hierarchyPath returns the path of a cgroup below a hierarchy's root: `/a/b` is itself, `a-b.slice:fsb:id` is
 // `/a.slice/a-b.slice/fsb-id.scope`.
 func hierarchyPath(cgroupsPath string) string {
 	parts := strings.Split(cgroupsPath, ":")

@@ -27,7 +27,7 @@ const (
 	agentName    = "agent"
 )
 
-// pod is where containers are put: what they share with the agent's Pod.
+// pod is what containers share with the agent's Pod.
 type pod struct {
 	// netns is the path of the network namespace on the host; empty for the host's own.
 	netns string
@@ -37,7 +37,7 @@ type pod struct {
 	hosts, resolv string
 }
 
-// cgroup is the cgroup of a container, in the form that the OCI runtime takes.
+// cgroup returns the cgroup of a container, in the form that the OCI runtime takes.
 func (p *pod) cgroup(id string) string {
 	if p.systemd() {
 		return p.cgroupParent + ":" + strings.TrimSuffix(shared.CgroupPrefix, "-") + ":" + id
@@ -49,8 +49,8 @@ func (p *pod) systemd() bool {
 	return strings.HasSuffix(p.cgroupParent, ".slice") && !strings.Contains(p.cgroupParent, "/")
 }
 
-// findPod finds the agent's Pod through the containers that containerd's CRI plugin made for it: without the host's
-// process namespace there is no other way to learn the host's names of the agent's own namespace and cgroup.
+// findPod finds the agent's Pod through the containers that containerd's CRI plugin created for it: without the host's PID
+// namespace there is no other way to learn the host's paths of the agent's own network namespace and cgroup.
 func (r *Runtime) findPod(ctx context.Context) (*pod, error) {
 	r.mu.Lock()
 	p := r.pod
@@ -79,13 +79,13 @@ func (r *Runtime) findPod(ctx context.Context) (*pod, error) {
 func (r *Runtime) readPod(ctx context.Context, p *pod) error {
 	list, err := r.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", criPodUID, r.config.PodUID))
 	if err != nil {
-		return classify(err, "looking for the agent's Pod")
+		return classify(err, "listing the containers of the agent's Pod")
 	}
 	var sandbox *specs.Spec
 	for _, c := range list {
 		switch {
 		case c.Labels[criKind] == "sandbox":
-			// After a restart of the Pod's sandbox the dead one may still be listed; the one with a task counts.
+			// After a restart of the Pod's sandbox the old one may still be listed; the one with a task counts.
 			if spec := r.liveSandbox(ctx, c); spec != nil {
 				sandbox = spec
 			}
@@ -104,8 +104,8 @@ func (r *Runtime) readPod(ctx context.Context, p *pod) error {
 	return nil
 }
 
-// liveSandbox is the spec of a Pod's sandbox if its task runs; the network namespace's path is filled in from the task
-// where the spec has none.
+// liveSandbox returns the spec of a Pod's sandbox if its task runs, otherwise nil. If the spec has no path of the network
+// namespace, the task's is filled in.
 func (r *Runtime) liveSandbox(ctx context.Context, c containers.Container) *specs.Spec {
 	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: c.ID})
 	if errgrpc.ToNative(err) != nil {
@@ -123,7 +123,7 @@ func (r *Runtime) liveSandbox(ctx context.Context, c containers.Container) *spec
 	return spec
 }
 
-// sandboxNetNS is the path of the network namespace; empty for a Pod in the host's network, whose spec names none.
+// sandboxNetNS returns the path of the network namespace; empty for a Pod in the host's network, whose spec names none.
 func sandboxNetNS(spec *specs.Spec) string {
 	for _, ns := range spec.Linux.Namespaces {
 		if ns.Type == specs.NetworkNamespace {
@@ -133,7 +133,7 @@ func sandboxNetNS(spec *specs.Spec) string {
 	return ""
 }
 
-// cgroupParent is the Pod's cgroup, given the cgroup of its sandbox: `/kubepods/pod1/abc` -> `/kubepods/pod1`,
+// cgroupParent returns the Pod's cgroup, given the cgroup of its sandbox: `/kubepods/pod1/abc` -> `/kubepods/pod1`,
 // `pod1.slice:cri-containerd:abc` -> `pod1.slice`.
 func cgroupParent(sandbox string) string {
 	if slice, _, ok := strings.Cut(sandbox, ":"); ok {
@@ -145,7 +145,7 @@ func cgroupParent(sandbox string) string {
 	return path.Dir(sandbox)
 }
 
-// hostFiles are the host's paths of the files that the kubelet gave the agent's container.
+// hostFiles returns the host's paths of the files that the kubelet mounted into the agent's container.
 func hostFiles(spec *specs.Spec) (hosts, resolv string) {
 	if spec == nil {
 		return "", ""
@@ -169,8 +169,8 @@ func decodeSpec(c containers.Container) *specs.Spec {
 	return &s
 }
 
-// oomScoreAdj makes the kernel take a sandbox before its agent. It is never less than what the shim is likely to have,
-// because lowering it needs a privilege that some hosts do not give.
+// oomScoreAdj returns a score at which the kernel kills a sandbox before its agent. It is never less than what the shim is
+// likely to have, because lowering it needs a privilege that some hosts do not grant.
 func oomScoreAdj() int {
 	const least, most = 100, 1000
 	own := 0

@@ -26,10 +26,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// run runs a command to its end and returns what it wrote.
+// run runs a command to its end and returns its output.
 func run(t *testing.T, s *containerd.Server, r *ctrd.Runtime, change func(*runtime.Container), script string) string {
 	t.Helper()
 	id := uuid.NewString() + "-1"
@@ -56,7 +57,7 @@ func run(t *testing.T, s *containerd.Server, r *ctrd.Runtime, change func(*runti
 	return string(out)
 }
 
-// TestPodIsFound makes what the CRI plugin makes of an agent's Pod, and joins it.
+// TestPodIsFound creates the containers that the CRI plugin creates for an agent's Pod, and joins the Pod.
 func TestPodIsFound(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
@@ -86,7 +87,7 @@ func TestPodIsFound(t *testing.T) {
 
 	r := newRuntime(t, s, func(c *ctrd.Config) { c.PodUID, c.NetNSPath, c.CgroupParent = "pod-1", "", "" })
 	err = r.Ping(ctx)
-	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(err), "a sandbox that does not run is none: %v", err)
+	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(err), "a sandbox without a task does not count: %v", err)
 
 	task, err := sandbox.NewTask(ctx, cio.NullIO)
 	require.NoError(t, err)
@@ -130,11 +131,11 @@ ls /proc | grep -c '^[0-9]'; hostname; touch /tmp/ok && echo tmp ok; cat /proc/s
 	for _, want := range []string{"uid=1000(app) gid=1000(app)", "2000(extra)", "HOME=/home/app", "E=1", "TRACEPARENT=tp", "HOSTNAME=box", "CapEff:\t0000000000000000"} {
 		require.Contains(t, out, want)
 	}
-	// Where the overlay's layers could be mounted over, nothing of the host is: each sandbox has a root of its own.
+	// Nothing of the host is visible: each sandbox has its own root.
 	require.Equal(t, "0\n", run(t, s, r, nil, "ls /tmp | wc -l"))
 }
 
-func TestPullsFromARegistry(t *testing.T) {
+func TestPullFromRegistry(t *testing.T) {
 	s := containerd.Start(t)
 	var blobs atomic.Int32
 	registry := containerd.NewRegistry(t, "", "", func(_ http.ResponseWriter, r *http.Request) bool {
@@ -170,15 +171,15 @@ func TestPullsFromARegistry(t *testing.T) {
 	require.True(t, phases[runtime.PhaseResolving] && phases[runtime.PhaseDone], "%v", phases)
 	select {
 	case <-changed:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the image's coming was not told")
+	case <-time.After(testkit.Timeout):
+		t.Fatal("the new image was not reported")
 	}
 	images, err := r.Images(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{ref}, images)
 	require.Equal(t, "extra", run(t, s, r, func(c *runtime.Container) { c.Image = ref }, "cat /extra.txt"))
 
-	// The snapshots go, the image stays: it is unpacked again.
+	// Without its record the image is pulled again.
 	require.NoError(t, s.Client.ImageService().Delete(t.Context(), ref))
 	require.Equal(t, "extra", run(t, s, r, func(c *runtime.Container) { c.Image = ref }, "cat /extra.txt"), "pulled by the create")
 }
@@ -216,7 +217,7 @@ func TestPrivateRegistry(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestRegistryTrouble(t *testing.T) {
+func TestRegistryErrors(t *testing.T) {
 	s := containerd.Start(t)
 	for name, answer := range map[string]int{"broken": http.StatusServiceUnavailable, "overloaded": http.StatusBadGateway} {
 		registry := containerd.NewRegistry(t, "", "", func(w http.ResponseWriter, _ *http.Request) bool {

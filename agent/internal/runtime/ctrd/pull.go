@@ -65,7 +65,7 @@ func (r *Runtime) pull(ctx context.Context, name string, progress func(runtime.P
 	return nil
 }
 
-// resolver speaks to registries with the credentials that the file has now.
+// resolver returns a resolver with the credentials that the file has now.
 func (r *Runtime) resolver() (remotes.Resolver, error) {
 	creds := func(string) (string, string, error) { return "", "", nil }
 	if r.config.DockerConfig != "" {
@@ -92,7 +92,7 @@ func (r *Runtime) resolver() (remotes.Resolver, error) {
 	}), nil
 }
 
-// tracker learns what a pull needs and asks the content store how much of it is there.
+// tracker records what a pull needs and asks the content store how much of it exists.
 type tracker struct {
 	store content.Store
 

@@ -7,8 +7,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
-// pulls shares the work of concurrent pulls of one image. A pull belongs to all that wait for it: it is cancelled when
-// the last of them has left, not before.
+// pulls shares the work of concurrent pulls of one image. A pull is cancelled when the last caller that waits for it has
+// left.
 type pulls struct {
 	run func(ctx context.Context, name string, progress func(runtime.Progress)) error
 
@@ -30,22 +30,22 @@ func newPulls(run func(context.Context, string, func(runtime.Progress)) error) *
 	return &pulls{run: run, running: map[string]*flight{}}
 }
 
-// do joins the pull of name, or begins it, and waits until it has ended or ctx has.
+// do joins the pull of name, or begins it, and waits until it or ctx ends.
 func (p *pulls) do(ctx context.Context, name string, progress func(runtime.Progress)) error {
 	for {
-		f, me := p.join(ctx, name, progress)
+		f, waiter := p.join(ctx, name, progress)
 		select {
 		case <-ctx.Done():
 		case <-f.done:
 		}
-		p.leave(name, f, me)
+		p.leave(name, f, waiter)
 		select {
 		case <-f.done:
 		default:
 			return ctx.Err()
 		}
-		// A flight that its last waiter had just given up ends as cancelled; who joined it in that moment tries again.
-		if f.err == nil || ctx.Err() != nil || !isCancelled(f.err) {
+		// A pull that its last caller has just left ends as cancelled. A caller that joined it at that moment begins another.
+		if f.err == nil || ctx.Err() != nil || !isCanceled(f.err) {
 			return f.err
 		}
 	}
@@ -56,13 +56,13 @@ func (p *pulls) join(ctx context.Context, name string, progress func(runtime.Pro
 	defer p.mu.Unlock()
 	f, ok := p.running[name]
 	if !ok {
-		// Values (the trace) come from the first caller, cancellation does not.
+		// The first caller's context gives the values (the trace), not the cancellation.
 		fctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		f = &flight{cancel: cancel, done: make(chan struct{}), waiters: map[int]func(runtime.Progress){}}
 		p.running[name] = f
 		p.wg.Go(func() {
 			defer cancel()
-			err := p.run(fctx, name, func(pr runtime.Progress) { p.tell(f, pr) })
+			err := p.run(fctx, name, func(pr runtime.Progress) { p.report(f, pr) })
 			p.mu.Lock()
 			f.err = err
 			if p.running[name] == f {
@@ -72,30 +72,30 @@ func (p *pulls) join(ctx context.Context, name string, progress func(runtime.Pro
 			close(f.done)
 		})
 	}
-	me := f.next
+	waiter := f.next
 	f.next++
-	f.waiters[me] = progress
+	f.waiters[waiter] = progress
 	if progress != nil && f.last.Phase != "" {
 		progress(f.last)
 	}
-	return f, me
+	return f, waiter
 }
 
-func (p *pulls) leave(name string, f *flight, me int) {
+func (p *pulls) leave(name string, f *flight, waiter int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(f.waiters, me)
+	delete(f.waiters, waiter)
 	if len(f.waiters) > 0 {
 		return
 	}
 	f.cancel()
 	if p.running[name] == f {
-		delete(p.running, name) // the next caller begins anew
+		delete(p.running, name) // the next caller begins another pull
 	}
 }
 
-// tell passes progress on under the lock, so that no callback runs after its waiter has left; callbacks must not block.
-func (p *pulls) tell(f *flight, pr runtime.Progress) {
+// report passes progress on under the lock, so that no callback runs after its caller has left. Callbacks must not block.
+func (p *pulls) report(f *flight, pr runtime.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f.last = pr
@@ -106,7 +106,7 @@ func (p *pulls) tell(f *flight, pr runtime.Progress) {
 	}
 }
 
-// close cancels what is left and waits for it.
+// close cancels all pulls and waits for them.
 func (p *pulls) close() {
 	p.mu.Lock()
 	for _, f := range p.running {

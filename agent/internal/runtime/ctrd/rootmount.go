@@ -15,9 +15,9 @@ import (
 // maxOption is the longest value that fsconfig takes.
 const maxOption = 255
 
-// detached mounts a root file system without attaching it anywhere: the descriptor is all that holds it, and whoever is
-// given it can attach it in a mount namespace of its own. Only what an overlay or native snapshotter returns is understood;
-// anything else, and a kernel that cannot, is errdefs.ErrNotImplemented.
+// detached mounts a root file system without attaching it anywhere: only the descriptor holds it, and a process that receives
+// the descriptor can attach it in its own mount namespace. It takes what an overlay or native snapshotter returns; other
+// mounts, and a kernel without support, are errdefs.ErrNotImplemented.
 func detached(mounts []mount.Mount) (*os.File, error) {
 	if len(mounts) != 1 {
 		return nil, fmt.Errorf("mounting a root file system of %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
@@ -27,7 +27,7 @@ func detached(mounts []mount.Mount) (*os.File, error) {
 	case m.Type == "overlay":
 		fd, err := overlay(m.Options)
 		if errors.Is(err, unix.EINVAL) {
-			// Before Linux 6.8 long lists of layers go in by mount(2) alone.
+			// Before Linux 6.8 only mount(2) takes long lists of layers.
 			return mountAndClone(m)
 		}
 		return asFile(fd, err, "overlay")
@@ -84,7 +84,7 @@ func configure(fd int, option string) error {
 	return unix.FsconfigSetString(fd, key, value)
 }
 
-// mountAndClone attaches the mount for a moment, where nobody else sees it.
+// mountAndClone attaches the mount temporarily, in a directory that no other process uses.
 func mountAndClone(m mount.Mount) (*os.File, error) {
 	dir, err := os.MkdirTemp("", "fsb-root-")
 	if err != nil {

@@ -11,22 +11,24 @@ import (
 	"path/filepath"
 )
 
-// What a slot has in its root, which all slots of one version of sandbox-init share and none can write to.
+// The contents of a slot's root, which all slots of one version of sandbox-init share and none can write to.
 const (
 	initPath   = "/sandbox-init"
 	privateDir = "/fsb"     // the slot's own directory, with its socket
-	filesDir   = "/fsb-etc" // what the claim puts into /etc
+	filesDir   = "/fsb-etc" // the files that the claim mounts in /etc
 	newRootDir = "/new"     // where the claim builds the new root
 )
 
-// A sandbox's root has these whatever its image has: places for the slot's own mounts, and for the claim's files.
+// Every sandbox's root has these mount points, whatever its image contains: for the slot's own mounts and for the claim's
+// files.
 func rootDirs() []string  { return []string{"proc", "dev", "sys"} }
 func rootFiles() []string { return []string{"hosts", "hostname", "resolv.conf"} }
 
-// furnish makes, in a root that a claim will mount upon, the places that the image lacks, as sandbox-init would. Each is an
-// inode of the snapshot's file system, and finding one that is free can take longer than the rest of the claim: ext4 passes
-// over all that were deleted within the last minute, one by one. What cannot be made here is sandbox-init's to find out.
-func furnish(root *os.File) {
+// prepareMountpoints creates, in a root that a claim will mount into, the mount points that the image lacks, as sandbox-init
+// would. Each takes an inode of the snapshot's file system, and finding a free one can take longer than the rest of the
+// claim: ext4 skips all that were deleted within the last minute, one by one. Errors are ignored: sandbox-init creates what
+// is missing, and reports what it cannot create.
+func prepareMountpoints(root *os.File) {
 	dir, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", root.Fd()))
 	if err != nil {
 		return
@@ -42,11 +44,11 @@ func furnish(root *os.File) {
 	}
 }
 
-// slotFile is where a slot keeps a file that the claim puts at destination.
+// slotFile returns where a slot keeps a file that the claim mounts at destination.
 func slotFile(destination string) string { return path.Join(filesDir, path.Base(destination)) }
 
-// slotRootfs makes the root of slots on the host, once for each version of sandbox-init: other agents of the node, of
-// this version or another, make and use theirs beside it.
+// slotRootfs creates the root of slots on the host, once for each version of sandbox-init: other agents on the node, of
+// this version or another, do the same beside it.
 func (r *Runtime) slotRootfs() (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,19 +65,19 @@ func (r *Runtime) slotRootfs() (string, error) {
 		r.slotsRoot = dir
 		return dir, nil
 	}
-	if err := os.MkdirAll(r.config.SlotRoot, 0o755); err != nil { //nolint:gosec // a slot of any user looks into it
-		return "", fmt.Errorf("making the root of slots: %w", err)
+	if err := os.MkdirAll(r.config.SlotRoot, 0o755); err != nil { //nolint:gosec // slots of any user read it
+		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
 	tmp, err := os.MkdirTemp(r.config.SlotRoot, ".new-")
 	if err != nil {
-		return "", fmt.Errorf("making the root of slots: %w", err)
+		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
 	defer os.RemoveAll(tmp)
 	if err := fillRootfs(tmp, binary); err != nil {
-		return "", fmt.Errorf("making the root of slots: %w", err)
+		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
 	if err := os.Rename(tmp, dir); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("making the root of slots: %w", err)
+		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
 	r.slotsRoot = dir
 	return dir, nil

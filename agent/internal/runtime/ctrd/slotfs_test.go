@@ -10,19 +10,19 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 )
 
-func furnished(t *testing.T, dir string) {
+func prepare(t *testing.T, dir string) {
 	t.Helper()
 	root, err := os.Open(dir)
 	require.NoError(t, err)
 	defer root.Close()
-	ctrd.Furnish(root)
+	ctrd.PrepareMountpoints(root)
 }
 
-func TestFurnishMakesWhatIsMissing(t *testing.T) {
+func TestPrepareMountpointsCreatesMissing(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "etc"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "etc/hosts"), []byte("the image's"), 0o600))
-	furnished(t, dir)
+	prepare(t, dir)
 	for _, name := range []string{"proc", "dev", "sys", "etc/hostname", "etc/resolv.conf"} {
 		_, err := os.Lstat(filepath.Join(dir, name))
 		require.NoError(t, err)
@@ -32,12 +32,12 @@ func TestFurnishMakesWhatIsMissing(t *testing.T) {
 	require.Equal(t, "the image's", string(hosts))
 }
 
-// An image's symbolic links lead nowhere out of its root.
-func TestFurnishStaysInTheRoot(t *testing.T) {
+// TestPrepareMountpointsStaysInRoot uses an image with symbolic links out of its root.
+func TestPrepareMountpointsStaysInRoot(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "etc")))
 	require.NoError(t, os.Symlink(filepath.Join(outside, "made"), filepath.Join(dir, "proc")))
-	furnished(t, dir)
+	prepare(t, dir)
 	made, err := os.ReadDir(outside)
 	require.NoError(t, err)
 	require.Empty(t, made)

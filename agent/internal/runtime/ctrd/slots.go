@@ -24,14 +24,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// claimDir is a slot's private directory beside its log. It is there until its claim has come to its end, and so it is also
-// the evidence that it has not.
+// claimDir is a slot's private directory beside its log. It exists until the slot's claim is complete, and so it is also
+// the evidence that the claim is not.
 const claimDir = shared.ClaimDir
 
 const warmTimeout = 10 * time.Second
 
-// slots are the slots that this process has started. A slot's init waits at the other end of its connection, and ends when
-// this process does.
+// slots holds the slots that this process has started. A slot's init waits at the other end of its connection, and ends
+// when this process does.
 type slots struct {
 	mu   sync.Mutex
 	held map[string]*slot
@@ -41,29 +41,29 @@ type slot struct {
 	conn  *claim.Conn
 	group string
 
-	mu    sync.Mutex // held over the I/O of warming, which who takes the slot waits for
+	mu    sync.Mutex // held over the I/O of warming, which a claim of the slot waits for
 	taken bool
-	// chain is what the slot is warm for, with its root, mounted and attached to nothing; empty for nothing. Who has taken
-	// the slot needs no lock.
+	// chain names the layers that the slot is warm for; empty if it is not warm. root is their mount, not attached anywhere.
+	// The caller that has taken the slot needs no lock.
 	chain string
 	root  *os.File
 }
 
-// close gives up what the process has of a slot. One that was not claimed ends.
+// close releases the connection and the root. A slot that was not claimed ends.
 func (s *slot) close() {
 	_ = s.conn.Close()
 	s.setRoot("", nil)
 }
 
-// setRoot has the slot hold a root in place of another.
+// setRoot replaces the root that the slot holds.
 func (s *slot) setRoot(chain string, root *os.File) {
 	if s.root != nil {
-		_ = s.root.Close() // there is nothing to be written
+		_ = s.root.Close() // nothing was written
 	}
 	s.chain, s.root = chain, root
 }
 
-// take hands a slot to whoever claims or ends it; nil if there is none.
+// take removes a slot for the caller to claim or end; nil if there is none.
 func (s *slots) take(id string) *slot {
 	s.mu.Lock()
 	held := s.held[id]
@@ -99,7 +99,7 @@ func (s *slots) endAll() {
 	}
 }
 
-// Unsupported tries what a claim needs of the kernel and of the agent's privileges, on an overlay of nothing.
+// Unsupported tries what a claim needs of the kernel and of the agent's privileges, on an empty overlay.
 func (r *Runtime) Unsupported(context.Context) error {
 	refuse := func(err error, format string, args ...any) error {
 		return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, format, args...)
@@ -108,7 +108,7 @@ func (r *Runtime) Unsupported(context.Context) error {
 	case r.config.SlotRoot == "":
 		return refuse(nil, "slots are switched off on this agent")
 	case !r.config.Handler.IsRunc():
-		return refuse(nil, "slots need an OCI runtime that shares the host's kernel, %s is none", r.config.Handler.Name)
+		return refuse(nil, "slots need an OCI runtime that shares the host's kernel, %s does not", r.config.Handler.Name)
 	}
 	if err := claim.Supported(); err != nil {
 		return refuse(err, "slots need Linux 5.12 and the privilege to mount: %s", err.Error())
@@ -144,7 +144,7 @@ func (r *Runtime) tryMount() error {
 }
 
 // StartSlot starts a container whose first process is sandbox-init, and connects to it. Its record names the snapshot that
-// a claim will make, so that the collector never takes that for garbage.
+// a claim will create, so that the collector never removes it.
 func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	pod, err := r.findPod(ctx)
 	if err != nil {
@@ -173,7 +173,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if options != nil {
 		record.Runtime.Options = options
 	}
-	// As in Create: calls that were sent are waited for.
+	// As in Create, calls that were sent are waited for.
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if _, err := r.client.ContainerService().Create(held, record); err != nil {
@@ -193,7 +193,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	return nil
 }
 
-// WarmSlot makes and mounts the root that a claim with the image will want. A slot is warmed once.
+// WarmSlot creates and mounts the root for a claim with the image. A slot is warmed once.
 func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmTimeout)
 	defer cancel()
@@ -224,22 +224,22 @@ func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	if err != nil {
 		return err
 	}
-	furnish(root)
+	prepareMountpoints(root)
 	held.setRoot(img.chain, root)
 	return nil
 }
 
-// SlotClaimed removes the evidence that the claim is not over.
+// SlotClaimed removes the evidence that the claim is not complete.
 func (r *Runtime) SlotClaimed(id string) error {
 	if err := os.RemoveAll(r.claimDir(id)); err != nil {
-		return fmt.Errorf("ending the claim of slot %s: %w", id, err)
+		return fmt.Errorf("completing the claim of slot %s: %w", id, err)
 	}
 	return nil
 }
 
 func (r *Runtime) claimDir(id string) string { return filepath.Join(r.config.LogRoot, id, claimDir) }
 
-// claiming tells whether a container was made by a claim that never came to its end.
+// claiming reports whether a container was made by a claim that is not complete.
 func (r *Runtime) claiming(c containers.Container) bool {
 	if !identity.IsSlotID(c.ID) || c.Labels[identity.KeyState] != identity.StateClaimed {
 		return false
@@ -248,11 +248,11 @@ func (r *Runtime) claiming(c containers.Container) bool {
 	return err == nil
 }
 
-// initCapabilities are what sandbox-init needs to build a root, beyond what it leaves to its command.
+// initCapabilities returns what sandbox-init needs to build a root, beyond what its command keeps.
 func initCapabilities() []string { return []string{"CAP_SYS_ADMIN"} }
 
-// slotSpec is the spec of a slot: what a sandbox's is before it is known whose it will be, with the privileges that
-// sandbox-init gives up at the claim.
+// slotSpec returns the spec of a slot: the part of a sandbox's spec that does not depend on the sandbox, with the privileges
+// that sandbox-init drops at the claim.
 func (r *Runtime) slotSpec(s runtime.Slot, p *pod, rootfs, dir string) *specs.Spec {
 	c := runtime.Container{ID: s.ID, HostnamePath: s.HostnamePath, Network: runtime.NetworkAgent}
 	caps := append(capabilities(), initCapabilities()...)

@@ -28,10 +28,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// withSlots has a runtime keep its slots' root beside the test's containerd.
+// withSlots returns a runtime that keeps its slots' root beside the test's containerd.
 func withSlots(t *testing.T, s *containerd.Server) *ctrd.Runtime {
 	t.Helper()
 	return newRuntime(t, s, func(c *ctrd.Config) {
@@ -56,7 +57,7 @@ func TestSlotConformance(t *testing.T) {
 	})
 }
 
-// box is a container for one of the ways to start it.
+// box returns a container, to be claimed or to be created.
 func box(t *testing.T, s *containerd.Server, slot bool, image string, command ...string) runtime.Container {
 	t.Helper()
 	id := uuid.NewString() + "-1"
@@ -97,8 +98,8 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 	return err
 }
 
-// What a name meant when the last claim was made must not run.
-func TestATagThatMovesIsNotClaimedAsItWas(t *testing.T) {
+// TestMovedTagIsClaimedAsItIsNow moves a tag between two claims.
+func TestMovedTagIsClaimedAsItIsNow(t *testing.T) {
 	s := containerd.Start(t)
 	r := withSlots(t, s)
 	const name = "docker.io/library/moves:test"
@@ -110,7 +111,7 @@ func TestATagThatMovesIsNotClaimedAsItWas(t *testing.T) {
 	}
 }
 
-// TestEqualConfinement runs one program both ways and compares all that it can see of how it is confined.
+// TestEqualConfinement runs one program both ways and compares all that it can see of its confinement.
 func TestEqualConfinement(t *testing.T) {
 	s := containerd.Start(t)
 	probe := filepath.Join(t.TempDir(), "probe")
@@ -139,7 +140,7 @@ func TestEqualConfinement(t *testing.T) {
 			for _, slot := range []bool{false, true} {
 				b := box(t, s, slot, c.image, "/probe")
 				c.change(&b)
-				seen = append(seen, look(t, s, r, b))
+				seen = append(seen, probeReport(t, s, r, b))
 			}
 			for _, key := range slices.Sorted(maps.Keys(seen[0])) {
 				require.Equal(t, seen[0][key], seen[1][key], "%s: a cold container, then a claimed slot", key)
@@ -151,10 +152,10 @@ func TestEqualConfinement(t *testing.T) {
 	}
 }
 
-// look is what the probe says in a container, with the limits that its cgroup has.
-func look(t *testing.T, s *containerd.Server, r *ctrd.Runtime, c runtime.Container) map[string]any {
+// probeReport runs the probe in a container and returns its report, with the limits that its cgroup has.
+func probeReport(t *testing.T, s *containerd.Server, r *ctrd.Runtime, c runtime.Container) map[string]any {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	require.NoError(t, launch(ctx, r, c))
 	_, err := r.Wait(ctx, c.ID)
@@ -171,14 +172,14 @@ func look(t *testing.T, s *containerd.Server, r *ctrd.Runtime, c runtime.Contain
 	return seen
 }
 
-// sortStrings sorts a decoded list in place: the order in which mounts were made is not part of the confinement.
+// sortStrings sorts a decoded list: the order in which mounts were made is not part of the confinement.
 func sortStrings(list any) {
 	if l, ok := list.([]any); ok {
 		slices.SortFunc(l, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	}
 }
 
-// cgroupFiles are the limits that a container's cgroup has, by file.
+// cgroupFiles returns the limits that a container's cgroup has, by file.
 func cgroupFiles(t *testing.T, s *containerd.Server, id string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -199,8 +200,9 @@ func cgroupFiles(t *testing.T, s *containerd.Server, id string) map[string]strin
 	return found
 }
 
-// TestNothingOfASlotIsLeftInside looks, from inside a claimed slot, for whatever a slot has and a sandbox must not.
-func TestNothingOfASlotIsLeftInside(t *testing.T) {
+// TestClaimLeavesNoTraceOfSlot searches, from inside a claimed slot, for everything that a slot has and a sandbox must not
+// have.
+func TestClaimLeavesNoTraceOfSlot(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	r := withSlots(t, s)
@@ -229,8 +231,8 @@ func TestNothingOfASlotIsLeftInside(t *testing.T) {
 	require.NoError(t, r.Delete(t.Context(), beside.ID))
 }
 
-// TestAContainerDeletedByAnyoneFreesItsSnapshot deletes a claimed slot's container behind our back.
-func TestAContainerDeletedByAnyoneFreesItsSnapshot(t *testing.T) {
+// TestDeletedContainerFreesItsSnapshot deletes a claimed slot's container record as another component may.
+func TestDeletedContainerFreesItsSnapshot(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	r := withSlots(t, s)
@@ -246,11 +248,11 @@ func TestAContainerDeletedByAnyoneFreesItsSnapshot(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := snapshots.Stat(t.Context(), c.ID)
 		return errdefs.IsNotFound(err)
-	}, 30*time.Second, 50*time.Millisecond)
+	}, testkit.Timeout, testkit.Tick)
 	require.NoError(t, r.Delete(t.Context(), c.ID))
 }
 
-// TestSlotsEndWithTheirAgent closes the runtime's connections, as its death would.
+// TestSlotsEndWithTheirAgent closes the runtime's connections, as the end of its process would.
 func TestSlotsEndWithTheirAgent(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
@@ -263,7 +265,7 @@ func TestSlotsEndWithTheirAgent(t *testing.T) {
 	claimed := box(t, s, true, "busybox:test", "sleep", "1000")
 	require.NoError(t, launch(t.Context(), first, claimed))
 	first.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	_, err := second.Wait(ctx, c.ID)
 	require.NoError(t, err)
@@ -276,7 +278,7 @@ func TestSlotsEndWithTheirAgent(t *testing.T) {
 	}
 }
 
-// TestImagesInUseArePinned keeps the image of a container from the kubelet, and no other.
+// TestImagesInUseArePinned pins the image of a container and no other.
 func TestImagesInUseArePinned(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))

@@ -16,12 +16,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// specVersion is one that runc 1.1 and crun 1.8 take; nothing that is newer is used.
+// specVersion is one that runc 1.1 and crun 1.8 accept; no newer feature is used.
 const specVersion = "1.0.2"
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// capabilities are what an image may expect of Docker, and all that a sandbox ever has.
+// capabilities returns what an image may expect of Docker, and all that a sandbox ever has.
 func capabilities() []string {
 	return []string{
 		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
@@ -29,7 +29,7 @@ func capabilities() []string {
 	}
 }
 
-// spec builds the OCI spec. What is wrong with the request is a fault that names the field.
+// spec builds the OCI spec. An error in the request is a fault that names the field.
 func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *pod) (*specs.Spec, error) {
 	args, err := commandLine(c, img)
 	if err != nil {
@@ -47,7 +47,7 @@ func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *
 		cwd = "/"
 	}
 	if !filepath.IsAbs(cwd) {
-		return nil, fault.Field("spec.working_dir", "%q is no absolute path", cwd)
+		return nil, fault.Field("spec.working_dir", "%q is not an absolute path", cwd)
 	}
 	env := environment(c, img, home)
 	if err := checkLengths(args, env); err != nil {
@@ -75,26 +75,26 @@ func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *
 		},
 	}
 	if user.UID != 0 {
-		// As the kernel would do on an exec by an ordinary user.
+		// As the kernel does on an exec by an ordinary user.
 		s.Process.Capabilities.Effective, s.Process.Capabilities.Permitted = nil, nil
 	}
 	return s, nil
 }
 
-// profile is the seccomp profile of every container.
+// profile returns the seccomp profile of every container.
 func profile() *specs.LinuxSeccomp {
 	caps := capabilities()
 	p := seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: caps}}, Linux: &specs.Linux{}})
 	if len(p.Architectures) > 1 {
-		// The native system calls alone. The 32-bit ones double the time that the OCI runtime takes to compile the filter,
-		// a sixth of a whole create, and are the larger part of what a filter has to guard.
+		// Only the native system calls. The 32-bit ones double the time that the OCI runtime takes to compile the filter,
+		// a sixth of a whole create, and are the larger part of the attack surface.
 		p.Architectures = p.Architectures[:1]
 	}
 	return p
 }
 
-// maxString is the longest argument, or name and value in the environment, that Linux takes (MAX_ARG_STRLEN, with the zero at
-// its end). OCI runtimes meet the limit when nobody listens any more.
+// maxString is the longest argument, or name and value in the environment, that Linux accepts (MAX_ARG_STRLEN without the
+// zero at its end). OCI runtimes hit the limit when they can no longer report it.
 const maxString = 32*4096 - 1
 
 func checkLengths(args, env []string) error {
@@ -108,8 +108,8 @@ func checkLengths(args, env []string) error {
 	return nil
 }
 
-// commandLine lays the request's command over the image's, as Kubernetes does: a command drops the image's arguments,
-// arguments alone keep its entry point.
+// commandLine combines the request's command with the image's, as Kubernetes does: a command replaces the image's entry point
+// and arguments, arguments alone keep the entry point.
 func commandLine(c runtime.Container, img *image) ([]string, error) {
 	command, args := c.Command, c.Args
 	if len(command) == 0 {
@@ -131,7 +131,7 @@ func commandLine(c runtime.Container, img *image) ([]string, error) {
 	return line, nil
 }
 
-// environment is the image's, with the request's laid over it; in a fixed order.
+// environment returns the image's environment, overridden by the request's, in a fixed order.
 func environment(c runtime.Container, img *image, home string) []string {
 	env := slices.Clone(img.config.Env)
 	set := func(key, value string, replace bool) {
@@ -173,7 +173,7 @@ func namespaces(c runtime.Container, p *pod) []specs.LinuxNamespace {
 	}
 	switch {
 	case c.Network == runtime.NetworkNone:
-		// The OCI runtime makes the namespace and brings its loopback up.
+		// The OCI runtime creates the namespace and brings its loopback up.
 		ns = append(ns, specs.LinuxNamespace{Type: specs.NetworkNamespace})
 	case p.netns != "":
 		ns = append(ns, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: p.netns})
@@ -217,7 +217,7 @@ func readonlyPaths() []string {
 	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }
 
-// resources are the container's cgroup: no device but those that the OCI runtime always allows, and the limits.
+// resources returns the container's cgroup settings: only the devices that the OCI runtime always allows, and the limits.
 func resources(l runtime.Limits) *specs.LinuxResources {
 	const period = uint64(100_000)
 	res := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
@@ -237,7 +237,7 @@ func resources(l runtime.Limits) *specs.LinuxResources {
 	return res
 }
 
-// unified tells whether the host has the unified cgroup hierarchy alone.
+// unified reports whether the host has only the unified cgroup hierarchy.
 func unified() bool {
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &fs); err != nil {

@@ -26,7 +26,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// Start starts the task's process. It is waited for whoever leaves, as in Create.
+// Start starts the task's process. As in Create, the call is waited for even if the caller leaves.
 func (r *Runtime) Start(ctx context.Context, id string) error {
 	ctx, span := obs.Tracer().Start(context.WithoutCancel(ctx), "start")
 	defer span.End()
@@ -58,7 +58,7 @@ func (r *Runtime) Wait(ctx context.Context, id string) (runtime.Exit, error) {
 	return exit, nil
 }
 
-// oomKilled asks the container's cgroup, which is there until the task is deleted, whether the kernel killed in it.
+// oomKilled reports whether the kernel killed a process in the container's cgroup, which exists until the task is deleted.
 func (r *Runtime) oomKilled(ctx context.Context, id string) bool {
 	resp, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: []string{"id==" + id}})
 	if err != nil || len(resp.GetMetrics()) != 1 {
@@ -84,35 +84,35 @@ func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, all
 	case err == nil || shared.IsGone(err):
 		return nil
 	case errdefs.IsNotFound(err):
-		// containerd says the same of a task that is not there and of one whose process has ended.
+		// containerd returns this for a task that does not exist and for one whose process has ended.
 		if states, listErr := r.taskStates(ctx); listErr == nil && states[id] == runtime.TaskStopped {
 			return nil
 		}
-		return fmt.Errorf("signalling container %s: %w", id, err)
+		return fmt.Errorf("signaling container %s: %w", id, err)
 	}
-	return classify(err, "signalling container %s", id)
+	return classify(err, "signaling container %s", id)
 }
 
-// HandlesSignal reads the process's signal masks. It needs the host's processes in /proc (hostPID), and is true without.
-// containerd calls a task started when runc has let go of it, which can be just before it turns into the user's process:
-// until then the masks are runc's own, who listens to everything, and are waited out.
+// HandlesSignal reads the process's signal masks. It needs the host's processes in /proc (hostPID), and returns true without
+// them. containerd reports a task as started when runc has released it, which can be just before runc executes the user's
+// program. Until then the masks are those of runc, which catches every signal, so it waits for the exec.
 func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool {
 	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {
 		return true
 	}
 	path := filepath.Join("/proc", strconv.FormatUint(uint64(resp.GetProcess().GetPid()), 10), "status")
-	for range execPatience / execPoll {
+	for range execTimeout / execPoll {
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return true
 		}
 		status := string(raw)
 		if !strings.HasPrefix(status, runcInit) {
-			return heeds(status, sig)
+			return handlesSignal(status, sig)
 		}
 		select {
-		case <-time.After(execPoll):
+		case <-r.config.Clock.After(execPoll):
 		case <-ctx.Done():
 			return true
 		}
@@ -123,13 +123,14 @@ func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Sign
 const (
 	// runcInit begins the /proc/PID/status of a process that is still runc: the name that it gives itself.
 	runcInit = "Name:\trunc:["
-	// execPoll is between two looks at such a process; after execPatience it may well be a user's that is named so.
-	execPoll     = time.Millisecond
-	execPatience = time.Second
+	// execPoll is the interval at which such a process is checked. After execTimeout it is taken for a user's process of the
+	// same name.
+	execPoll    = time.Millisecond
+	execTimeout = time.Second
 )
 
-// heeds reads the masks of caught and blocked signals from a /proc/PID/status.
-func heeds(status string, sig syscall.Signal) bool {
+// handlesSignal reads the masks of caught and blocked signals from a /proc/PID/status.
+func handlesSignal(status string, sig syscall.Signal) bool {
 	masks := 0
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
@@ -145,8 +146,8 @@ func heeds(status string, sig syscall.Signal) bool {
 	return masks < 2
 }
 
-// Finish writes the report and removes the task. The order matters: between the two the stopped task is evidence still,
-// and after them the report is.
+// Finish writes the report and then removes the task, in this order: before the report is written, the stopped task is the
+// evidence of the exit; afterwards the report is.
 func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) error {
 	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
 	defer cancel()
@@ -177,7 +178,7 @@ func (r *Runtime) taskStates(ctx context.Context) (map[string]runtime.TaskState,
 	return states, nil
 }
 
-// taskState reads a status. A state that cannot be told counts as running: a wait finds out.
+// taskState translates a status. An unknown one counts as running: Wait then finds out.
 func taskState(s task.Status) runtime.TaskState {
 	switch s {
 	case task.Status_CREATED:
@@ -189,7 +190,7 @@ func taskState(s task.Status) runtime.TaskState {
 	}
 }
 
-func labelled(id, key, value string) containers.Container {
+func labeled(id, key, value string) containers.Container {
 	return containers.Container{ID: id, Labels: map[string]string{key: value}}
 }
 

@@ -24,7 +24,7 @@ type resolvedUser struct {
 	home string
 }
 
-// user is the image's user in numbers, with the groups that the image's own files give it. It is read once for each
+// user returns the image's user in numbers, with its groups according to the image's own files. They are read once for each
 // image, without mounting anything: see layers.go.
 func (r *Runtime) user(ctx context.Context, img *image) (specs.User, string, error) {
 	key := userKey{img.chain, img.config.User}
@@ -53,10 +53,10 @@ func (r *Runtime) user(ctx context.Context, img *image) (specs.User, string, err
 	return found.user, found.home, nil
 }
 
-// userFiles reads /etc/passwd and /etc/group of an image, by a read-only view of its layers; a file that is missing is
-// empty.
+// userFiles reads /etc/passwd and /etc/group of an image, through a read-only view of its layers. A file that does not exist
+// is empty.
 func (r *Runtime) userFiles(ctx context.Context, img *image) (passwd, group string, err error) {
-	// The lease makes the view vanish even if this process dies before it is removed.
+	// The lease expires, so that the view is removed even if this process dies before it removes it.
 	manager := r.client.LeasesService()
 	lease, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute))
 	if err != nil {
@@ -85,7 +85,7 @@ func (r *Runtime) userFiles(ctx context.Context, img *image) (passwd, group stri
 
 var errNoUser = errors.New("no such user or group")
 
-// resolveUser reads a user as the OCI image specification has it: user, uid, user:group, uid:gid, uid:group, user:gid.
+// resolveUser parses a user as the OCI image specification defines it: user, uid, user:group, uid:gid, uid:group, user:gid.
 func resolveUser(spec, passwd, group string) (resolvedUser, error) {
 	name, groupName, hasGroup := strings.Cut(spec, ":")
 	if name == "" {
@@ -138,7 +138,7 @@ func resolveUser(spec, passwd, group string) (resolvedUser, error) {
 	return found, nil
 }
 
-// lookup finds the line of a colon-separated file whose name, or number in the column, is key: a name wins.
+// lookup returns the line of a colon-separated file whose name, or number in the column, is key. A name takes precedence.
 func lookup(file, key string, column int) []string {
 	var byNumber []string
 	for line := range strings.Lines(file) {
@@ -153,7 +153,7 @@ func lookup(file, key string, column int) []string {
 	return byNumber
 }
 
-// parseID takes what OCI runtimes take.
+// parseID accepts what OCI runtimes accept.
 func parseID(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n > math.MaxInt32 {

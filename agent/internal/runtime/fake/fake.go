@@ -1,5 +1,5 @@
-// Package fake keeps containers in memory: a runtime.Runtime for tests that can be told to fail, to block, and how its
-// processes end. It passes the conformance suite.
+// Package fake keeps containers in memory: a runtime.Runtime for tests, whose hooks fail and block calls, and whose commands
+// say how processes end. It passes the conformance suite.
 package fake
 
 import (
@@ -38,7 +38,7 @@ const (
 
 // Image is an image of the fake's registry.
 type Image struct {
-	// Missing: the registry does not know it. Away: the registry does not answer. NoUser: its user does not exist. Broken: it
+	// Missing: the registry does not have it. Away: the registry does not answer. NoUser: its user does not exist. Broken: it
 	// cannot be unpacked.
 	Missing, Away, NoUser, Broken bool
 	// Local: it is on the node.
@@ -64,18 +64,18 @@ type container struct {
 	slot   bool // not claimed
 	ended  chan struct{}
 	onTERM int32
-	// handles: the process catches SIGTERM; lingers: and runs on all the same.
+	// handles: the process catches SIGTERM; lingers: it then runs on.
 	handles, lingers bool
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
 
-// New returns a fake with images, by normalised reference.
+// New returns a fake with images, by normalized reference.
 func New(images map[string]Image) *Runtime {
 	return &Runtime{images: maps.Clone(images), containers: map[string]*container{}, watchers: map[int]func(){}}
 }
 
-// Hook makes every call go through f first; f may fail it or hold it up. It runs without the fake's lock.
+// Hook makes every call run f first; f may fail it or block it. It runs without the fake's lock.
 func (r *Runtime) Hook(f func(ctx context.Context, op Op, id string) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,14 +94,14 @@ func (r *Runtime) enter(ctx context.Context, op Op, id string) error {
 	return ctx.Err()
 }
 
-// IDs are the containers that exist, in order.
+// IDs returns the containers that exist, sorted.
 func (r *Runtime) IDs() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Keys(r.containers))
 }
 
-// Deleted are the ids that Delete was called with, in order.
+// Deleted returns the ids that Delete was called with, in order.
 func (r *Runtime) Deleted() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,7 +117,7 @@ func (r *Runtime) Exit(id string, exit runtime.Exit) {
 	}
 }
 
-// Put adds a container as an earlier agent may have left it.
+// Put adds a container as an earlier agent process may have left it.
 func (r *Runtime) Put(f runtime.Found, exit runtime.Exit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,7 +128,7 @@ func (r *Runtime) Put(f runtime.Found, exit runtime.Exit) {
 	r.containers[f.ID] = c
 }
 
-// Found is what List would say of a container.
+// Found returns what List would report of a container.
 func (r *Runtime) Found(id string) (runtime.Found, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +157,7 @@ func (c *container) end(exit runtime.Exit) {
 	close(c.ended)
 }
 
-// Ping answers unless a hook fails it.
+// Ping implements runtime.Runtime.
 func (r *Runtime) Ping(ctx context.Context) error { return r.enter(ctx, OpPing, "") }
 
 // Images lists the local images.
@@ -292,7 +292,7 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	return nil
 }
 
-// ensure pulls the container's image if it is not there.
+// ensure pulls the container's image if it is not on the node.
 func (r *Runtime) ensure(ctx context.Context, c runtime.Container) error {
 	name, err := runtime.NormalizeImage(c.Image)
 	if err != nil {
@@ -320,7 +320,7 @@ func (r *Runtime) checkUser(c runtime.Container) error {
 	return nil
 }
 
-// check knows what the conformance suite's image has.
+// check fails commands that the conformance suite's image does not have.
 func check(c runtime.Container) error {
 	if len(c.Command) == 0 {
 		return nil

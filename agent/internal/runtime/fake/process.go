@@ -19,7 +19,7 @@ import (
 )
 
 // Start runs the process: `exit N` in its command ends it with N at once, or, after `trap`, at SIGTERM; `true` ends it;
-// everything else runs until it is killed; after `trap` and `linger`, it hears SIGTERM and runs all the same.
+// everything else runs until it is killed; with `trap` and `linger` it catches SIGTERM and runs on.
 func (r *Runtime) Start(ctx context.Context, id string) error {
 	if err := r.enter(ctx, OpStart, id); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, _ b
 	return nil
 }
 
-// HandlesSignal tells whether the process has a trap.
+// HandlesSignal reports whether the process has a trap.
 func (r *Runtime) HandlesSignal(_ context.Context, id string, sig syscall.Signal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (r *Runtime) HandlesSignal(_ context.Context, id string, sig syscall.Signal
 	return !ok || (sig == syscall.SIGTERM && c.handles)
 }
 
-// Finish keeps the report and drops the task.
+// Finish stores the report and drops the task.
 func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) error {
 	if err := r.enter(ctx, OpFinish, id); err != nil {
 		return err
@@ -134,7 +134,7 @@ func (r *Runtime) SetLabel(ctx context.Context, id, key, value string) error {
 	return nil
 }
 
-// Delete forgets the container and removes its log directory.
+// Delete removes the container and its log directory.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
 	if err := r.enter(ctx, OpDelete, id); err != nil {
 		return err

@@ -25,7 +25,7 @@ var _ runtime.Slots = (*Runtime)(nil)
 // Unsupported is nil.
 func (r *Runtime) Unsupported(context.Context) error { return nil }
 
-// StartSlot keeps a slot that waits.
+// StartSlot adds a slot that waits.
 func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err := r.enter(ctx, OpSlot, s.ID); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	return nil
 }
 
-// WarmSlot finds the image or does not.
+// WarmSlot checks that the image is local.
 func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	name, err := runtime.NormalizeImage(image)
 	if err != nil {
@@ -55,7 +55,7 @@ func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	return nil
 }
 
-// Claim makes a slot a container and starts it.
+// Claim turns a slot into a container and starts it.
 func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
 	r.mu.Lock()
 	slot := r.containers[c.ID]
@@ -102,7 +102,7 @@ func (r *Runtime) claim(ctx context.Context, slot *container, c runtime.Containe
 	return r.Start(ctx, c.ID)
 }
 
-// SlotClaimed ends a claim.
+// SlotClaimed completes a claim.
 func (r *Runtime) SlotClaimed(id string) error {
 	if err := r.enter(context.Background(), OpClaimed, id); err != nil {
 		return err

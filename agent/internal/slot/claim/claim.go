@@ -1,7 +1,7 @@
-// Package claim is the agent's end of a slot's socket: it hands a claim to the sandbox-init that waits in a started slot,
-// and tells whether the command runs or why it does not. The wire package has the conversation. A Conn is for one
-// goroutine at a time; Close may be called by any. The package starts no goroutine that outlives a call, and leaves all
-// file descriptors that it is given to the caller.
+// Package claim is the agent's end of a slot's socket: it sends a claim to the sandbox-init that waits in a started slot, and
+// returns whether the command runs or why it does not. Package wire has the protocol. A Conn is for one goroutine at a time;
+// Close may be called by any. The package starts no goroutine that outlives a call, and never closes a file descriptor of its
+// caller.
 package claim
 
 import (
@@ -17,22 +17,24 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 )
 
 type (
 	// Claim is what is sent; see the wire package for this and all below.
 	Claim = wire.Claim
-	// Capabilities are a claim's.
+	// Capabilities are the capability sets of a claim.
 	Capabilities = wire.Capabilities
-	// Rlimit is one of a claim's.
+	// Rlimit is a resource limit of a claim.
 	Rlimit = wire.Rlimit
-	// Mount is one of a claim's.
+	// Mount is a mount of a claim.
 	Mount = wire.Mount
-	// Failure is the error of a claim that a slot could not fulfil.
+	// Failure is the error of a claim that a slot could not carry out.
 	Failure = wire.Failure //nolint:errname // as in the wire package
-	// Stage is where it failed.
+	// Stage is the part of a claim that failed.
 	Stage = wire.Stage
 )
 
@@ -47,14 +49,13 @@ const (
 // SocketName is the socket's name in the directory that the slot has at /fsb.
 const SocketName = "claim.sock"
 
-const (
-	firstRetry = time.Millisecond
-	lastRetry  = 20 * time.Millisecond
-	maxAddress = 107 // of a unix socket
-)
+const maxAddress = 107 // of a unix socket
 
-// Environment is the environment that a slot's sandbox-init is to be started with: it keeps the Go runtime small while it
-// waits. Nothing of it is left after the claim.
+// retries is the policy of Await.
+var retries = backoff.Policy{Initial: time.Millisecond, Max: 20 * time.Millisecond}
+
+// Environment returns the environment to start a slot's sandbox-init with: it keeps the Go runtime small while it waits. The
+// claim replaces it.
 func Environment() []string { return []string{"GOGC=off", "GOMAXPROCS=1", "GODEBUG=disablethp=1"} }
 
 // Conn is a connection to one slot's init.
@@ -63,8 +64,8 @@ type Conn struct {
 	version uint32
 }
 
-// Connect connects to a slot that waits, and reads its greeting. A slot takes one connection in its life: the second
-// attempt finds no socket. The error is errdefs.ErrNotFound if there is no socket, or nobody at it.
+// Connect connects to a slot that waits, and reads its hello. A slot takes one connection in its life: the second attempt
+// finds no socket. The error is errdefs.ErrNotFound if there is no socket, or no process that listens at it.
 func Connect(ctx context.Context, path string) (*Conn, error) {
 	conn, err := dial(ctx, path)
 	if err != nil {
@@ -76,26 +77,23 @@ func Connect(ctx context.Context, path string) (*Conn, error) {
 	c := &Conn{conn: conn}
 	if err := c.hello(ctx); err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("greeting a slot: %w", err)
+		return nil, fmt.Errorf("reading the hello of a slot: %w", err)
 	}
 	return c, nil
 }
 
-// Await is Connect for a slot that was started just now: it tries again, until ctx ends, while there is no socket.
+// Await is Connect for a slot that was just started: it retries, until ctx ends, while there is no socket.
 func Await(ctx context.Context, path string) (*Conn, error) {
-	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-		c, err := Connect(ctx, path)
-		if err == nil || !errdefs.IsNotFound(err) {
-			return c, err
+	var c *Conn
+	err := backoff.Retry(ctx, clock.RealClock{}, retries, func(ctx context.Context) error {
+		var err error
+		c, err = Connect(ctx, path)
+		if errdefs.IsNotFound(err) {
+			return err
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, errors.Join(ctx.Err(), err)
-		case <-timer.C:
-		}
-	}
+		return backoff.Permanent(err)
+	})
+	return c, err
 }
 
 func missing(err error) bool {
@@ -104,7 +102,7 @@ func missing(err error) bool {
 
 func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	if len(path) > maxAddress {
-		// The kernel gives an address little room, but follows the name of an open directory.
+		// An address is limited to 107 bytes, but may begin with the name of an open directory.
 		dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, err
@@ -134,12 +132,12 @@ func (c *Conn) hello(ctx context.Context) error {
 	})
 }
 
-// Version is the version of the protocol that the slot's init speaks. One of 1 understands all of today's Claim.
+// Version returns the version of the protocol that the slot's init speaks. Version 1 understands all fields of Claim.
 func (c *Conn) Version() uint32 { return c.version }
 
-// Send hands over the claim with a detached mount of the new root and those that the claim's mounts name by index. It
-// returns when the root is built and nothing of the image has run yet: Go or Close comes next. A *Failure says what the
-// slot could not do; after any error, the slot is of no more use, and Close ends it. A claim that no slot would take is
+// Send sends the claim with a detached mount of the new root and those that the claim's mounts name by index. It returns when
+// the root is built and nothing of the image has run yet; the caller then calls Go or Close. A *Failure says what the slot
+// could not do. After any error the slot cannot be used again, and Close ends it. A claim that no slot would accept is
 // refused without being sent.
 func (c *Conn) Send(ctx context.Context, claim *Claim, root int, mounts ...int) error {
 	if c.version < 1 {
@@ -164,7 +162,7 @@ func (c *Conn) Send(ctx context.Context, claim *Claim, root int, mounts ...int) 
 		if err == nil {
 			_, err = c.conn.Write(payload)
 		}
-		// An init that gave up in between has said why.
+		// An init that failed in between has sent the reason.
 		kind, answer, readErr := c.read()
 		switch {
 		case readErr == nil && kind == wire.TypeReady:
@@ -178,11 +176,11 @@ func (c *Conn) Send(ctx context.Context, claim *Claim, root int, mounts ...int) 
 	})
 }
 
-// Go lets the slot confine itself and execute the command, and returns nil once that has happened: from then on the slot
-// is the sandbox. A *Failure says why it has not; then, as after any other error, the slot is gone or about to be.
+// Go makes the slot confine itself and execute the command, and returns nil once that has happened: from then on the slot
+// is the sandbox. A *Failure says why it has not; then, as after any other error, the slot is gone or about to end.
 //
-// A process that is killed from outside between the two, say by the kernel for want of memory, cannot be told from a
-// command that was executed and killed at once: the exit status tells of both.
+// A process that is killed between the two, for example by the kernel's out-of-memory killer, cannot be distinguished from a
+// command that was executed and killed at once. The exit status shows both.
 func (c *Conn) Go(ctx context.Context) error {
 	return c.during(ctx, func() error {
 		_, err := c.conn.Write(wire.Frame(wire.TypeGo, nil))
@@ -199,10 +197,10 @@ func (c *Conn) Go(ctx context.Context) error {
 	})
 }
 
-// Close ends the conversation. Before Go it ends the slot; after it, it does nothing to it.
+// Close closes the connection. Before Go this ends the slot; after Go it has no effect on the sandbox.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// during runs f, whose I/O ends when ctx does.
+// during runs f and ends its I/O when ctx ends.
 func (c *Conn) during(ctx context.Context, f func() error) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -229,10 +227,10 @@ func (c *Conn) read() (wire.Type, string, error) {
 	return kind, string(payload), nil
 }
 
-// unexpected is the error for a frame that is not the one waited for: as a rule, a failure.
+// unexpected returns the error for a frame that is not the expected one. It is usually a failure.
 func unexpected(kind wire.Type, payload string) error {
 	if kind != wire.TypeFailure {
-		return fmt.Errorf("a slot sent a message of type %d out of turn: %w", kind, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("unexpected message of type %d from a slot: %w", kind, errdefs.ErrFailedPrecondition)
 	}
 	f, err := wire.DecodeFailure(payload)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// Fault turns an error of Send or Go into the fault of the request that it is, if it is one: with the reasons and words
-// that the cold path has. Any other error it wraps. command is the claim's first argument.
+// Fault classifies an error of Send or Go, with the same reasons and messages as the cold path, if the request is at fault.
+// It wraps any other error. command is the claim's first argument.
 func Fault(err error, command string) error {
 	var f *Failure
 	if err == nil || !errors.As(err, &f) {

@@ -8,9 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported tells whether this kernel has the system calls that claims are made of (Linux 5.12), and lets this process make
-// them: fsopen(2) and fsmount(2) want CAP_SYS_ADMIN. The error is errdefs.ErrNotImplemented and names the first that is
-// missing.
+// Supported returns nil if the kernel has the system calls that claims need (Linux 5.12), and lets this process use them:
+// fsopen(2) and fsmount(2) need CAP_SYS_ADMIN. The error is errdefs.ErrNotImplemented and names the first that is missing.
 func Supported() error {
 	calls := []struct {
 		name   string
@@ -20,7 +19,7 @@ func Supported() error {
 		{"move_mount", unix.SYS_MOVE_MOUNT}, {"openat2", unix.SYS_OPENAT2}, {"close_range", unix.SYS_CLOSE_RANGE}, {"mount_setattr", unix.SYS_MOUNT_SETATTR},
 	}
 	for _, c := range calls {
-		// Arguments that nothing takes: all the flags there are, and pointers to nowhere.
+		// Invalid arguments: all flags, and null pointers.
 		const all = ^uintptr(0)
 		_, _, errno := unix.Syscall6(c.number, all, 0, all, all, all, all)
 		if errno == unix.ENOSYS || errno == unix.EPERM {

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FromSpec is the claim that makes a slot what runc makes of the spec's process: the same command line, environment, user,
-// capabilities and limits. The environment is what runc hands on: of a name that occurs twice the last value, and HOME=/
-// where there is none.
+// FromSpec returns the claim that turns a slot into what runc makes of the spec's process: the same command line,
+// environment, user, capabilities and limits. The environment is the one that runc passes on: of a name that occurs twice the
+// last value, and HOME=/ if there is none.
 //
-// It leaves to the caller what is not the process's: Seccomp (see package seccomp; a profile is worth compiling once) and
-// Mounts. Namespaces, cgroup, masked paths and the rest of the spec are the slot's. The error is errdefs.ErrInvalidArgument
-// for a name that there is not, and errdefs.ErrNotImplemented for a terminal.
+// The caller fills in Seccomp (see package seccomp; a profile should be compiled once) and Mounts. Namespaces, cgroup, masked
+// paths and the rest of the spec are the slot's. The error is errdefs.ErrInvalidArgument for an unknown name, and
+// errdefs.ErrNotImplemented for a terminal.
 func FromSpec(s *specs.Spec) (*Claim, error) {
 	p := s.Process
 	if p == nil {
@@ -48,20 +48,20 @@ func FromSpec(s *specs.Spec) (*Claim, error) {
 
 func environment(list []string) []string {
 	env := make([]string, 0, len(list)+1)
-	places := make(map[string]int, len(list)+1)
+	index := make(map[string]int, len(list)+1)
 	for _, kv := range list {
 		key, _, ok := strings.Cut(kv, "=")
 		if !ok {
 			continue
 		}
-		if i, ok := places[key]; ok {
+		if i, ok := index[key]; ok {
 			env[i] = kv
 			continue
 		}
-		places[key] = len(env)
+		index[key] = len(env)
 		env = append(env, kv)
 	}
-	if i, ok := places["HOME"]; !ok {
+	if i, ok := index["HOME"]; !ok {
 		env = append(env, "HOME=/")
 	} else if env[i] == "HOME=" {
 		env[i] = "HOME=/"
@@ -92,7 +92,7 @@ func setCapabilities(to *Capabilities, from *specs.LinuxCapabilities) error {
 	return nil
 }
 
-// capabilities are the names, each at its number (capabilities(7)).
+// capabilities returns the names, each at the index of its number (capabilities(7)).
 func capabilities() []string {
 	return []string{
 		"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "LINUX_IMMUTABLE",

@@ -21,11 +21,11 @@ package wire
 
 import "syscall"
 
-// Version is the version of the protocol that this code speaks. It grows with each field that an agent wants to know of
-// beforehand whether a slot understands it.
+// Version is the version of the protocol that this code speaks. It grows with each field of which an agent has to know in
+// advance whether a slot understands it.
 const Version = 1
 
-// Limits of what is taken from the other side. The kernel's own limit of arguments and environment together is 6 MiB.
+// Limits of what is accepted from the other side. The kernel's own limit of arguments and environment together is 6 MiB.
 const (
 	MaxMessage = 8 << 20
 	MaxMounts  = 250 // the kernel passes at most 253 file descriptors at once
@@ -38,18 +38,18 @@ const (
 	maxFilter  = 4096 * 8 // the kernel's BPF_MAXINSNS
 )
 
-// Claim is everything that makes a slot a sandbox, save the mounts' file descriptors.
+// Claim is everything that turns a slot into a sandbox, except the mounts' file descriptors.
 type Claim struct {
-	// Args is the command line. The first is looked up in the PATH of Env as the OCI runtimes do it.
+	// Args is the command line. The first is looked up in the PATH of Env as OCI runtimes do.
 	Args []string
-	// Env is the whole environment, as it is.
+	// Env is the whole environment.
 	Env []string
-	// Cwd is absolute. It is made if it is missing.
+	// Cwd is absolute. It is created if it is missing.
 	Cwd string
-	// UID, GID and Groups are in numbers.
+	// UID, GID and Groups are numbers.
 	UID, GID uint32
 	Groups   []uint32
-	// Hostname is left as the slot has it if this is empty.
+	// Hostname is the host name; empty for the slot's.
 	Hostname string
 
 	Capabilities Capabilities
@@ -59,9 +59,9 @@ type Claim struct {
 	Seccomp []byte
 	// SeccompFlags are SECCOMP_FILTER_FLAG_* of seccomp(2).
 	SeccompFlags uint32
-	// AppArmorProfile is taken on at the exec. None if it is empty.
+	// AppArmorProfile applies from the exec on. None if it is empty.
 	AppArmorProfile string
-	// OOMScoreAdj is left as the slot has it if this is nil.
+	// OOMScoreAdj is the oom_score_adj; nil for the slot's.
 	OOMScoreAdj *int32
 	// Umask is 022 if this is nil.
 	Umask *uint32
@@ -86,17 +86,17 @@ const (
 	NoExec   = 0x8
 )
 
-// Mount puts something at a place in the new root.
+// Mount attaches a mount in the new root.
 type Mount struct {
-	// Destination is absolute. What is missing of it is made. Symbolic links in it never lead out of the root.
+	// Destination is absolute. Its missing parts are created. Symbolic links in it never lead out of the root.
 	Destination string
-	// Path names a file or directory within the slot, of which a private copy of its mount is made; empty if FD counts.
+	// Path names a file or directory within the slot, whose mount is copied privately; empty if FD is used.
 	Path string
-	// FD is which of the claim's further descriptors is the detached mount, the first being 0.
+	// FD is the index of the detached mount among the claim's descriptors after the root's.
 	FD uint32
-	// Dir tells that Destination is a directory, for making it.
+	// Dir reports whether Destination is a directory, for creating it.
 	Dir bool
-	// Attributes are set on the mount, recursively, beyond those that it has.
+	// Attributes are set on the mount, recursively, in addition to those that it has.
 	Attributes uint64
 }
 
@@ -128,7 +128,7 @@ var stages = [...]string{
 	"loading the seccomp filter", "setting capabilities", "setting the user", "finding the command", "executing the command",
 }
 
-// String says what the stage does, as a gerund.
+// String returns what the stage does, as a gerund.
 func (s Stage) String() string {
 	if int(s) < len(stages) && s != StageUnknown {
 		return stages[s]
@@ -136,16 +136,16 @@ func (s Stage) String() string {
 	return "claiming the slot"
 }
 
-// Failure is why a claim came to nothing. The slot is gone, or about to be.
-type Failure struct { //nolint:errname // beside Stage it reads as what it is
+// Failure is why a claim failed. The slot has ended or is about to.
+type Failure struct { //nolint:errname // the name of the message
 	Stage Stage
-	// Errno is 0 where no system call was to blame.
+	// Errno is 0 if no system call failed.
 	Errno syscall.Errno
-	// Detail names what it was about: a path, a limit, a field.
+	// Detail names a path, a limit or a field.
 	Detail string
 }
 
-// Error is a sentence for logs.
+// Error implements error.
 func (f *Failure) Error() string {
 	text := "sandbox-init: " + f.Stage.String()
 	if f.Detail != "" {
@@ -157,7 +157,7 @@ func (f *Failure) Error() string {
 	return text
 }
 
-// Unwrap is the errno.
+// Unwrap returns the errno.
 func (f *Failure) Unwrap() error {
 	if f.Errno == 0 {
 		return nil
