@@ -1,4 +1,4 @@
-// The janitor keeps one node free of what no sandbox needs any more.
+// The janitor removes from its node the containers, and what is left of containers, that no sandbox and no agent uses.
 package main
 
 import (

@@ -58,7 +58,7 @@ var exceptions = map[string][]string{
 	"telemetry key": {"agent", "janitor", "services/allocator", "services/controller", "services/gc", "internal/leader"},
 	"method count": {
 		"agent/internal/runtime/ctrd.Runtime", "agent/internal/sandbox.Manager", "deploy/local/internal/components.Config",
-		"janitor/internal/observe.Board", "services/controller/internal/sandbox.pass",
+		"services/controller/internal/sandbox.pass",
 		"services/gc/internal/ownergc/graph.Graph",
 	},
 }

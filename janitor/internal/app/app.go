@@ -25,10 +25,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/sweep"
 )
 
-// parts is everything that Run makes.
+// parts is everything that Run creates.
 type parts struct {
 	registry *prometheus.Registry
-	board    *observe.Board
+	state    *observe.NodeState
 	sweeper  *sweep.Sweeper
 	source   *source
 	events   events.EventBroadcaster
@@ -36,8 +36,8 @@ type parts struct {
 	closing  chan struct{}
 }
 
-// Run is the janitor until ctx ends. It starts, and follows the node, whether the API server answers or not; nothing is
-// deleted before that has told of all that it holds.
+// Run runs the janitor until ctx ends. It starts, and follows the node, even if the API server does not answer; nothing is deleted
+// before all of the API server's Pods and Sandboxes were received.
 func Run(ctx context.Context, cfg *Config) error {
 	c, err := clientcmd.BuildConfigFromFlags("", cfg.Kubeconfig)
 	if err != nil {
@@ -66,7 +66,7 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 		return p.server.Run(ctx)
 	})
 	g.Go("sweeper", p.sweeper.Run)
-	g.Go("board", p.board.Run)
+	g.Go("state", p.state.Run)
 	g.Go("readiness", p.readiness)
 	g.After("informers", p.source.run)
 	g.After("events", func(ctx context.Context) error {
@@ -78,11 +78,11 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 		return nil
 	})
 	cfg.Serve(g, p.registry, p.server.Health())
-	logr.FromContextOrDiscard(ctx).Info("janitor listening", "address", p.server.Addr().String(), "node", cfg.NodeName)
+	logr.FromContextOrDiscard(ctx).Info("janitor listening", obs.KeyAddress, p.server.Addr().String(), obs.KeyNode, cfg.NodeName)
 	return g.Run(ctx)
 }
 
-// build makes the parts.
+// build creates the parts.
 func build(ctx context.Context, cfg *Config, api *rest.Config, remover *ctrd.Remover) (*parts, error) {
 	log := logr.FromContextOrDiscard(ctx)
 	api = rest.CopyConfig(api)
@@ -90,7 +90,7 @@ func build(ctx context.Context, cfg *Config, api *rest.Config, remover *ctrd.Rem
 	api.QPS, api.Burst = float32(cfg.KubeQPS), cfg.KubeBurst
 	httpClient, err := rest.HTTPClientFor(api)
 	if err != nil {
-		return nil, fmt.Errorf("making the client of the API server: %w", err)
+		return nil, fmt.Errorf("creating the client for the API server: %w", err)
 	}
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, v1alpha1.AddToScheme} {
@@ -100,11 +100,11 @@ func build(ctx context.Context, cfg *Config, api *rest.Config, remover *ctrd.Rem
 	}
 	direct, err := client.New(api, client.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: kinds()})
 	if err != nil {
-		return nil, fmt.Errorf("making the client of the API server: %w", err)
+		return nil, fmt.Errorf("creating the client for the API server: %w", err)
 	}
 	sink, err := eventsv1.NewForConfigAndClient(api, httpClient)
 	if err != nil {
-		return nil, fmt.Errorf("making the client of events: %w", err)
+		return nil, fmt.Errorf("creating the client for Events: %w", err)
 	}
 	p := &parts{registry: obs.NewRegistry(), closing: make(chan struct{}), events: events.NewBroadcaster(&events.EventSinkImpl{Interface: sink})}
 	seen, err := observe.NewMetrics(p.registry)
@@ -115,15 +115,15 @@ func build(ctx context.Context, cfg *Config, api *rest.Config, remover *ctrd.Rem
 	if err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	p.board = observe.New(observe.Config{
+	p.state = observe.New(observe.Config{
 		Node: &observe.Containerd{Remover: remover}, API: observe.NewLive(direct, cfg.NodeName), Policy: cfg.Policy, ScanInterval: cfg.ScanInterval,
 		Orphan: func(k observe.Key) { p.sweeper.Add(k) }, Metrics: seen, Log: log.WithName("observe"),
 	})
 	p.sweeper = sweep.New(sweep.Config{
-		Judge: p.board, Remover: remover, Policy: cfg.Policy, Workers: cfg.Workers, Metrics: swept, Log: log.WithName("sweep"),
-		Tell: sweep.Teller(p.events.NewRecorder(scheme, "fast-sandbox-janitor"), cfg.NodeName),
+		Judge: p.state, Remover: remover, Policy: cfg.Policy, Workers: cfg.Workers, Metrics: swept, Log: log.WithName("sweep"),
+		Report: sweep.Reporter(p.events.NewRecorder(scheme, "fast-sandbox-janitor"), cfg.NodeName),
 	})
-	if p.source, err = newSource(p.board, api, scheme, httpClient, cfg.NodeName); err != nil {
+	if p.source, err = newSource(p.state, api, scheme, httpClient, cfg.NodeName); err != nil {
 		return nil, err
 	}
 	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{Address: cfg.BindAddress, TLS: cfg.TLS, Allow: janitorrpc.Allow(), Registry: p.registry})
@@ -131,16 +131,16 @@ func build(ctx context.Context, cfg *Config, api *rest.Config, remover *ctrd.Rem
 		return nil, err
 	}
 	janitorv1.RegisterJanitorServiceServer(p.server, janitorrpc.New(janitorrpc.Config{
-		Core: core{p.board, p.sweeper}, NodeName: cfg.NodeName,
+		Core: core{p.state, p.sweeper}, NodeName: cfg.NodeName,
 	}, p.closing))
 	return p, nil
 }
 
-// readiness tells probes once all was seen: before that, nothing is swept.
+// readiness reports readiness once everything was listed: before that, nothing is swept.
 func (p *parts) readiness(ctx context.Context) error {
-	for !p.board.Ready() {
-		changed := p.board.Changed()
-		if p.board.Ready() {
+	for !p.state.Ready() {
+		changed := p.state.Changed()
+		if p.state.Ready() {
 			break
 		}
 		select {

@@ -1,4 +1,4 @@
-// Package app wires the janitor of one node: the picture of the node and its sources, the sweeper, and the API for people.
+// Package app wires the janitor of one node: the state of the node and its sources, the sweeper, and the API for people.
 package app
 
 import (
@@ -16,27 +16,27 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Config is the janitor's settings.
+// Config is the configuration of the janitor.
 type Config struct {
 	daemon.Common
 
 	// BindAddress of the gRPC server.
 	BindAddress string
-	// NodeName is the node that the janitor keeps.
+	// NodeName is the janitor's node.
 	NodeName string
-	// ContainerdSocket, ContainerdNamespace and Snapshotter are those of the agents.
+	// ContainerdSocket, ContainerdNamespace and Snapshotter are the same as the agents'.
 	ContainerdSocket, ContainerdNamespace, Snapshotter string
-	// LogRoot, FIFORoot, ProcRoot, HostProc and CgroupRoot are where the host's are seen; see ctrd.Remover.
+	// LogRoot, FIFORoot, ProcRoot, HostProc and CgroupRoot are the host's directories; see ctrd.Remover.
 	LogRoot, FIFORoot, ProcRoot, HostProc, StateDir, CgroupRoot string
-	// CgroupParents are where agents' Pods have their cgroups, below the roots of the hierarchies.
+	// CgroupParents are the parents of the cgroups of agents' Pods, below the roots of the hierarchies.
 	CgroupParents []string
-	// Policy is what is judged by.
+	// Policy is the policy of verdicts.
 	Policy verdict.Policy
-	// ScanInterval is the time between full scans.
+	// ScanInterval is the interval between full scans.
 	ScanInterval time.Duration
-	// Workers is how many things are removed at once.
+	// Workers is the number of concurrent removals.
 	Workers int
-	// Kubeconfig is a file; empty for the Pod's own service account.
+	// Kubeconfig is a file; empty means the Pod's service account.
 	Kubeconfig string
 	// KubeQPS and KubeBurst bound the requests to the API server.
 	KubeQPS, KubeBurst int
@@ -48,27 +48,27 @@ var _ daemon.Config = (*Config)(nil)
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.BindAddress, "bind-address", ":5759", "`address` of the gRPC server")
-	fs.StringVar(&c.NodeName, "node-name", "", "`name` of the node that the janitor keeps")
+	fs.StringVar(&c.NodeName, "node-name", "", "`name` of the janitor's node")
 	config.BindEnv(fs, "node-name", "NODE_NAME")
 	fs.StringVar(&c.ContainerdSocket, "containerd-socket", ctrd.DefaultSocket, "`path` of containerd's socket")
 	config.BindEnv(fs, "containerd-socket", "CONTAINERD_SOCKET")
-	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", ctrd.DefaultNamespace, "containerd's `namespace` of the agents' containers")
+	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", ctrd.DefaultNamespace, "containerd `namespace` of the agents' containers")
 	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "`name` of the agents' snapshotter")
-	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, as the agents have it")
-	fs.StringVar(&c.FIFORoot, "fifo-root", ctrd.DefaultFIFORoot, "`directory` of the FIFOs that containerd's clients make; empty for not looking there")
-	fs.StringVar(&c.ProcRoot, "proc-root", "/proc", "`directory` in which the host's processes are seen")
-	fs.StringVar(&c.HostProc, "host-proc", ctrd.ProcOfContainerd, "`directory`, in /proc, of a process in containerd's mount namespace; \"containerd\" is containerd's own; empty for not looking for mounts")
-	fs.StringVar(&c.StateDir, "containerd-state", ctrd.DefaultStateDir, "`directory` of containerd's state, as containerd sees it; empty for not looking for mounts")
-	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` in which the host's cgroups are seen")
-	fs.StringSliceVar(&c.CgroupParents, "cgroup-parents", []string{"/kubepods", "/kubepods.slice"}, "`paths` of the kubelet's cgroups, within which cgroups without a container are looked for")
-	fs.DurationVar(&c.Policy.Grace, "grace", 10*time.Second, "`time` for which a Sandbox has to be missing, and its container has to be there, before the container is deleted")
-	fs.DurationVar(&c.Policy.LeftoverGrace, "leftover-grace", 2*time.Minute, "`time` for which a snapshot, FIFO, mount or cgroup has to be without a container before it is removed")
-	fs.DurationVar(&c.Policy.LogRetention, "log-retention", 0, "`time` for which the output of a container is kept after the janitor deleted it")
-	fs.DurationVar(&c.ScanInterval, "scan-interval", time.Minute, "`time` between scans of the whole node; what changes is looked at as it changes")
-	fs.IntVar(&c.Workers, "workers", 8, "`number` of containers that are removed at once")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
-	fs.IntVar(&c.KubeQPS, "kube-api-qps", 50, "requests a second to the API server")
-	fs.IntVar(&c.KubeBurst, "kube-api-burst", 100, "requests to the API server in a burst")
+	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, the same as the agents'")
+	fs.StringVar(&c.FIFORoot, "fifo-root", ctrd.DefaultFIFORoot, "`directory` of the FIFOs of containerd's clients; empty disables the search for FIFOs")
+	fs.StringVar(&c.ProcRoot, "proc-root", "/proc", "`directory` with the host's processes")
+	fs.StringVar(&c.HostProc, "host-proc", ctrd.ProcOfContainerd, "`directory`, in /proc, of a process in containerd's mount namespace; \"containerd\" means containerd itself; empty disables the search for mounts")
+	fs.StringVar(&c.StateDir, "containerd-state", ctrd.DefaultStateDir, "`directory` of containerd's state, as containerd sees it; empty disables the search for mounts")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` with the host's cgroups")
+	fs.StringSliceVar(&c.CgroupParents, "cgroup-parents", []string{"/kubepods", "/kubepods.slice"}, "`paths` of the kubelet's cgroups in which cgroups without a container are searched")
+	fs.DurationVar(&c.Policy.Grace, "grace", 10*time.Second, "`time` for which a Sandbox must be missing, and its container must exist, before the container is deleted")
+	fs.DurationVar(&c.Policy.LeftoverGrace, "leftover-grace", 2*time.Minute, "`time` for which a snapshot, FIFO, mount or cgroup must have no container before it is removed")
+	fs.DurationVar(&c.Policy.LogRetention, "log-retention", 0, "`time` for which the output of a container is kept after the janitor deleted the container")
+	fs.DurationVar(&c.ScanInterval, "scan-interval", time.Minute, "`interval` between scans of the whole node; changes are examined as they happen")
+	fs.IntVar(&c.Workers, "workers", 8, "`number` of concurrent removals")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty means the Pod's service account")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 50, "requests per second to the API server")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 100, "burst of requests to the API server")
 }
 
 // Validate returns every problem at once, each naming its flag.

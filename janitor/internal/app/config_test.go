@@ -12,7 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// client-go's watch of metadata does not notice at its end that nobody takes its last event any more.
+	// client-go's watch of metadata leaves a goroutine behind if its last event is not received.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop"))
 }
 
@@ -25,12 +25,12 @@ func defaults(t *testing.T, args ...string) *app.Config {
 	return cfg
 }
 
-func TestTheDefaultsAreValid(t *testing.T) {
+func TestDefaultsAreValid(t *testing.T) {
 	cfg := defaults(t)
 	require.NoError(t, cfg.Validate())
 	require.Equal(t, 10*time.Second, cfg.Policy.Grace)
 	require.Equal(t, time.Minute, cfg.ScanInterval)
-	require.NoError(t, defaults(t, "--host-proc=", "--fifo-root=", "--containerd-state=").Validate(), "what need not be looked at")
+	require.NoError(t, defaults(t, "--host-proc=", "--fifo-root=", "--containerd-state=").Validate(), "optional directories")
 }
 
 func TestEveryProblemIsNamed(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// core is what people see of the janitor.
+// core is the janitor as its API needs it.
 type core struct {
-	board   *observe.Board
+	state   *observe.NodeState
 	sweeper *sweep.Sweeper
 }
 
@@ -23,7 +23,7 @@ var _ janitorrpc.Core = core{}
 
 // Findings implements janitorrpc.Core.
 func (c core) Findings(context.Context) ([]janitorrpc.Finding, error) {
-	found, err := c.board.Findings()
+	found, err := c.state.Findings()
 	if err != nil {
 		return nil, err
 	}
@@ -35,18 +35,18 @@ func (c core) Findings(context.Context) ([]janitorrpc.Finding, error) {
 }
 
 // Changed implements janitorrpc.Core.
-func (c core) Changed() <-chan struct{} { return c.board.Changed() }
+func (c core) Changed() <-chan struct{} { return c.state.Changed() }
 
 // Sweep implements janitorrpc.Core.
-func (c core) Sweep(ctx context.Context, o janitorrpc.Order, tell func(janitorrpc.Result) error) error {
-	if !c.board.Ready() {
-		_, err := c.board.Findings()
+func (c core) Sweep(ctx context.Context, o janitorrpc.Order, report func(janitorrpc.Result) error) error {
+	if !c.state.Ready() {
+		_, err := c.state.Findings()
 		return err
 	}
-	if err := c.board.Scan(ctx); err != nil {
+	if err := c.state.Scan(ctx); err != nil {
 		return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the node could not be scanned as a whole")
 	}
-	found, err := c.board.Findings()
+	found, err := c.state.Findings()
 	if err != nil {
 		return err
 	}
@@ -59,14 +59,14 @@ func (c core) Sweep(ctx context.Context, o janitorrpc.Order, tell func(janitorrp
 		}
 		wanted := func(v verdict.Verdict) bool { return o.Selects(f.Key.ID, v) }
 		r := c.sweeper.Sweep(context.WithoutCancel(ctx), f.Key, wanted, o.DryRun)
-		if r.Outcome == sweep.Gone { // by somebody else's doing, since the scan
+		if r.Outcome == sweep.Gone { // removed by another component since the scan
 			continue
 		}
 		if r.Finding.Observation == nil && r.Finding.Remnant == nil {
 			r.Finding = f
 		}
-		if err := tell(result(r)); err != nil {
-			return fmt.Errorf("telling of a sweep: %w", err)
+		if err := report(result(r)); err != nil {
+			return fmt.Errorf("reporting a sweep: %w", err)
 		}
 	}
 	return nil

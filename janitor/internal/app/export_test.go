@@ -2,8 +2,8 @@ package app
 
 import corev1 "k8s.io/api/core/v1"
 
-// Serve is Run against an API server that is given.
+// Serve is Run with a given API server.
 var Serve = run
 
-// HandlePods is what tells of Pods.
+// HandlePods exports handle for Pods.
 var HandlePods = handle[*corev1.Pod]

@@ -18,6 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
@@ -29,7 +30,7 @@ type janitor struct {
 	stop func()
 }
 
-func (w *world) settings(change func(*app.Config)) *app.Config {
+func (w *testEnv) settings(change func(*app.Config)) *app.Config {
 	w.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w.t, err)
@@ -50,7 +51,7 @@ func (w *world) settings(change func(*app.Config)) *app.Config {
 }
 
 // start runs a janitor until it is stopped, or the test ends.
-func (w *world) start(change func(*app.Config)) *janitor {
+func (w *testEnv) start(change func(*app.Config)) *janitor {
 	w.t.Helper()
 	cfg := w.settings(change)
 	log := funcr.New(func(prefix, args string) {
@@ -77,8 +78,8 @@ func (w *world) start(change func(*app.Config)) *janitor {
 	return j
 }
 
-// logged tells whether a janitor has said all of the words in one line.
-func (w *world) logged(words ...string) bool {
+// logged reports whether a janitor has logged all of the words in one record.
+func (w *testEnv) logged(words ...string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.ContainsFunc(w.said, func(line string) bool {
@@ -94,7 +95,7 @@ func (j *janitor) verdicts(t *testing.T) map[string]janitorv1.Reason {
 		var err error
 		resp, err = j.ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 		return err == nil
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 	out := map[string]janitorv1.Reason{}
 	for _, v := range resp.GetVerdicts() {
 		name := v.GetContainerId()

@@ -22,24 +22,25 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// healthy puts on the node what must not be touched, and returns it.
-func (w *world) healthy(agent string) []thing {
+// healthy puts containers on the node that must not be removed, and returns their ids.
+func (w *testEnv) healthy(agent string) []thing {
 	running := claimed("running", agent)
 	w.sandbox(running)
 	stopped := claimed("stopped", agent)
 	w.sandbox(stopped)
 	terminating := claimed("terminating", agent)
 	require.NoError(w.t, w.admin.Delete(w.t.Context(), w.sandbox(terminating)))
-	loose := claimed("loose", agent)
-	loose.Persisted = false
+	unpersisted := claimed("unpersisted", agent)
+	unpersisted.Persisted = false
 	ahead := claimed("ahead", agent)
 	w.sandbox(ahead)
 	ahead.Attempt = 2
-	// An agent that another cluster's kubelet runs here.
+	// An agent of another cluster whose kubelet runs on this node.
 	const foreign = "16fd2706-8baf-433b-82eb-8c7fada847da"
 	theirs := claimed("theirs", foreign)
 	unmanaged := claimed("unmanaged", uuid.NewString()).Labels()
@@ -51,7 +52,7 @@ func (w *world) healthy(agent string) []thing {
 		w.container(running.ContainerID(), running.Labels(), verdict.Running),
 		w.container(stopped.ContainerID(), stopped.Labels(), verdict.Stopped),
 		w.container(terminating.ContainerID(), terminating.Labels(), verdict.Running),
-		w.container(loose.ContainerID(), loose.Labels(), verdict.Running),
+		w.container(unpersisted.ContainerID(), unpersisted.Labels(), verdict.Running),
 		w.container(ahead.ContainerID(), ahead.Labels(), verdict.Created),
 		w.container("the-agent-of-another", map[string]string{"io.kubernetes.pod.uid": foreign, "io.cri-containerd.kind": "sandbox"}, verdict.Running),
 		w.container(theirs.ContainerID(), theirs.Labels(), verdict.Running),
@@ -61,9 +62,9 @@ func (w *world) healthy(agent string) []thing {
 	}
 }
 
-// orphans puts on the node what is nobody's, as the end of an agent's Pod and the loss of Sandboxes leave it. The caller
-// deletes the Pod "gone".
-func (w *world) orphans(alive, gone string) []thing {
+// orphans puts containers on the node that are orphans once the caller deletes the Pod "gone", and as the loss of Sandboxes leaves
+// them.
+func (w *testEnv) orphans(alive, gone string) []thing {
 	absent, replaced, over := claimed("absent", alive), claimed("replaced", alive), claimed("over", alive)
 	w.strip(w.sandbox(absent))
 	w.sandbox(claimed("replaced", alive))
@@ -74,9 +75,9 @@ func (w *world) orphans(alive, gone string) []thing {
 	other := elsewhere
 	other.AgentUID = "another-agent"
 	w.sandbox(other)
-	whole, loose := claimed("whole", gone), claimed("loose-of-gone", gone)
+	whole, unpersisted := claimed("whole", gone), claimed("unpersisted-of-gone", gone)
 	w.sandbox(whole)
-	loose.Persisted = false
+	unpersisted.Persisted = false
 	broken := claimed("broken-of-gone", gone).Labels()
 	delete(broken, fsb.KeySandboxName)
 	slot := fsb.Identity{AgentUID: gone, Pool: "p", State: fsb.StateSlot}
@@ -90,7 +91,7 @@ func (w *world) orphans(alive, gone string) []thing {
 		w.container(over.ContainerID(), over.Labels(), verdict.Stopped),
 		w.container(elsewhere.ContainerID(), elsewhere.Labels(), verdict.Running),
 		w.container(whole.ContainerID(), whole.Labels(), verdict.Running),
-		w.container(loose.ContainerID(), loose.Labels(), verdict.Running),
+		w.container(unpersisted.ContainerID(), unpersisted.Labels(), verdict.Running),
 		w.container(broken[fsb.KeySandboxUID]+"-1", broken, verdict.Running),
 		w.container(slotID(2), slot.Labels(), verdict.Running),
 		w.container(stopped.ContainerID(), stopped.Labels(), verdict.Stopped),
@@ -99,8 +100,8 @@ func (w *world) orphans(alive, gone string) []thing {
 	}
 }
 
-// requireOnly waits until of the containers only these are there, with all that belongs to them, as they were.
-func (w *world) requireOnly(kept, gone []thing) {
+// requireOnly waits until only these containers are left, with everything that belongs to them, unchanged.
+func (w *testEnv) requireOnly(kept, gone []thing) {
 	w.t.Helper()
 	require.Eventually(w.t, func() bool {
 		left := w.left()
@@ -112,7 +113,7 @@ func (w *world) requireOnly(kept, gone []thing) {
 			}
 		}
 		return true
-	}, patience, tick, "%v of %v", w.left(), gone)
+	}, testkit.Timeout, testkit.Tick, "%v of %v", w.left(), gone)
 	left := w.left()
 	for _, k := range kept {
 		require.Equal(w.t, k.pid, w.pid(k.id), "%s never blinked", k.id)
@@ -126,7 +127,7 @@ func (w *world) requireOnly(kept, gone []thing) {
 }
 
 // sweepAway removes what is left at the end of a test.
-func (w *world) sweepAway(things ...[]thing) {
+func (w *testEnv) sweepAway(things ...[]thing) {
 	var g errgroup.Group
 	g.SetLimit(4)
 	for _, x := range slices.Concat(things...) {
@@ -137,12 +138,12 @@ func (w *world) sweepAway(things ...[]thing) {
 	require.NoError(w.t, g.Wait())
 }
 
-func TestOrphansGoAndNothingElse(t *testing.T) {
-	w := newWorld(t)
+func TestOnlyOrphansAreRemoved(t *testing.T) {
+	w := newTestEnv(t)
 	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
 	kept := w.healthy(alive)
 	lost := w.orphans(alive, gone)
-	j := w.start(func(c *app.Config) { c.ScanInterval = time.Minute }) // what changes is seen as it changes
+	j := w.start(func(c *app.Config) { c.ScanInterval = time.Minute }) // changes are observed by events
 	require.Equal(t, janitorv1.Reason_REASON_ASSIGNED, j.verdicts(t)[kept[0].id])
 	w.requireOnly(kept, lost[:4])
 	for _, x := range lost[4:] {
@@ -166,7 +167,7 @@ func TestOrphansGoAndNothingElse(t *testing.T) {
 }
 
 // requireEvents waits for Events on objects.
-func (w *world) requireEvents(want ...string) {
+func (w *testEnv) requireEvents(want ...string) {
 	w.t.Helper()
 	require.Eventually(w.t, func() bool {
 		var list eventsv1.EventList
@@ -183,12 +184,12 @@ func (w *world) requireEvents(want ...string) {
 			}
 		}
 		return true
-	}, patience, tick, "%v", want)
+	}, testkit.Timeout, testkit.Tick, "%v", want)
 }
 
-// TestLeftoversWithoutAContainer are found by their names, and what is not ours, or of a living agent, is not.
-func TestLeftoversWithoutAContainer(t *testing.T) {
-	w := newWorld(t)
+// TestRemnantsWithoutAContainer are found by their names; those of others, and of a living agent, are kept.
+func TestRemnantsWithoutAContainer(t *testing.T) {
+	w := newTestEnv(t)
 	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
 	id := func() string { return uuid.NewString() + "-1" }
 	snapshot, fifo, mount, cgroup, log := id(), id(), id(), id(), id()
@@ -201,12 +202,12 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	require.NoError(t, os.Mkdir(half, 0o700))
 	slot := slotID(7)
 	w.snapshot(slot)
-	// A task whose record somebody has deleted: it runs on, in its cgroup.
+	// A task whose record was deleted: it still runs, in its cgroup.
 	lost := claimed("lost", alive)
 	task := w.container(lost.ContainerID(), lost.Labels(), verdict.Running)
 	require.NoError(t, w.Client.ContainerService().Delete(t.Context(), task.id))
 	require.NoError(t, os.RemoveAll(filepath.Join(w.LogRoot, task.id)))
-	// What stays: a log of an agent that is about to create, other snapshots, FIFOs, mounts and cgroups.
+	// Kept: a log of an agent that is about to create the container, and snapshots, FIFOs, mounts and cgroups of others.
 	pulling := w.log(id(), alive)
 	w.snapshot("another")
 	other := w.fifo("another")
@@ -214,8 +215,8 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	j := w.start(nil)
 	w.deletePod("agent-gone")
 	w.requireOnly(nil, []thing{{id: snapshot}, {id: fifo}, {id: mount}, {id: cgroup}, {id: log}, {id: slot}, task})
-	require.Eventually(t, func() bool { return !lives(task.pid) }, patience, tick)
-	require.Eventually(t, func() bool { _, err := os.Stat(half); return errors.Is(err, os.ErrNotExist) }, patience, tick)
+	require.Eventually(t, func() bool { return !lives(task.pid) }, testkit.Timeout, testkit.Tick)
+	require.Eventually(t, func() bool { _, err := os.Stat(half); return errors.Is(err, os.ErrNotExist) }, testkit.Timeout, testkit.Tick)
 	require.NoDirExists(t, dir)
 	for _, path := range []string{pulling, other, otherMount, otherCgroup} {
 		_, err := os.Stat(path)
@@ -224,7 +225,7 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	_, err := w.Client.SnapshotService(ctrd.DefaultSnapshotter).Stat(t.Context(), "another")
 	require.NoError(t, err)
 	want := map[string]janitorv1.Reason{filepath.Base(pulling) + " REMNANT_KIND_LOG": janitorv1.Reason_REASON_LOG_OF_AGENT}
-	require.Eventually(t, func() bool { return maps.Equal(want, j.verdicts(t)) }, patience, tick, "%v", j.verdicts(t))
+	require.Eventually(t, func() bool { return maps.Equal(want, j.verdicts(t)) }, testkit.Timeout, testkit.Tick, "%v", j.verdicts(t))
 	j.stop()
 	require.NoError(t, w.Client.SnapshotService(ctrd.DefaultSnapshotter).Remove(t.Context(), "another"))
 	unmount(t, otherMount)
@@ -233,27 +234,27 @@ func TestLeftoversWithoutAContainer(t *testing.T) {
 	require.NoError(t, os.RemoveAll(pulling))
 }
 
-// TestAKeptLogGoesWhenItsTimeIsUp, and a dry run removes nothing.
-func TestAKeptLogGoesWhenItsTimeIsUp(t *testing.T) {
-	w := newWorld(t)
+// TestRetainedLogIsRemovedInTime, and a dry run removes nothing.
+func TestRetainedLogIsRemovedInTime(t *testing.T) {
+	w := newTestEnv(t)
 	alive := w.pod("agent-alive")
 	absent := claimed("absent", alive)
 	x := w.container(absent.ContainerID(), absent.Labels(), verdict.Running)
 	j := w.start(func(c *app.Config) { c.Policy.Grace, c.Policy.LogRetention = 3*time.Second, 4*time.Second })
-	require.Eventually(t, func() bool { return j.verdicts(t)[x.id] == janitorv1.Reason_REASON_WITHIN_GRACE }, patience, tick)
+	require.Eventually(t, func() bool { return j.verdicts(t)[x.id] == janitorv1.Reason_REASON_WITHIN_GRACE }, testkit.Timeout, testkit.Tick)
 	for _, r := range j.sweep(t, &janitorv1.SweepRequest{DryRun: true, ContainerIds: []string{x.id}}) {
 		require.Contains(t, []janitorv1.SweepResponse_Outcome{janitorv1.SweepResponse_OUTCOME_KEPT, janitorv1.SweepResponse_OUTCOME_WOULD_DELETE}, r.GetOutcome())
 	}
-	require.Eventually(t, func() bool { return !w.left()["container "+x.id] }, patience, tick)
+	require.Eventually(t, func() bool { return !w.left()["container "+x.id] }, testkit.Timeout, testkit.Tick)
 	require.FileExists(t, filepath.Join(w.LogRoot, x.id, ctrd.OutputFile))
 	require.Eventually(t, func() bool {
 		return j.verdicts(t)[x.id+" REMNANT_KIND_LOG"] == janitorv1.Reason_REASON_LOG_RETAINED
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 	w.requireOnly(nil, []thing{x})
 	require.Equal(t, janitorv1.SweepResponse_OUTCOME_NOT_FOUND, j.sweep(t, &janitorv1.SweepRequest{ContainerIds: []string{x.id}})[0].GetOutcome())
 }
 
-// lives tells whether a process is there and is no zombie that nobody waits for.
+// lives reports whether a process exists and is no zombie.
 func lives(pid uint32) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !bytes.Contains(raw, []byte(") Z "))

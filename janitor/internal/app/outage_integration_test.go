@@ -13,10 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/rest"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// proxy passes connections on until it is cut.
+// proxy forwards connections until it is cut.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -49,7 +50,7 @@ func newProxy(t *testing.T, target string) *proxy {
 	return p
 }
 
-// setCut breaks all connections and takes no more, or takes them again.
+// setCut breaks all connections and accepts none, or accepts them again.
 func (p *proxy) setCut(cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,9 +91,9 @@ func (p *proxy) pass(c net.Conn) {
 	delete(p.conns, up)
 }
 
-// TestNothingGoesWhileTheAPIServerIsAway, and all that is to go does once it is back.
-func TestNothingGoesWhileTheAPIServerIsAway(t *testing.T) {
-	w := newWorld(t)
+// TestNothingIsRemovedDuringAnOutageOfTheAPIServer, and all orphans are removed after it.
+func TestNothingIsRemovedDuringAnOutageOfTheAPIServer(t *testing.T) {
+	w := newTestEnv(t)
 	host, err := url.Parse(w.rest.Host)
 	if err != nil || host.Host == "" {
 		host = &url.URL{Host: w.rest.Host}
@@ -115,8 +116,8 @@ func TestNothingGoesWhileTheAPIServerIsAway(t *testing.T) {
 	require.Never(t, func() bool {
 		left := w.left()
 		return !left["container "+lost[0].id] || !left["container "+lost[1].id]
-	}, 4*time.Second, tick)
-	require.Len(t, j.verdicts(t), 3, "people are told all the same")
+	}, 4*time.Second, testkit.Tick)
+	require.Len(t, j.verdicts(t), 3, "the API for people still answers")
 	p.setCut(false)
 	w.requireOnly([]thing{kept}, lost)
 	j.stop()

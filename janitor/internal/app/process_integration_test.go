@@ -21,10 +21,11 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// killAPI kills the API server as the machine's end would. What it has stored is etcd's.
-func (w *world) killAPI() {
+// killAPI kills the API server. Its data is in etcd.
+func (w *testEnv) killAPI() {
 	w.t.Helper()
 	mine := []byte("--cert-dir=" + w.env.ControlPlane.GetAPIServer().CertDir)
 	processes := func() (pids []int) {
@@ -45,11 +46,11 @@ func (w *world) killAPI() {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 		return len(left) == 0
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 }
 
-// startAPI starts the API server again, where it was and with what it had.
-func (w *world) startAPI() {
+// startAPI starts the API server again, with the same address and data.
+func (w *testEnv) startAPI() {
 	w.t.Helper()
 	require.NoError(w.t, w.env.ControlPlane.GetAPIServer().Start())
 }
@@ -73,7 +74,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// mortal is a janitor, the program that people run: it is killed after a random time, and started anew.
+// mortal is the janitor's program, which is killed after a random time and restarted.
 type mortal struct {
 	t       *testing.T
 	binary  string
@@ -81,23 +82,23 @@ type mortal struct {
 	address string
 	log     *os.File
 	random  *rand.Rand
-	// mean is how long a life is that begins now, kills how many are cut short.
+	// mean is the mean lifetime of a process that starts now, kills the number of processes that were killed.
 	mean  func() time.Duration
 	kills int
 
 	killNow chan chan struct{}
 	stop    chan struct{}
 	wg      sync.WaitGroup
-	// told is called after each kill.
-	told func(n int, lived time.Duration)
+	// killed is called after each kill.
+	killed func(n int, lived time.Duration)
 }
 
-// live has a janitor live and die until stopped; after its last death it lives on.
-func (w *world) live(seed uint64, kills int, mean func() time.Duration, told func(n int, lived time.Duration), flags ...string) *mortal {
+// live runs and kills janitors until stopped; the last one runs on.
+func (w *testEnv) live(seed uint64, kills int, mean func() time.Duration, killed func(n int, lived time.Duration), flags ...string) *mortal {
 	w.t.Helper()
 	l := &mortal{
 		t: w.t, binary: janitorBinary(w.t), random: rand.New(rand.NewPCG(seed, 0)), mean: mean, kills: kills,
-		killNow: make(chan chan struct{}), stop: make(chan struct{}), told: told,
+		killNow: make(chan chan struct{}), stop: make(chan struct{}), killed: killed,
 	}
 	port, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w.t, err)
@@ -147,22 +148,22 @@ func (l *mortal) run() {
 			return
 		}
 		_ = cmd.Process.Kill()
-		_ = <-ended // killed, as it was meant to be
-		l.told(n, time.Since(began))
+		_ = <-ended // killed, as intended
+		l.killed(n, time.Since(began))
 		if asked != nil {
 			close(asked)
 		}
 	}
 }
 
-// kill kills the janitor that lives now; it is dead when this returns.
+// kill kills the present process; it is dead when this returns.
 func (l *mortal) kill() {
 	dead := make(chan struct{})
 	l.killNow <- dead
 	<-dead
 }
 
-// end ends the last life in good order.
+// end ends the last process gracefully.
 func (l *mortal) end() {
 	select {
 	case <-l.stop:
@@ -178,7 +179,7 @@ func (l *mortal) end() {
 	_ = l.log.Close()
 }
 
-// client is one of the janitor that lives now.
+// client returns a client of the present process.
 func (l *mortal) client(t *testing.T) *janitor {
 	t.Helper()
 	conn, err := rpc.Dial("passthrough:///"+l.address, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
@@ -186,7 +187,7 @@ func (l *mortal) client(t *testing.T) *janitor {
 	return &janitor{JanitorServiceClient: janitorv1.NewJanitorServiceClient(conn), stop: func() { require.NoError(t, conn.Close()) }}
 }
 
-// number reads a number that says how large a test is to be.
+// number reads the size of a test from the environment.
 func number(t *testing.T, variable string, otherwise int) int {
 	t.Helper()
 	raw := config.Env(variable)
@@ -198,7 +199,7 @@ func number(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// started is when a process was started, in the kernel's ticks: with its pid, it is that process and no other.
+// started returns when a process was started, in the kernel's ticks: with the pid, it identifies the process.
 func started(pid uint32) string {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -12,19 +12,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// TestExactlyTheOrphansGo is the janitor's proof: real containers, half of them orphans of all kinds and half of them none;
-// the API server is killed and away in the middle; the janitor, the program itself, is killed again and again. In the end
-// exactly the orphans are gone with all that belonged to them, and the others never blinked. Its size:
+// TestExactlyTheOrphansAreRemoved is the janitor's proof: real containers, half of them orphans of all kinds and half of them not;
+// the API server is killed and unavailable in the middle; the janitor's program is killed again and again. In the end exactly the
+// orphans are removed with everything that belonged to them, and the others were not disturbed. Its size:
 //
 //	FSB_JANITOR_CONTAINERS=300 FSB_JANITOR_OUTAGE=60 FSB_JANITOR_KILLS=20   (the last but one in seconds); FSB_JANITOR_SEED
-func TestExactlyTheOrphansGo(t *testing.T) {
+func TestExactlyTheOrphansAreRemoved(t *testing.T) {
 	total, kills := number(t, "FSB_JANITOR_CONTAINERS", 60), number(t, "FSB_JANITOR_KILLS", 5)
 	outage, seed := time.Duration(number(t, "FSB_JANITOR_OUTAGE", 5))*time.Second, number(t, "FSB_JANITOR_SEED", 1)
-	w := newWorld(t)
-	m := w.museum()
+	w := newTestEnv(t)
+	m := w.fixtures()
 	foreign := w.container("the-agent-of-another", map[string]string{"io.kubernetes.pod.uid": foreignAgent}, verdict.Running)
 	began := time.Now()
 	at := func() time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
@@ -38,7 +39,7 @@ func TestExactlyTheOrphansGo(t *testing.T) {
 	first := len(m.remaining())
 	var away atomic.Bool
 	died := make([]int, 2)
-	mean := func() time.Duration { // a third of the deaths fall into the outage, the others are of janitors at work
+	mean := func() time.Duration { // a third of the kills happen during the outage
 		if away.Load() {
 			return 3 * outage / time.Duration(max(kills, 1))
 		}
@@ -54,7 +55,7 @@ func TestExactlyTheOrphansGo(t *testing.T) {
 	m.fall(1)
 	w.killAPI()
 	away.Store(true)
-	m.beWithoutAPI(l, outage)
+	m.runWithoutAPI(l, outage)
 	w.startAPI()
 	away.Store(false)
 	t.Logf("%s: the API server is back after %s; of %d orphans something is left", at(), outage, len(m.remaining()))
@@ -70,7 +71,7 @@ func TestExactlyTheOrphansGo(t *testing.T) {
 		want = append(want, s.id)
 	}
 	slices.Sort(want)
-	require.Equal(t, want, m.records(), "exactly the orphans are gone")
+	require.Equal(t, want, m.records(), "exactly the orphans are removed")
 	for what := range w.left() {
 		require.True(t, slices.ContainsFunc(want, func(id string) bool { return what[len(what)-min(len(id), len(what)):] == id }), "%s is left", what)
 	}
@@ -82,27 +83,26 @@ func TestExactlyTheOrphansGo(t *testing.T) {
 	w.sweepAway(left)
 }
 
-// beWithoutAPI lets time pass. The janitor that has heard of the world is killed; those that live after it know nothing, and
-// delete no container.
-func (m *museum) beWithoutAPI(l *mortal, outage time.Duration) {
+// runWithoutAPI lets time pass. The janitor that has synced is killed; its successors know nothing, and remove no container.
+func (m *fixtures) runWithoutAPI(l *mortal, outage time.Duration) {
 	m.t.Helper()
 	over := time.After(outage)
 	l.kill()
 	before := m.records()
-	require.Eventually(m.t, func() bool { // what it had asked of containerd is done
+	require.Eventually(m.t, func() bool { // its last calls to containerd are done
 		now := m.records()
 		same := slices.Equal(before, now)
 		before = now
 		return same
-	}, patience, 200*time.Millisecond)
+	}, testkit.Timeout, 200*time.Millisecond)
 	<-over
-	require.Equal(m.t, before, m.records(), "containers that went without evidence")
+	require.Equal(m.t, before, m.records(), "containers were removed without evidence")
 }
 
-// eventually waits for a condition that takes a while to look at.
-func (m *museum) eventually(condition func() bool) {
+// eventually waits for a condition that is slow to check.
+func (m *fixtures) eventually(condition func() bool) {
 	m.t.Helper()
-	if !eventually(4*patience, 100*time.Millisecond, condition) {
+	if !eventually(4*testkit.Timeout, 100*time.Millisecond, condition) {
 		m.t.Fatalf("what is left: %v", m.remaining())
 	}
 }
@@ -118,14 +118,13 @@ func eventually(limit, every time.Duration, condition func() bool) bool {
 	return condition()
 }
 
-// requireVerdicts waits until the janitor that lives now says of each that is kept why that is, and of nothing else that it
-// is an orphan.
-func (m *museum) requireVerdicts(l *mortal) {
+// requireVerdicts waits until the present janitor reports the expected reason for each kept container, and no other orphan.
+func (m *fixtures) requireVerdicts(l *mortal) {
 	m.t.Helper()
 	j := l.client(m.t)
 	defer j.stop()
 	wrong := map[string]string{}
-	ok := eventually(patience, 100*time.Millisecond, func() bool {
+	ok := eventually(testkit.Timeout, 100*time.Millisecond, func() bool {
 		got := j.verdicts(m.t)
 		clear(wrong)
 		for _, s := range m.kept {

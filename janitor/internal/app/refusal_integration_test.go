@@ -32,14 +32,15 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// message is a message that nobody reads.
+// message is a message that is forwarded undecoded.
 type message struct{ raw []byte }
 
-// uncoded passes messages on as they are.
+// uncoded forwards messages undecoded.
 type uncoded struct{}
 
 func (uncoded) Name() string { return "proto" }
@@ -53,14 +54,14 @@ func (uncoded) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// gate stands before containerd. While it has a reason, it refuses whatever changes anything.
+// gate is a proxy in front of containerd. While it has a reason, it refuses every change.
 type gate struct {
 	socket string
 	to     *grpc.ClientConn
 	reason atomic.Pointer[string]
 }
 
-func newGate(t *testing.T, w *world) *gate {
+func newGate(t *testing.T, w *testEnv) *gate {
 	t.Helper()
 	to, err := grpc.NewClient("unix:"+w.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(uncoded{}), grpc.MaxCallRecvMsgSize(64<<20)))
@@ -79,7 +80,7 @@ func newGate(t *testing.T, w *world) *gate {
 	return g
 }
 
-// refuse gives it a reason; none for none.
+// refuse sets the reason; empty for none.
 func (g *gate) refuse(reason string) { g.reason.Store(&reason) }
 
 func (g *gate) pass(_ any, in grpc.ServerStream) error {
@@ -117,7 +118,7 @@ func (g *gate) pass(_ any, in grpc.ServerStream) error {
 	}
 }
 
-// counted is the sum of a metric's values for all of its labels.
+// counted returns the sum of a metric over all labels.
 func counted(t *testing.T, address, name string) float64 {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
@@ -141,7 +142,7 @@ func counted(t *testing.T, address, name string) float64 {
 	return sum
 }
 
-// fill has no room left in a directory: it mounts a small file system there, and takes all of it when it is told to.
+// fill mounts a small file system on a directory, and fills it on request.
 func fill(t *testing.T, dir string) (all func()) {
 	t.Helper()
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,nr_inodes=64,mode=0700"))
@@ -157,10 +158,10 @@ func fill(t *testing.T, dir string) (all func()) {
 	}
 }
 
-// TestWhatCannotBeRemovedIsTriedAgain: containerd takes no change, as one whose file systems are read-only or full, and there is
-// no room for a note beside the output. It is said in the log and counted, what runs runs on, and once it can be it is done.
-func TestWhatCannotBeRemovedIsTriedAgain(t *testing.T) {
-	w := newWorld(t)
+// TestFailedRemovalsAreRetried: containerd refuses changes, as with a read-only or full disk, and there is no space for a mark beside
+// the log. It is logged and counted, running processes are not disturbed, and the removal succeeds once it can.
+func TestFailedRemovalsAreRetried(t *testing.T) {
+	w := newTestEnv(t)
 	full := fill(t, w.LogRoot)
 	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
 	healthy, first, second := claimed("healthy", alive), claimed("first", gone), claimed("second", gone)
@@ -187,10 +188,10 @@ func TestWhatCannotBeRemovedIsTriedAgain(t *testing.T) {
 		if i == 0 {
 			w.deletePod("agent-gone")
 		}
-		require.Eventually(t, func() bool { return counted(t, metrics, failures) >= before+4 }, patience, tick, "%s is not counted", reason)
-		require.Eventually(t, func() bool { return w.logged("orphan not removed yet", reason) }, patience, tick)
+		require.Eventually(t, func() bool { return counted(t, metrics, failures) >= before+4 }, testkit.Timeout, testkit.Tick, "%s is not counted", reason)
+		require.Eventually(t, func() bool { return w.logged("orphan not removed yet", reason) }, testkit.Timeout, testkit.Tick)
 		scans := counted(t, metrics, "fastsandbox_janitor_scans_total")
-		require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_scans_total") > scans }, patience, tick, "it goes on to look")
+		require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_scans_total") > scans }, testkit.Timeout, testkit.Tick, "it goes on to look")
 		require.Equal(t, lost[0].pid, w.pid(lost[0].id))
 		require.Equal(t, janitorv1.Reason_REASON_AGENT_POD_GONE, j.verdicts(t)[lost[0].id])
 	}
@@ -198,27 +199,27 @@ func TestWhatCannotBeRemovedIsTriedAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		left := w.left()
 		return !left["container "+lost[0].id] && !left["container "+lost[1].id] && !left["snapshot "+lost[0].id] && !left["snapshot "+lost[1].id]
-	}, patience, tick)
-	require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_deletions_total") >= 2 }, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
+	require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_deletions_total") >= 2 }, testkit.Timeout, testkit.Tick)
 	require.Positive(t, counted(t, metrics, "fastsandbox_janitor_unmarked_logs_total"))
-	require.True(t, w.logged("keeping the output of an orphan", "no space left on device"))
+	require.True(t, w.logged("marking the log of an orphan", "no space left on device"))
 	require.Equal(t, kept.pid, w.pid(kept.id))
 	w.replace(j, written, healthy)
 	j.stop()
 	w.sweepAway([]thing{kept}, lost)
 }
 
-// replace has another Sandbox get a name, which nobody assigns, some time after the first has gone. The container of the first
-// goes for it, however long the grace is.
-func (w *world) replace(j *janitor, written *v1alpha1.Sandbox, id fsb.Identity) {
+// replace creates another, unassigned Sandbox with the name of a removed one after some time. The container of the first is
+// removed for that, however long the grace period is.
+func (w *testEnv) replace(j *janitor, written *v1alpha1.Sandbox, id fsb.Identity) {
 	w.t.Helper()
 	w.strip(written)
-	require.Eventually(w.t, func() bool { return j.verdicts(w.t)[id.ContainerID()] == janitorv1.Reason_REASON_WITHIN_GRACE }, patience, tick)
+	require.Eventually(w.t, func() bool { return j.verdicts(w.t)[id.ContainerID()] == janitorv1.Reason_REASON_WITHIN_GRACE }, testkit.Timeout, testkit.Tick)
 	other := id
 	other.SandboxUID = uuid.NewString()
 	began := time.Now()
 	w.unassigned(other)
-	require.Eventually(w.t, func() bool { return !w.left()["container "+id.ContainerID()] }, patience, tick)
+	require.Eventually(w.t, func() bool { return !w.left()["container "+id.ContainerID()] }, testkit.Timeout, testkit.Tick)
 	w.t.Logf("another Sandbox had the name for %s when the container was gone", time.Since(began).Round(time.Millisecond))
-	require.Eventually(w.t, func() bool { return w.logged("orphan removed", id.ContainerID(), "sandbox-replaced") }, patience, tick)
+	require.Eventually(w.t, func() bool { return w.logged("orphan removed", id.ContainerID(), "sandbox-replaced") }, testkit.Timeout, testkit.Tick)
 }

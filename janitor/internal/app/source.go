@@ -22,33 +22,33 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 )
 
-// kinds is what the janitor uses of the API, so that it asks for no discovery and starts without an API server.
+// kinds maps the kinds that the janitor uses, so that it needs no discovery and starts without an API server.
 func kinds() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
-	// The plural of Sandbox is none that the mapper would guess.
+	// The mapper would guess a wrong plural for Sandbox.
 	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Sandbox"), v1alpha1.GroupVersion.WithResource("sandboxes"),
 		v1alpha1.GroupVersion.WithResource("sandbox"), meta.RESTScopeNamespace)
 	return m
 }
 
-// sandboxMeta is a Sandbox of which only metadata are asked for.
+// sandboxMeta returns a Sandbox of which only the metadata is requested.
 func sandboxMeta() *metav1.PartialObjectMetadata {
 	m := &metav1.PartialObjectMetadata{}
 	m.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Sandbox"))
 	return m
 }
 
-// source tells a Board of the node's Pods, and of the Sandboxes that say that they run there.
+// source feeds the node state with the Pods of the node and the Sandboxes that are assigned to it.
 type source struct {
-	board *observe.Board
+	state *observe.NodeState
 	cache cache.Cache
 }
 
-func newSource(board *observe.Board, c *rest.Config, scheme *runtime.Scheme, httpClient *http.Client, node string) (*source, error) {
+func newSource(state *observe.NodeState, c *rest.Config, scheme *runtime.Scheme, httpClient *http.Client, node string) (*source, error) {
 	sandboxes := labels.SelectorFromSet(labels.Set{v1alpha1.LabelNode: node})
 	if len(validation.IsValidLabelValue(node)) > 0 {
-		sandboxes = labels.Everything() // a node's name may be longer than a label's value; then no Sandbox has the label
+		sandboxes = labels.Everything() // a node's name may be too long for a label value; then no Sandbox has the label
 	}
 	informers, err := cache.New(c, cache.Options{
 		HTTPClient: httpClient, Scheme: scheme, Mapper: kinds(),
@@ -58,12 +58,12 @@ func newSource(board *observe.Board, c *rest.Config, scheme *runtime.Scheme, htt
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("making the informers: %w", err)
+		return nil, fmt.Errorf("creating the informers: %w", err)
 	}
-	return &source{board: board, cache: informers}, nil
+	return &source{state: state, cache: informers}, nil
 }
 
-// stripPod leaves of a Pod what is looked at.
+// stripPod keeps the fields of a Pod that are used.
 func stripPod(in any) (any, error) {
 	if p, ok := in.(*corev1.Pod); ok {
 		return &corev1.Pod{
@@ -74,32 +74,32 @@ func stripPod(in any) (any, error) {
 	return in, nil
 }
 
-// run tells of them until ctx ends. While the API server does not answer, it is asked again and again.
+// run feeds the node state until ctx ends. An API server that does not answer is retried.
 func (s *source) run(ctx context.Context) error {
-	var told []toolscache.InformerSynced
+	var synced []toolscache.InformerSynced
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&corev1.Pod{}: handle(
-			func(p *corev1.Pod) { s.board.SetPod(string(p.UID), observe.Ended(p)) },
-			func(p *corev1.Pod) { s.board.RemovePod(string(p.UID)) }),
+			func(p *corev1.Pod) { s.state.SetPod(string(p.UID), observe.Ended(p)) },
+			func(p *corev1.Pod) { s.state.RemovePod(string(p.UID)) }),
 		sandboxMeta(): handle(
-			func(m *metav1.PartialObjectMetadata) { s.board.SetSandbox(&m.ObjectMeta) },
-			func(m *metav1.PartialObjectMetadata) { s.board.RemoveSandbox(&m.ObjectMeta) }),
+			func(m *metav1.PartialObjectMetadata) { s.state.SetSandbox(&m.ObjectMeta) },
+			func(m *metav1.PartialObjectMetadata) { s.state.RemoveSandbox(&m.ObjectMeta) }),
 	} {
 		informer, err := s.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
 		if err != nil {
-			return fmt.Errorf("making an informer: %w", err)
+			return fmt.Errorf("creating an informer: %w", err)
 		}
 		registration, err := informer.AddEventHandler(handler)
 		if err != nil {
 			return fmt.Errorf("adding a handler to an informer: %w", err)
 		}
-		told = append(told, registration.HasSynced)
+		synced = append(synced, registration.HasSynced)
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if toolscache.WaitForCacheSync(ctx.Done(), told...) {
-			s.board.SetSynced()
+		if toolscache.WaitForCacheSync(ctx.Done(), synced...) {
+			s.state.SetSynced()
 			logr.FromContextOrDiscard(ctx).Info("synced with the API server")
 		}
 	}()
@@ -108,8 +108,8 @@ func (s *source) run(ctx context.Context) error {
 	return err
 }
 
-// handle makes an event handler of what to do with an object that is there, and with one that is gone. An object that was
-// made anew under its name, between two events, is gone as well.
+// handle returns an event handler with functions for existing and for removed objects. An object that was recreated under its name
+// between two events counts as removed too.
 func handle[T client.Object](seen, gone func(T)) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { seen(obj.(T)) },

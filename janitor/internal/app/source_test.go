@@ -12,12 +12,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
 )
 
-// TestAPodThatIsMadeAnewUnderItsName is another: of two events, the one between them was missed, and the old uid is gone.
-func TestAPodThatIsMadeAnewUnderItsName(t *testing.T) {
-	var told []string
+// TestRecreatedPod: a Pod was deleted and created again under its name between two events. The old uid is gone.
+func TestRecreatedPod(t *testing.T) {
+	var reported []string
 	h := app.HandlePods(
-		func(p *corev1.Pod) { told = append(told, "seen "+string(p.UID)) },
-		func(p *corev1.Pod) { told = append(told, "gone "+string(p.UID)) })
+		func(p *corev1.Pod) { reported = append(reported, "seen "+string(p.UID)) },
+		func(p *corev1.Pod) { reported = append(reported, "gone "+string(p.UID)) })
 	pod := func(uid string) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "agent", UID: types.UID(uid)}}
 	}
@@ -26,5 +26,5 @@ func TestAPodThatIsMadeAnewUnderItsName(t *testing.T) {
 	h.OnUpdate(pod("a"), pod("b"))
 	h.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "ns/agent", Obj: pod("b")})
 	h.OnDelete(pod("c"))
-	require.Equal(t, []string{"seen a", "seen a", "gone a", "seen b", "gone b", "gone c"}, told)
+	require.Equal(t, []string{"seen a", "seen a", "gone a", "seen b", "gone b", "gone c"}, reported)
 }

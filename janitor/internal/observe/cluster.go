@@ -9,8 +9,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// resourceOf reads a Sandbox; status is nil where there are only metadata. A phase of Expired, and the number of an attempt
-// that is over, are of use only where no assignment is, and a Sandbox without one is not in the cache: it has no node's label.
+// resourceOf reads a Sandbox; status is nil if only metadata is known. The phase Expired and the number of the last attempt matter
+// only without an assignment, and a Sandbox without one is not in the cache: it lacks the node's label.
 func resourceOf(meta *metav1.ObjectMeta, status *v1alpha1.SandboxStatus) resource {
 	s := v1alpha1.Sandbox{ObjectMeta: *meta}
 	r := resource{uid: string(meta.UID), Resource: verdict.Resource{State: verdict.ResourcePresent, UID: s.EffectiveUID()}}
@@ -32,107 +32,99 @@ func resourceOf(meta *metav1.ObjectMeta, status *v1alpha1.SandboxStatus) resourc
 	return r
 }
 
-// SetPod takes in a Pod of this node that the API server has; ended tells that it has ended for good, as one that was evicted.
-func (b *Board) SetPod(uid string, ended bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	_, knew := b.known[uid]
-	was := b.pods[uid]
-	b.known[uid] = b.clock.Now()
-	if ended {
-		delete(b.pods, uid)
-	} else {
-		b.pods[uid] = true
-	}
-	if was == ended || !knew {
-		b.judgeAgent(uid)
+// SetPod records a Pod of this node that the API server has. ended reports whether it has ended for good, as an evicted one has.
+func (s *NodeState) SetPod(uid string, ended bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.agents.set(uid, ended, s.clock.Now()) {
+		s.judgeAgent(uid)
 	}
 }
 
-// RemovePod takes in that a Pod is no more.
-func (b *Board) RemovePod(uid string) { b.SetPod(uid, true) }
+// RemovePod records that a Pod was deleted.
+func (s *NodeState) RemovePod(uid string) { s.SetPod(uid, true) }
 
-// judgeAgent judges all that names an agent. mu is held.
-func (b *Board) judgeAgent(uid string) {
-	now := b.clock.Now()
-	for _, e := range b.byAgent[uid] {
-		b.judge(e, now)
+// judgeAgent judges everything that names an agent. mu is held.
+func (s *NodeState) judgeAgent(uid string) {
+	now := s.clock.Now()
+	for _, e := range s.inventory.byAgent[uid] {
+		s.judge(e, now)
 	}
-	for _, r := range b.remnants {
+	for _, r := range s.inventory.remnants {
 		if r.ownedBy(uid) {
-			b.judgeRemnant(r, now)
+			s.judgeRemnant(r, now)
 		}
 	}
 }
 
-// SetSandbox takes in a Sandbox that says that it runs on this node.
-func (b *Board) SetSandbox(meta *metav1.ObjectMeta) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// SetSandbox records a Sandbox that is assigned to this node.
+func (s *NodeState) SetSandbox(meta *metav1.ObjectMeta) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	n := name{meta.Namespace, meta.Name}
-	b.resources[n] = resourceOf(meta, nil)
-	b.judgeName(n)
+	s.resources[n] = resourceOf(meta, nil)
+	s.judgeName(n)
 }
 
-// RemoveSandbox takes in that a Sandbox is no more, or says no more that it runs on this node. Which of the two, and whether
-// another has its name by now, the API server itself is asked at once for each container of its name: what runs elsewhere, or
-// is another's, is not waited for.
-func (b *Board) RemoveSandbox(meta *metav1.ObjectMeta) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// RemoveSandbox records that a Sandbox was deleted, or is no longer assigned to this node. The API server is asked at once which of
+// the two it is, and whether another Sandbox has taken the name: containers of a sandbox that runs elsewhere, or whose name is
+// taken, need no grace period.
+func (s *NodeState) RemoveSandbox(meta *metav1.ObjectMeta) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	n := name{meta.Namespace, meta.Name}
-	delete(b.resources, n)
-	for _, e := range b.byName[n] {
-		e.live, e.liveUntil = resource{}, time.Time{} // that was before
+	delete(s.resources, n)
+	for _, e := range s.inventory.byName[n] {
+		e.live, e.liveUntil = resource{}, time.Time{} // outdated
 	}
-	b.judgeName(n)
-	now := b.clock.Now()
-	for _, e := range b.byName[n] {
+	s.judgeName(n)
+	now := s.clock.Now()
+	for _, e := range s.inventory.byName[n] {
 		e.asking, e.askAfter = false, now
-		b.wonder(e, now)
+		s.recheckLive(e, now)
 	}
 }
 
 // judgeName judges all containers of one name. mu is held.
-func (b *Board) judgeName(n name) {
-	now := b.clock.Now()
-	for _, e := range b.byName[n] {
-		b.judge(e, now)
+func (s *NodeState) judgeName(n name) {
+	now := s.clock.Now()
+	for _, e := range s.inventory.byName[n] {
+		s.judge(e, now)
 	}
 }
 
-// SetSynced takes in that all Pods and Sandboxes that the API server holds were told of.
-func (b *Board) SetSynced() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.synced = true
-	b.judgeAll() // nobody was told of what was found before
-	b.notify()
+// SetSynced records that all Pods and Sandboxes of the API server were received.
+func (s *NodeState) SetSynced() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced = true
+	s.judgeAll() // verdicts before that were not reported
+	s.notify()
 }
 
-// judgeAll judges everything, and tells again of what was told of before. mu is held.
-func (b *Board) judgeAll() {
-	now := b.clock.Now()
-	for _, e := range b.containers {
-		b.judge(e, now)
-		b.remind(&e.last)
+// judgeAll judges everything, and reports orphans again. mu is held.
+func (s *NodeState) judgeAll() {
+	now := s.clock.Now()
+	for _, e := range s.inventory.containers {
+		s.judge(e, now)
+		s.remind(&e.last)
 	}
-	for _, r := range b.remnants {
-		b.judgeRemnant(r, now)
-		b.remind(&r.last)
+	for _, r := range s.inventory.remnants {
+		s.judgeRemnant(r, now)
+		s.remind(&r.last)
 	}
 }
 
-// remind tells again of an orphan, and of what only the API server itself can settle. mu is held.
-func (b *Board) remind(f *Finding) {
+// remind reports an orphan again, and what only the API server's own answer can decide. mu is held.
+func (s *NodeState) remind(f *Finding) {
 	if f.Verdict.Action == verdict.Delete || f.Verdict.Reason == verdict.CreateInFlight {
-		b.orphan(f.Key)
+		s.orphan(f.Key)
 	}
 }
 
-// orphan tells who sweeps of a thing, once there is something by which it can be confirmed. mu is held.
-func (b *Board) orphan(key Key) {
-	if b.unready() == nil {
-		b.config.Orphan(key)
+// orphan reports an orphan once it can be confirmed. mu is held.
+func (s *NodeState) orphan(key Key) {
+	if s.unready() == nil {
+		s.config.Orphan(key)
 	}
 }

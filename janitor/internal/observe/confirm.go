@@ -8,110 +8,110 @@ import (
 	"github.com/containerd/errdefs"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Confirm judges a thing anew by what containerd and the API server themselves say, in this order: who a container is must be
-// known before the API server is asked for its Sandbox, so that a label which says that the Sandbox was written is older than
-// the answer that it is not there. The error is errdefs.ErrNotFound for what is no more (it is forgotten), and any other one
-// says that there is no evidence. It blocks for two questions to containerd and two to the API server at most.
-func (b *Board) Confirm(ctx context.Context, key Key) (Finding, error) {
-	b.mu.Lock()
-	err := b.unready()
-	b.mu.Unlock()
+// Confirm judges a thing by the live answers of containerd and of the API server, in this order: containerd's label that the
+// Sandbox was written must be older than the API server's answer that it does not exist. The error is errdefs.ErrNotFound if the
+// thing no longer exists, which is recorded; any other error means that there is no evidence. It makes at most two requests to
+// containerd and two to the API server.
+func (s *NodeState) Confirm(ctx context.Context, key Key) (Finding, error) {
+	s.mu.Lock()
+	err := s.unready()
+	s.mu.Unlock()
 	if err != nil {
 		return Finding{}, err
 	}
 	if key.Remnant {
-		return b.confirmRemnant(ctx, key)
+		return s.confirmRemnant(ctx, key)
 	}
-	asked := b.clock.Now()
-	c, err := b.config.Node.Get(ctx, key.ID)
+	asked := s.clock.Now()
+	c, err := s.config.Node.Get(ctx, key.ID)
 	if err == nil && !c.Managed {
-		err = fmt.Errorf("container %s is not ours: %w", key.ID, errdefs.ErrNotFound)
+		err = fmt.Errorf("container %s is not managed: %w", key.ID, errdefs.ErrNotFound)
 	}
 	if errdefs.IsNotFound(err) {
-		b.Gone(key)
+		s.Gone(key)
 	}
 	if err != nil {
 		return Finding{}, err
 	}
-	agent, err := b.liveAgent(ctx, c.Identity.AgentUID)
+	agent, err := s.liveAgent(ctx, c.Identity.AgentUID)
 	if err != nil {
 		return Finding{}, err
 	}
 	var live *resource
 	if agent == verdict.AgentAlive && ofSandbox(c) && c.Identity.Persisted {
-		if live, err = b.liveResource(ctx, c); err != nil {
+		if live, err = s.liveResource(ctx, c); err != nil {
 			return Finding{}, err
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := b.clock.Now()
-	e := b.put(c, asked)
-	r := b.resource(e, now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	e := s.put(c, asked)
+	r := s.resource(e, now)
 	if live != nil {
 		r = *live
 		if live.State != verdict.ResourceAbsent {
-			e.live, e.liveUntil = *live, now.Add(b.config.ScanInterval)
+			e.live, e.liveUntil = *live, now.Add(s.config.ScanInterval)
 		}
 	}
 	if e.last.Traceparent, err = traceparent(c); err != nil {
-		b.config.Log.Info("record of a container cannot be read", "container", c.ID, "err", err.Error())
+		s.config.Log.Info("record of a container is unreadable", obs.KeyContainer, c.ID, obs.KeyError, err.Error())
 	}
-	b.conclude(e, agent, r, now)
+	s.conclude(e, agent, r, now)
 	return e.last, nil
 }
 
-// Gone forgets a thing that is no more.
-func (b *Board) Gone(key Key) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// Gone records that a thing was removed.
+func (s *NodeState) Gone(key Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !key.Remnant {
-		b.drop(key.ID)
-	} else if b.remnants[key] != nil {
-		delete(b.remnants, key)
-		b.notify()
+		s.drop(key.ID)
+	} else if s.inventory.dropRemnant(key) {
+		s.notify()
 	}
 }
 
-// liveAgent asks the API server itself for an agent's Pod, and the node where that never had one.
-func (b *Board) liveAgent(ctx context.Context, uid string) (verdict.Agent, error) {
+// liveAgent asks the API server about an agent's Pod, and containerd if the API server never had it.
+func (s *NodeState) liveAgent(ctx context.Context, uid string) (verdict.Agent, error) {
 	if uid == "" {
 		return verdict.AgentUnknown, nil
 	}
-	pods, err := b.config.API.Pods(ctx)
+	pods, err := s.config.API.Pods(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("asking for the Pods of this node: %w", err)
+		return 0, fmt.Errorf("listing the Pods of this node: %w", err)
 	}
 	if pods[uid] {
 		return verdict.AgentAlive, nil
 	}
-	running, err := b.config.Node.Runs(ctx, uid)
+	running, err := s.config.Node.Runs(ctx, uid)
 	if err != nil {
-		return 0, fmt.Errorf("asking for the containers of Pod %s: %w", uid, err)
+		return 0, fmt.Errorf("listing the containers of Pod %s: %w", uid, err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.absentAgent(uid, running, b.clock.Now()), nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agents.absent(uid, running, s.clock.Now()), nil
 }
 
-// liveResource asks the API server itself for a container's Sandbox.
-func (b *Board) liveResource(ctx context.Context, c Container) (*resource, error) {
-	s, err := b.config.API.Sandbox(ctx, c.Identity.Namespace, c.Identity.Name)
+// liveResource asks the API server for a container's Sandbox.
+func (s *NodeState) liveResource(ctx context.Context, c Container) (*resource, error) {
+	sandbox, err := s.config.API.Sandbox(ctx, c.Identity.Namespace, c.Identity.Name)
 	if err != nil {
-		return nil, fmt.Errorf("asking for Sandbox %s/%s: %w", c.Identity.Namespace, c.Identity.Name, err)
+		return nil, fmt.Errorf("getting Sandbox %s/%s: %w", c.Identity.Namespace, c.Identity.Name, err)
 	}
-	if s == nil {
+	if sandbox == nil {
 		return &resource{Resource: verdict.Resource{State: verdict.ResourceAbsent}}, nil
 	}
-	r := resourceOf(&s.ObjectMeta, &s.Status)
+	r := resourceOf(&sandbox.ObjectMeta, &sandbox.Status)
 	return &r, nil
 }
 
-// traceparent is that of the call that created a container; empty for one without a record. A record that cannot be read is
-// evidence of nothing: it only says nothing of the call.
+// traceparent returns the trace context of the call that created a container; empty for a container without a record. A record that
+// cannot be read is no evidence for anything else.
 func traceparent(c Container) (string, error) {
 	if c.Record == nil {
 		return "", nil
@@ -123,35 +123,19 @@ func traceparent(c Container) (string, error) {
 	return record.GetTraceparent(), nil
 }
 
-// remnant is something that is left of a container without a record.
-type remnant struct {
-	last  Finding
-	since time.Time
+// judgeRemnant judges a remnant by the cached state. mu is held.
+func (s *NodeState) judgeRemnant(r *remnant, now time.Time) {
+	s.concludeRemnant(r, func(uid string) verdict.Agent { return s.agent(uid, now) }, now)
 }
 
-// ownedBy tells whether an agent owns it.
-func (r *remnant) ownedBy(agentUID string) bool {
-	for _, p := range r.last.Pieces {
-		if p.Owner != "" && p.Owner == agentUID {
-			return true
-		}
-	}
-	return false
-}
-
-// judgeRemnant judges a remnant by what is known. mu is held.
-func (b *Board) judgeRemnant(r *remnant, now time.Time) {
-	b.concludeRemnant(r, func(uid string) verdict.Agent { return b.agent(uid, now) }, now)
-}
-
-// concludeRemnant judges the pieces of a remnant; the most careful verdict is that of all. mu is held.
-func (b *Board) concludeRemnant(r *remnant, agent func(uid string) verdict.Agent, now time.Time) {
+// concludeRemnant judges the pieces of a remnant; the most careful verdict wins. mu is held.
+func (s *NodeState) concludeRemnant(r *remnant, agent func(uid string) verdict.Agent, now time.Time) {
 	f := r.last
 	f.Time, f.Remnant = now, nil
 	for _, p := range r.last.Pieces {
 		o := &verdict.Remnant{ContainerID: f.Key.ID, Kind: f.Key.Kind, Since: now.Sub(r.since)}
 		if o.Kind == verdict.Log {
-			// A log without an owner is one whose removal was cut short.
+			// A log directory without an owner file is one whose removal was interrupted.
 			o.Deleted = !p.Deleted.IsZero() || p.Owner == ""
 			if o.DeletedAge = now.Sub(p.Written); !p.Deleted.IsZero() {
 				o.DeletedAge = now.Sub(p.Deleted)
@@ -160,46 +144,46 @@ func (b *Board) concludeRemnant(r *remnant, agent func(uid string) verdict.Agent
 				o.Agent = agent(p.Owner)
 			}
 		}
-		if v := verdict.DecideRemnant(*o, b.config.Policy); f.Remnant == nil || v.Action < f.Verdict.Action {
+		if v := verdict.DecideRemnant(*o, s.config.Policy); f.Remnant == nil || v.Action < f.Verdict.Action {
 			f.Remnant, f.Verdict = o, v
 		}
 	}
-	b.mark(&f, r.last.Verdict, r.last.Remnant == nil, now)
+	s.mark(&f, r.last.Verdict, r.last.Remnant == nil, now)
 	r.last = f
 }
 
-// confirmRemnant makes sure that there is no container, and that the agents of logs are gone.
-func (b *Board) confirmRemnant(ctx context.Context, key Key) (Finding, error) {
-	_, err := b.config.Node.Get(ctx, key.ID)
+// confirmRemnant checks that the container does not exist, and that the agents of logs are gone.
+func (s *NodeState) confirmRemnant(ctx context.Context, key Key) (Finding, error) {
+	_, err := s.config.Node.Get(ctx, key.ID)
 	if err == nil {
-		b.Gone(key)
-		return Finding{}, fmt.Errorf("what is left of container %s, which is there: %w", key.ID, errdefs.ErrNotFound)
+		s.Gone(key)
+		return Finding{}, fmt.Errorf("remnant of container %s, which exists: %w", key.ID, errdefs.ErrNotFound)
 	}
 	if !errdefs.IsNotFound(err) {
 		return Finding{}, err
 	}
-	b.mu.Lock()
-	r := b.remnants[key]
-	b.mu.Unlock()
+	s.mu.Lock()
+	r := s.inventory.remnants[key]
+	s.mu.Unlock()
 	if r == nil {
-		return Finding{}, fmt.Errorf("what is left of container %s: %w", key.ID, errdefs.ErrNotFound)
+		return Finding{}, fmt.Errorf("remnant of container %s: %w", key.ID, errdefs.ErrNotFound)
 	}
 	agents := map[string]verdict.Agent{}
 	if key.Kind == verdict.Log {
-		b.mu.Lock()
+		s.mu.Lock()
 		pieces := r.last.Pieces
-		b.mu.Unlock()
+		s.mu.Unlock()
 		for _, p := range pieces {
 			if p.Owner == "" || !p.Deleted.IsZero() {
 				continue
 			}
-			if agents[p.Owner], err = b.liveAgent(ctx, p.Owner); err != nil {
+			if agents[p.Owner], err = s.liveAgent(ctx, p.Owner); err != nil {
 				return Finding{}, err
 			}
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.concludeRemnant(r, func(uid string) verdict.Agent { return agents[uid] }, b.clock.Now())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.concludeRemnant(r, func(uid string) verdict.Agent { return agents[uid] }, s.clock.Now())
 	return r.last, nil
 }

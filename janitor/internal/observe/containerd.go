@@ -19,18 +19,18 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// podUIDLabel is what containerd's CRI plugin notes of a container's Pod.
+// podUIDLabel is the label of containerd's CRI plugin for the uid of a container's Pod.
 const podUIDLabel = "io.kubernetes.pod.uid"
 
-// Containerd is a Node.
+// Containerd implements Node.
 type Containerd struct {
-	// Remover has the client, and knows where everything is.
+	// Remover has containerd's client, and the host's directories.
 	Remover *ctrd.Remover
 }
 
 var _ Node = (*Containerd)(nil)
 
-// List asks for all containers that matter in one call, and for all tasks in another.
+// List implements Node. It makes one call for all relevant containers and one for all tasks.
 func (n *Containerd) List(ctx context.Context) (Listing, error) {
 	client := n.Remover.Client
 	found, err := client.ContainerService().List(ctx, managedFilter(), fmt.Sprintf("labels.%q", podUIDLabel))
@@ -67,7 +67,7 @@ func (n *Containerd) states(ctx context.Context) (map[string]verdict.Container, 
 	return out, nil
 }
 
-// stateOf reads a status. What cannot be told counts as running.
+// stateOf converts a status. An unknown one counts as running.
 func stateOf(s task.Status) verdict.Container {
 	switch s {
 	case task.Status_CREATED:
@@ -78,20 +78,20 @@ func stateOf(s task.Status) verdict.Container {
 	return verdict.Running
 }
 
-// Get asks for one container and its task.
+// Get implements Node.
 func (n *Containerd) Get(ctx context.Context, id string) (Container, error) {
 	c, err := n.Remover.Client.ContainerService().Get(ctx, id)
 	if err != nil {
-		return Container{}, fmt.Errorf("asking for container %s: %w", id, err)
+		return Container{}, fmt.Errorf("getting container %s: %w", id, err)
 	}
 	resp, err := n.Remover.Client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
-		return Container{}, fmt.Errorf("asking for the task of container %s: %w", id, err)
+		return Container{}, fmt.Errorf("getting the task of container %s: %w", id, err)
 	}
 	return read(c, stateOf(resp.GetProcess().GetStatus()), err == nil), nil
 }
 
-// Runs asks for the containers of a Pod and their tasks.
+// Runs implements Node.
 func (n *Containerd) Runs(ctx context.Context, podUID string) (bool, error) {
 	found, err := n.Remover.Client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", podUIDLabel, podUID))
 	if err != nil || len(found) == 0 {
@@ -109,12 +109,12 @@ func (n *Containerd) Runs(ctx context.Context, podUID string) (bool, error) {
 	return false, nil
 }
 
-// Survey finds what is named after containers of ours that are not known.
+// Survey implements Node.
 func (n *Containerd) Survey(ctx context.Context, known map[string]bool) ([]ctrd.Piece, error) {
 	return n.Remover.SurveyBut(ctx, known)
 }
 
-// read reads a container's record.
+// read converts a container's record.
 func read(c containers.Container, state verdict.Container, hasTask bool) Container {
 	out := Container{ID: c.ID, Managed: c.Labels[identity.KeyManaged] == "true", State: state, CreatedAt: c.CreatedAt}
 	if !hasTask {
@@ -136,7 +136,7 @@ func read(c containers.Container, state verdict.Container, hasTask bool) Contain
 	return out
 }
 
-// Events follows the events of containers and of their tasks.
+// Events implements Node. It follows the events of containers and of their tasks.
 func (n *Containerd) Events(ctx context.Context, ready func(), changed func(id string)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -162,8 +162,8 @@ func (n *Containerd) Events(ctx context.Context, ready func(), changed func(id s
 	}
 }
 
-// containerOf is the container that an event tells of; "" for an event that tells of none, or of one of its processes that is
-// not its first.
+// containerOf returns the container that an event is about; "" if it is about none, or about a process other than the container's
+// first.
 func containerOf(raw typeurl.Any) string {
 	event, err := typeurl.UnmarshalAny(raw)
 	if err != nil {

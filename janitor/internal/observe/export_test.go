@@ -1,6 +1,6 @@
 package observe
 
-// What the unit tests look at.
+// Exported for tests.
 var (
 	Read        = read
 	ContainerOf = containerOf

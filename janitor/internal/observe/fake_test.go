@@ -33,13 +33,11 @@ const (
 	grace    = 10 * time.Second
 	leftover = time.Minute
 	interval = time.Minute
-	patience = 20 * time.Second
-	tick     = 2 * time.Millisecond
 )
 
-// world is a node and an API server that do as they are told, and write down what they were asked.
-type world struct {
-	*observe.Board
+// testEnv is a scripted node and a scripted API server, which record what they are asked.
+type testEnv struct {
+	*observe.NodeState
 
 	clock    *clocktesting.FakeClock
 	registry *prometheus.Registry
@@ -55,13 +53,13 @@ type world struct {
 	orphans    []observe.Key
 	changed    func(id string)
 	broken     chan struct{}
-	surveyed   func() // at the end of each survey
+	surveyed   func() // called at the end of each survey
 	said       []string
 }
 
-func newWorld(t *testing.T) *world {
+func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
-	w := &world{
+	w := &testEnv{
 		clock: clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)), containers: map[string]observe.Container{},
 		running: map[string]bool{}, pods: map[string]bool{}, sandboxes: map[string]*v1alpha1.Sandbox{}, fail: map[string]error{},
 		broken: make(chan struct{}),
@@ -69,7 +67,7 @@ func newWorld(t *testing.T) *world {
 	w.registry = prometheus.NewRegistry()
 	metrics, err := observe.NewMetrics(w.registry)
 	require.NoError(t, err)
-	w.Board = observe.New(observe.Config{
+	w.NodeState = observe.New(observe.Config{
 		Node: w, API: w, Policy: verdict.Policy{Grace: grace, LeftoverGrace: leftover}, ScanInterval: interval, Metrics: metrics,
 		Orphan: func(k observe.Key) {
 			w.mu.Lock()
@@ -85,33 +83,33 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// end ends a board that was not run.
-func (w *world) end(t *testing.T) {
+// end ends a state that was not run.
+func (w *testEnv) end(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, w.Run(ctx))
 }
 
-// synced is a world in which all was seen.
-func synced(t *testing.T) *world {
+// synced returns a testEnv in which everything was listed.
+func synced(t *testing.T) *testEnv {
 	t.Helper()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	t.Cleanup(func() { w.end(t) })
 	w.SetSynced()
 	require.NoError(t, w.Scan(t.Context()))
 	return w
 }
 
-func (w *world) ask(what string) error {
+func (w *testEnv) ask(what string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.asked = append(w.asked, what)
 	return w.fail[what]
 }
 
-// asking returns what was asked of the API server and clears the record.
-func (w *world) asking(prefixes ...string) []string {
+// asking returns the recorded requests of some kinds, and clears the record.
+func (w *testEnv) asking(prefixes ...string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := slices.DeleteFunc(slices.Clone(w.asked), func(s string) bool { return !slices.Contains(prefixes, s) })
@@ -119,7 +117,7 @@ func (w *world) asking(prefixes ...string) []string {
 	return out
 }
 
-func (w *world) List(context.Context) (observe.Listing, error) {
+func (w *testEnv) List(context.Context) (observe.Listing, error) {
 	err := w.ask("list")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,7 +131,7 @@ func (w *world) List(context.Context) (observe.Listing, error) {
 	return l, err
 }
 
-func (w *world) Get(_ context.Context, id string) (observe.Container, error) {
+func (w *testEnv) Get(_ context.Context, id string) (observe.Container, error) {
 	err := w.ask("get")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -144,14 +142,14 @@ func (w *world) Get(_ context.Context, id string) (observe.Container, error) {
 	return c, err
 }
 
-func (w *world) Runs(_ context.Context, uid string) (bool, error) {
+func (w *testEnv) Runs(_ context.Context, uid string) (bool, error) {
 	err := w.ask("runs")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.running[uid], err
 }
 
-func (w *world) Survey(_ context.Context, known map[string]bool) ([]ctrd.Piece, error) {
+func (w *testEnv) Survey(_ context.Context, known map[string]bool) ([]ctrd.Piece, error) {
 	err := w.ask("survey")
 	w.mu.Lock()
 	pieces := slices.DeleteFunc(slices.Clone(w.pieces), func(p ctrd.Piece) bool { return known[p.ID] })
@@ -163,7 +161,7 @@ func (w *world) Survey(_ context.Context, known map[string]bool) ([]ctrd.Piece, 
 	return pieces, err
 }
 
-func (w *world) Events(ctx context.Context, ready func(), changed func(string)) error {
+func (w *testEnv) Events(ctx context.Context, ready func(), changed func(string)) error {
 	w.mu.Lock()
 	w.changed = changed
 	broken := w.broken
@@ -177,7 +175,7 @@ func (w *world) Events(ctx context.Context, ready func(), changed func(string)) 
 	}
 }
 
-func (w *world) Pods(context.Context) (map[string]bool, error) {
+func (w *testEnv) Pods(context.Context) (map[string]bool, error) {
 	err := w.ask("pods")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,22 +186,22 @@ func (w *world) Pods(context.Context) (map[string]bool, error) {
 	return out, err
 }
 
-func (w *world) Sandbox(_ context.Context, namespace, name string) (*v1alpha1.Sandbox, error) {
+func (w *testEnv) Sandbox(_ context.Context, namespace, name string) (*v1alpha1.Sandbox, error) {
 	err := w.ask("sandbox")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.sandboxes[namespace+"/"+name], err
 }
 
-// change changes the world; nobody is told.
-func (w *world) change(f func(w *world)) {
+// change changes the scripts without notifying the state.
+func (w *testEnv) change(f func(w *testEnv)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f(w)
 }
 
-// logged is how many lines of the log have all of the words.
-func (w *world) logged(words ...string) int {
+// logged returns the number of log records with all of the words.
+func (w *testEnv) logged(words ...string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := 0
@@ -215,8 +213,8 @@ func (w *world) logged(words ...string) int {
 	return n
 }
 
-// gauge is a metric's value, given the values of its labels in the order of their names.
-func (w *world) gauge(t *testing.T, name string, labels ...string) float64 {
+// gauge returns a metric's value for the given label values, in the order of the label names.
+func (w *testEnv) gauge(t *testing.T, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := w.registry.Gather()
 	require.NoError(t, err)
@@ -235,8 +233,8 @@ func (w *world) gauge(t *testing.T, name string, labels ...string) float64 {
 	return 0
 }
 
-// told returns the orphans that were told of, and clears the record.
-func (w *world) told() []observe.Key {
+// reported returns the orphans that were reported, and clears the record.
+func (w *testEnv) reported() []observe.Key {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := w.orphans
@@ -250,8 +248,8 @@ const (
 	agentA = "agent-a"
 )
 
-// one is a running container of an acknowledged, written sandbox that was made an hour ago.
-func one(w *world, change ...func(*observe.Container)) observe.Container {
+// one returns a running container of a persisted sandbox that was created an hour ago.
+func one(w *testEnv, change ...func(*observe.Container)) observe.Container {
 	c := observe.Container{
 		ID: idOne, Managed: true, CreatedAt: w.clock.Now().Add(-time.Hour),
 		Identity: identity.Identity{
@@ -264,7 +262,7 @@ func one(w *world, change ...func(*observe.Container)) observe.Container {
 	return c
 }
 
-// sandbox is a Sandbox that assigns an attempt to an agent; no agent assigns nothing.
+// sandbox returns a Sandbox that assigns an attempt to an agent; without an agent it is not assigned.
 func sandbox(uid, agentUID string, attempt int64) *v1alpha1.Sandbox {
 	s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "one", UID: types.UID("meta-" + uid), Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: uid},
@@ -276,33 +274,33 @@ func sandbox(uid, agentUID string, attempt int64) *v1alpha1.Sandbox {
 	return s
 }
 
-// alive has an agent live, for the cache and for the API server.
-func (w *world) alive(uid string) {
-	w.change(func(w *world) { w.pods[uid] = true })
+// alive adds an agent's Pod, to the cache and to the API server.
+func (w *testEnv) alive(uid string) {
+	w.change(func(w *testEnv) { w.pods[uid] = true })
 	w.SetPod(uid, false)
 }
 
-// place puts a container on the node, and scans.
-func (w *world) place(t *testing.T, c observe.Container) {
+// addContainer puts a container on the node, and scans.
+func (w *testEnv) addContainer(t *testing.T, c observe.Container) {
 	t.Helper()
-	w.change(func(w *world) { w.containers[c.ID] = c })
+	w.change(func(w *testEnv) { w.containers[c.ID] = c })
 	require.NoError(t, w.Scan(t.Context()))
 }
 
-// write has a Sandbox there, for the cache and for the API server.
-func (w *world) write(s *v1alpha1.Sandbox) {
-	w.change(func(w *world) { w.sandboxes[s.Namespace+"/"+s.Name] = s })
+// write adds a Sandbox, to the cache and to the API server.
+func (w *testEnv) write(s *v1alpha1.Sandbox) {
+	w.change(func(w *testEnv) { w.sandboxes[s.Namespace+"/"+s.Name] = s })
 	w.SetSandbox(&s.ObjectMeta)
 }
 
-// erase has a Sandbox gone.
-func (w *world) erase(s *v1alpha1.Sandbox) {
-	w.change(func(w *world) { delete(w.sandboxes, s.Namespace+"/"+s.Name) })
+// erase deletes a Sandbox.
+func (w *testEnv) erase(s *v1alpha1.Sandbox) {
+	w.change(func(w *testEnv) { delete(w.sandboxes, s.Namespace+"/"+s.Name) })
 	w.RemoveSandbox(&s.ObjectMeta)
 }
 
-// verdicts are what is found, by name: a container's id, or a remnant's with its kind.
-func (w *world) verdicts(t *testing.T) map[string]verdict.Reason {
+// verdicts returns the reasons by name: a container's id, or a remnant's id and kind.
+func (w *testEnv) verdicts(t *testing.T) map[string]verdict.Reason {
 	t.Helper()
 	found, err := w.Findings()
 	require.NoError(t, err)
@@ -317,7 +315,7 @@ func (w *world) verdicts(t *testing.T) map[string]verdict.Reason {
 	return out
 }
 
-func (w *world) verdict(t *testing.T) verdict.Reason {
+func (w *testEnv) verdict(t *testing.T) verdict.Reason {
 	t.Helper()
 	all := w.verdicts(t)
 	require.Contains(t, all, idOne)

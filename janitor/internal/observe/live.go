@@ -16,33 +16,33 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-// apiTimeout bounds a question to the API server.
+// apiTimeout bounds a request to the API server.
 const apiTimeout = 10 * time.Second
 
-// Live is an API. Make it with NewLive.
+// Live implements API. Create it with NewLive.
 type Live struct {
 	reader client.Reader
 	node   string
 
 	running sync.Mutex // held over a list of Pods
 	mu      sync.Mutex
-	next    *podList // that has not begun
+	next    *podList // not begun yet
 }
 
-// podList is one answer to several questions.
+// podList is one answer that several callers share.
 type podList struct {
 	done chan struct{}
 	uids map[string]bool
 	err  error
 }
 
-// NewLive returns an API that asks by reader, which must not cache, for what is on a node.
+// NewLive returns an API for one node. reader must not cache.
 func NewLive(reader client.Reader, node string) *Live { return &Live{reader: reader, node: node} }
 
 var _ API = (*Live)(nil)
 
-// Pods asks for the Pods of the node. Who asks while another answer is on its way shares the one after it, which is as
-// young as the question.
+// Pods implements API. Callers that arrive while a list is in progress share the next one, so that every answer is as fresh as the
+// call.
 func (l *Live) Pods(ctx context.Context) (map[string]bool, error) {
 	l.mu.Lock()
 	list, first := l.next, l.next == nil
@@ -84,12 +84,12 @@ func (l *Live) list(ctx context.Context) (map[string]bool, error) {
 	return uids, nil
 }
 
-// Ended tells whether a Pod has ended for good. What its agent had is nobody's any more, as if it were gone.
+// Ended reports whether a Pod has ended for good. Its containers are treated as if the Pod were gone.
 func Ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
 }
 
-// Sandbox asks for a Sandbox.
+// Sandbox implements API.
 func (l *Live) Sandbox(ctx context.Context, namespace, name string) (*v1alpha1.Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -99,15 +99,15 @@ func (l *Live) Sandbox(ctx context.Context, namespace, name string) (*v1alpha1.S
 	case err == nil:
 		return s, nil
 	case certainlyAbsent(err):
-		return nil, nil //nolint:nilnil // there is none, and that is the answer
+		return nil, nil //nolint:nilnil // the answer: it does not exist
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("the API server serves no Sandboxes: %w", errors.Join(errdefs.ErrUnavailable, err))
 	}
 	return nil, err
 }
 
-// certainlyAbsent tells whether an answer says that there is no such object, and not that there is no such resource: an API
-// server that does not serve Sandboxes (yet) says "not found" as well.
+// certainlyAbsent reports whether an answer says that the object does not exist. An API server that does not serve Sandboxes (yet)
+// answers "not found" too.
 func certainlyAbsent(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

@@ -26,14 +26,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// reader answers as it is told.
+// reader gives scripted answers.
 type reader struct {
 	mu    sync.Mutex
 	err   error
 	pods  []corev1.Pod
 	node  string
 	lists int
-	// begun is told of each list, which goes on when goOn says so; nil for at once.
+	// begun receives each list, which continues after a receive from goOn; nil means at once.
 	begun, goOn chan struct{}
 }
 
@@ -65,7 +65,7 @@ func pod(uid string, phase corev1.PodPhase) corev1.Pod {
 	return corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Status: corev1.PodStatus{Phase: phase}}
 }
 
-func TestPodsThatHaveEndedAreNone(t *testing.T) {
+func TestEndedPodsAreNotListed(t *testing.T) {
 	r := &reader{pods: []corev1.Pod{pod("a", corev1.PodRunning), pod("b", corev1.PodFailed), pod("c", corev1.PodSucceeded), pod("d", corev1.PodPending), pod("e", "")}}
 	got, err := observe.NewLive(r, "node-1").Pods(t.Context())
 	require.NoError(t, err)
@@ -76,8 +76,8 @@ func TestPodsThatHaveEndedAreNone(t *testing.T) {
 	require.ErrorIs(t, err, r.err)
 }
 
-// TestManyQuestionsShareOneYoungAnswer: who asks while an answer is on its way waits for one that begins after the question.
-func TestManyQuestionsShareOneYoungAnswer(t *testing.T) {
+// TestConcurrentCallsShareOneFreshAnswer: a caller that arrives during a list shares one that begins after the call.
+func TestConcurrentCallsShareOneFreshAnswer(t *testing.T) {
 	r := &reader{begun: make(chan struct{}), goOn: make(chan struct{})}
 	l := observe.NewLive(r, "node-1")
 	var wg sync.WaitGroup
@@ -98,7 +98,7 @@ func TestManyQuestionsShareOneYoungAnswer(t *testing.T) {
 	r.goOn <- struct{}{}
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
-	for range 50 { // of those who came later than the second list began
+	for range 50 { // callers that arrived after the second list began
 		select {
 		case <-done:
 		case <-r.begun:
@@ -115,7 +115,7 @@ func TestManyQuestionsShareOneYoungAnswer(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestOnlyACertainAbsenceIsOne(t *testing.T) {
+func TestOnlyCertainAbsenceCounts(t *testing.T) {
 	resource := schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}
 	for name, c := range map[string]struct {
 		err    error
@@ -145,7 +145,7 @@ func TestOnlyACertainAbsenceIsOne(t *testing.T) {
 	}
 }
 
-func TestReadingOfLabels(t *testing.T) {
+func TestRead(t *testing.T) {
 	good := identity.Identity{Namespace: "ns", Name: "one", SandboxUID: uidOne, Attempt: 1, AgentUID: agentA, Pool: "p", State: identity.StateClaimed, Persisted: true}
 	with := func(key, value string) map[string]string {
 		l := good.Labels()

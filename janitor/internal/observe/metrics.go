@@ -8,7 +8,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Metrics of a Board. nil counts nothing.
+// Metrics of a NodeState. A nil Metrics counts nothing.
 type Metrics struct {
 	scans    *prometheus.CounterVec
 	duration prometheus.Histogram
@@ -16,20 +16,20 @@ type Metrics struct {
 	defects  prometheus.Gauge
 }
 
-// NewMetrics returns metrics, registered.
+// NewMetrics returns registered metrics.
 func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		scans: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fastsandbox_janitor_scans_total", Help: "Scans of the whole node, by result.",
 		}, []string{"result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "fastsandbox_janitor_scan_seconds", Help: "How long scans of the whole node take.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
+			Name: "fastsandbox_janitor_scan_seconds", Help: "Duration of scans of the whole node.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}),
 		verdicts: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "fastsandbox_janitor_verdicts", Help: "Things on the node at the last scan, by verdict and reason.",
+			Name: "fastsandbox_janitor_verdicts", Help: "Containers and remnants on the node at the last scan, by verdict and reason.",
 		}, []string{"action", "reason"}),
 		defects: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "fastsandbox_janitor_unreadable_labels", Help: "Containers of ours at the last scan whose labels do not add up.",
+			Name: "fastsandbox_janitor_unreadable_labels", Help: "Managed containers with inconsistent labels at the last scan.",
 		}),
 	}
 	for _, c := range []prometheus.Collector{m.scans, m.duration, m.verdicts, m.defects} {
@@ -52,21 +52,21 @@ func (m *Metrics) scanned(d time.Duration, err error) {
 	m.duration.Observe(d.Seconds())
 }
 
-// count tells what there is. mu is held.
-func (b *Board) count() {
-	m := b.config.Metrics
+// count updates the gauges. mu is held.
+func (s *NodeState) count() {
+	m := s.config.Metrics
 	if m == nil {
 		return
 	}
 	counts := map[verdict.Reason]int{}
 	defects := 0
-	for _, e := range b.containers {
+	for _, e := range s.inventory.containers {
 		counts[e.last.Verdict.Reason]++
 		if e.container.Defect != "" {
 			defects++
 		}
 	}
-	for _, r := range b.remnants {
+	for _, r := range s.inventory.remnants {
 		counts[r.last.Verdict.Reason]++
 	}
 	for _, r := range verdict.Reasons() {

@@ -37,8 +37,8 @@ func (f forbidden) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, 
 	return nil, errors.New("forbidden")
 }
 
-// TestAScanOfAThousand scans a real containerd with a thousand healthy containers, which costs the API server nothing.
-func TestAScanOfAThousand(t *testing.T) {
+// TestScanOfAThousand scans a real containerd with a thousand healthy containers, without a request to the API server.
+func TestScanOfAThousand(t *testing.T) {
 	const count, scans = 1000, 5
 	s := containerd.Start(t)
 	remover := &ctrd.Remover{
@@ -55,7 +55,7 @@ func TestAScanOfAThousand(t *testing.T) {
 		require.NoError(t, b.Run(ctx))
 	}()
 	b.SetPod("agent", false)
-	// A spec of the size of a sandbox's.
+	// A spec of a sandbox's size.
 	spec, err := anypb.New(&anypb.Any{Value: make([]byte, 8<<10)})
 	require.NoError(t, err)
 	var ids []string
@@ -90,7 +90,7 @@ func TestAScanOfAThousand(t *testing.T) {
 	}
 }
 
-// cpu is this process's CPU time.
+// cpu returns this process's CPU time.
 func cpu(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
@@ -36,7 +37,7 @@ func TestRemnants(t *testing.T) {
 		return p
 	}
 	scan := func(pieces ...ctrd.Piece) map[string]verdict.Reason {
-		w.change(func(w *world) { w.pieces = pieces })
+		w.change(func(w *testEnv) { w.pieces = pieces })
 		require.NoError(t, w.Scan(t.Context()))
 		return w.verdicts(t)
 	}
@@ -48,41 +49,41 @@ func TestRemnants(t *testing.T) {
 	require.Equal(t, map[string]verdict.Reason{
 		idOne + " snapshot": verdict.Leftover, idOne + " fifos": verdict.LeftoverYoung, idOne + " mount": verdict.LeftoverYoung, idOne + " log": verdict.Leftover,
 	}, scan(snapshot, ctrd.Piece{ID: idOne, Part: ctrd.PartFIFOs}, ctrd.Piece{ID: idOne, Part: ctrd.PartMount}, log("agent-gone")))
-	require.Equal(t, verdict.LogOfAgent, scan(log("agent-gone"), log(agentA))[idOne+" log"], "of two, the one of whom lives counts")
-	require.Equal(t, verdict.AgentPodUnknown, scan(log("nobody"))[idOne+" log"])
-	require.Equal(t, verdict.Leftover, scan(log(""))[idOne+" log"], "its removal was cut short")
+	require.Equal(t, verdict.LogOfAgent, scan(log("agent-gone"), log(agentA))[idOne+" log"], "of two, the one of the living agent decides")
+	require.Equal(t, verdict.AgentPodUnknown, scan(log("unknown"))[idOne+" log"])
+	require.Equal(t, verdict.Leftover, scan(log(""))[idOne+" log"], "its removal was interrupted")
 	require.Equal(t, verdict.Leftover, scan(log(agentA, func(p *ctrd.Piece) { p.Deleted = w.clock.Now() }))[idOne+" log"])
-	w.told()
+	w.reported()
 
 	key := observe.Key{ID: idOne, Remnant: true, Kind: verdict.Snapshot}
 	scan(snapshot)
 	w.clock.Step(leftover)
 	require.Equal(t, map[string]verdict.Reason{idOne + " snapshot": verdict.Leftover}, scan(snapshot))
-	require.Contains(t, w.told(), key)
+	require.Contains(t, w.reported(), key)
 	f, err := w.Confirm(t.Context(), key)
 	require.NoError(t, err)
 	require.Equal(t, verdict.Delete, f.Verdict.Action)
 	require.Equal(t, []ctrd.Piece{snapshot}, f.Pieces)
-	w.change(func(w *world) { w.containers[idOne] = one(w) })
+	w.change(func(w *testEnv) { w.containers[idOne] = one(w) })
 	_, err = w.Confirm(t.Context(), key)
-	require.True(t, errdefs.IsNotFound(err), "there is a container now")
+	require.True(t, errdefs.IsNotFound(err), "the container exists now")
 	require.Equal(t, map[string]verdict.Reason{idOne: verdict.WithinGrace}, scan(snapshot))
 }
 
-func TestALogsAgentIsAskedForAnew(t *testing.T) {
+func TestAgentOfALogIsConfirmed(t *testing.T) {
 	w := synced(t)
 	w.SetPod(agentA, true)
-	w.change(func(w *world) {
+	w.change(func(w *testEnv) {
 		w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartLog, Owner: agentA, Written: w.clock.Now()}}
 	})
 	require.NoError(t, w.Scan(t.Context()))
 	key := observe.Key{ID: idOne, Remnant: true, Kind: verdict.Log}
-	require.Equal(t, []observe.Key{key}, slices.Compact(w.told()))
-	w.change(func(w *world) { w.pods[agentA] = true })
+	require.Equal(t, []observe.Key{key}, slices.Compact(w.reported()))
+	w.change(func(w *testEnv) { w.pods[agentA] = true })
 	f, err := w.Confirm(t.Context(), key)
 	require.NoError(t, err)
 	require.Equal(t, verdict.LogOfAgent, f.Verdict.Reason)
-	w.change(func(w *world) { delete(w.pods, agentA); w.fail["pods"] = errors.New("away") })
+	w.change(func(w *testEnv) { delete(w.pods, agentA); w.fail["pods"] = errors.New("away") })
 	_, err = w.Confirm(t.Context(), key)
 	require.ErrorContains(t, err, "away")
 	w.Gone(key)
@@ -90,20 +91,20 @@ func TestALogsAgentIsAskedForAnew(t *testing.T) {
 	require.True(t, errdefs.IsNotFound(err))
 }
 
-func TestASurveyThatFailsForgetsNothing(t *testing.T) {
+func TestFailedSurveyRemovesNothing(t *testing.T) {
 	w := synced(t)
-	w.change(func(w *world) { w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartMount}} })
+	w.change(func(w *testEnv) { w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartMount}} })
 	require.NoError(t, w.Scan(t.Context()))
-	w.change(func(w *world) { w.pieces, w.fail["survey"] = nil, errors.New("read-only") })
+	w.change(func(w *testEnv) { w.pieces, w.fail["survey"] = nil, errors.New("read-only") })
 	require.ErrorContains(t, w.Scan(t.Context()), "read-only")
 	w.clock.Step(leftover)
 	require.Equal(t, map[string]verdict.Reason{idOne + " mount": verdict.Leftover}, w.verdicts(t))
 }
 
-// start runs the board until the test ends.
-func start(t *testing.T) *world {
+// start runs the state until the test ends.
+func start(t *testing.T) *testEnv {
 	t.Helper()
-	w := newWorld(t)
+	w := newTestEnv(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -113,12 +114,12 @@ func start(t *testing.T) *world {
 	})
 	w.alive(agentA)
 	w.SetSynced()
-	require.Eventually(t, w.Ready, patience, tick)
+	require.Eventually(t, w.Ready, testkit.Timeout, testkit.Tick)
 	return w
 }
 
-// stepUntil lets time pass until something is so.
-func (w *world) stepUntil(t *testing.T, so func() bool, step time.Duration) {
+// stepUntil steps the clock until a condition holds.
+func (w *testEnv) stepUntil(t *testing.T, so func() bool, step time.Duration) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		if so() {
@@ -126,10 +127,10 @@ func (w *world) stepUntil(t *testing.T, so func() bool, step time.Duration) {
 		}
 		w.clock.Step(step)
 		return false
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 }
 
-func TestContainersAreFollowed(t *testing.T) {
+func TestEventsAreFollowed(t *testing.T) {
 	w := start(t)
 	w.write(sandbox(uidOne, agentA, 1))
 	reason := func() verdict.Reason {
@@ -149,7 +150,7 @@ func TestContainersAreFollowed(t *testing.T) {
 		w.mu.Unlock()
 		changed(idOne)
 	}
-	require.Eventually(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.changed != nil }, patience, tick)
+	require.Eventually(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.changed != nil }, testkit.Timeout, testkit.Tick)
 	young := one(w, unwritten)
 	event(&young)
 	w.stepUntil(t, func() bool { return reason() == verdict.NotPersisted }, 10*time.Millisecond)
@@ -160,15 +161,15 @@ func TestContainersAreFollowed(t *testing.T) {
 	w.stepUntil(t, func() bool { return len(w.verdicts(t)) == 0 }, 10*time.Millisecond)
 }
 
-// TestTimeAloneMakesAnOrphan: nothing happens but that the grace passes, and nobody scans.
-func TestTimeAloneMakesAnOrphan(t *testing.T) {
-	w := newWorld(t)
+// TestTimeMakesAnOrphan: only the grace period passes, without a scan.
+func TestTimeMakesAnOrphan(t *testing.T) {
+	w := newTestEnv(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	w.alive(agentA)
 	s := sandbox(uidOne, agentA, 1)
 	w.write(s)
-	w.change(func(w *world) { w.containers[idOne] = one(w) })
+	w.change(func(w *testEnv) { w.containers[idOne] = one(w) })
 	w.SetSynced()
 	require.NoError(t, w.Scan(t.Context()))
 	go func() { ended <- w.Run(ctx) }()
@@ -178,12 +179,12 @@ func TestTimeAloneMakesAnOrphan(t *testing.T) {
 	}()
 	w.erase(s)
 	began := w.clock.Now()
-	w.told() // it was looked at once
-	w.stepUntil(t, func() bool { return len(w.told()) > 0 }, 100*time.Millisecond)
+	w.reported() // the first report
+	w.stepUntil(t, func() bool { return len(w.reported()) > 0 }, 100*time.Millisecond)
 	require.GreaterOrEqual(t, w.clock.Since(began), grace)
 }
 
-func TestABreakInTheEventsHasAllLookedAt(t *testing.T) {
+func TestBreakInTheEventsCausesAScan(t *testing.T) {
 	w := start(t)
 	scans := func() int {
 		w.mu.Lock()
@@ -196,7 +197,7 @@ func TestABreakInTheEventsHasAllLookedAt(t *testing.T) {
 		}
 		return n
 	}
-	w.stepUntil(t, func() bool { return scans() >= 2 }, 10*time.Millisecond) // at the start, and when the events were on
+	w.stepUntil(t, func() bool { return scans() >= 2 }, 10*time.Millisecond) // at the start, and when the stream was established
 	before := scans()
 	w.mu.Lock()
 	close(w.broken)

@@ -24,14 +24,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Every word that a verdict or its evidence can have has a value of the API, and the other way round.
-func TestEnumsAreTheVerdictsOwn(t *testing.T) {
+// TestEnumsMatchTheVerdicts: every value of package verdict has a value of the API, and the reverse.
+func TestEnumsMatchTheVerdicts(t *testing.T) {
 	for name, e := range map[string]struct {
 		values map[string]int32
 		prefix string
 		word   func(int) string
 		end    string
-		apart  []string // values of the API that no verdict has
+		apart  []string // values of the API without a counterpart
 	}{
 		"action":    {janitorv1.Action_value, "ACTION_", func(i int) string { return verdict.Action(i).String() }, "invalid", nil},
 		"reason":    {janitorv1.Reason_value, "REASON_", func(i int) string { return verdict.Reason(i).String() }, "unknown", nil},
@@ -96,7 +96,7 @@ func TestListVerdicts(t *testing.T) {
 	}
 }
 
-// Everything that decided is told.
+// TestEvidence: everything that a verdict is based on is sent.
 func TestEvidence(t *testing.T) {
 	unclaimed := claimed("slot.1")
 	unclaimed.Identity, unclaimed.Resource = verdictSlot(), verdict.Resource{}
@@ -149,7 +149,7 @@ func TestOnlyPeopleMayCall(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestRequestsAreChecked(t *testing.T) {
+func TestRequestsAreValidated(t *testing.T) {
 	client := serve(t, newCore(), nil)(rpc.RoleClient)
 	sweep := func(req *janitorv1.SweepRequest) error {
 		stream, err := client.Sweep(t.Context(), req)
@@ -172,9 +172,9 @@ func TestRequestsAreChecked(t *testing.T) {
 	}
 }
 
-func TestNothingToJudgeByYet(t *testing.T) {
+func TestUnavailableBeforeTheFirstScan(t *testing.T) {
 	c := newCore()
-	c.set(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the node's containers were not seen yet"))
+	c.set(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the node's containers were not listed yet"))
 	client := serve(t, c, nil)(rpc.RoleClient)
 	_, err := client.ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 	require.True(t, errdefs.IsUnavailable(rpc.FromStatus(err)))
@@ -186,7 +186,7 @@ func TestNothingToJudgeByYet(t *testing.T) {
 	sweep, err := client.Sweep(t.Context(), &janitorv1.SweepRequest{ContainerIds: []string{"a"}})
 	require.NoError(t, err)
 	_, err = sweep.Recv()
-	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(rpc.FromStatus(err)), "and not that there is none")
+	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(rpc.FromStatus(err)), "not an empty result")
 }
 
 func TestSweep(t *testing.T) {
@@ -224,9 +224,9 @@ func TestSweep(t *testing.T) {
 	}{
 		"everything": {&janitorv1.SweepRequest{}, []string{"gone DELETED", "busy FAILED device busy", "rest WOULD_DELETE"}, janitorrpc.Order{}},
 		"named": {
-			&janitorv1.SweepRequest{ContainerIds: []string{"nobody", "kept", "gone", "none"}, DryRun: true},
-			[]string{"gone DELETED", "kept KEPT", "nobody NOT_FOUND", "none NOT_FOUND"},
-			janitorrpc.Order{DryRun: true, IDs: map[string]bool{"nobody": true, "kept": true, "gone": true, "none": true}},
+			&janitorv1.SweepRequest{ContainerIds: []string{"unknown", "kept", "gone", "none"}, DryRun: true},
+			[]string{"gone DELETED", "kept KEPT", "unknown NOT_FOUND", "none NOT_FOUND"},
+			janitorrpc.Order{DryRun: true, IDs: map[string]bool{"unknown": true, "kept": true, "gone": true, "none": true}},
 		},
 		"for a reason": {
 			&janitorv1.SweepRequest{Reasons: []janitorv1.Reason{janitorv1.Reason_REASON_LEFTOVER, janitorv1.Reason_REASON_ASSIGNED}},
@@ -242,8 +242,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A caller that leaves ends the sweep.
-func TestASweepEndsWithItsCaller(t *testing.T) {
+// TestSweepEndsWithItsCaller.
+func TestSweepEndsWithItsCaller(t *testing.T) {
 	c := newCore()
 	for range 100_000 { // more than buffers hold
 		c.results = append(c.results, janitorrpc.Result{Finding: judged(orphan("a")), Outcome: janitorrpc.Deleted})
@@ -254,7 +254,7 @@ func TestASweepEndsWithItsCaller(t *testing.T) {
 	_, err = stream.Recv()
 	require.NoError(t, err)
 	cancel()
-	c.mu.Lock() // the core lets go of it when the sweep has ended
+	c.mu.Lock() // the core unlocks it when the sweep has ended
 	defer c.mu.Unlock()
 	for err == nil {
 		_, err = stream.Recv()

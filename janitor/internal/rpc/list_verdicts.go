@@ -6,7 +6,7 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 )
 
-// ListVerdicts judges everything by what is known now.
+// ListVerdicts implements the service.
 func (s *Service) ListVerdicts(ctx context.Context, req *janitorv1.ListVerdictsRequest) (*janitorv1.ListVerdictsResponse, error) {
 	found, err := s.findings(ctx, selection{req.GetActions(), req.GetReasons()})
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package rpc serves JanitorService: it translates between the API's messages and the janitor's findings, one file for each
-// call, and decides nothing. It may be called concurrently.
+// Package rpc implements JanitorService: it translates between the API's messages and the janitor's findings, one file per call, and
+// decides nothing. All methods may be called concurrently.
 package rpc
 
 import (
@@ -15,92 +15,92 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Finding is one thing on the node with what was made of it. Exactly one of Observation and Remnant is set.
+// Finding is a container or a remnant with its verdict. Exactly one of Observation and Remnant is set.
 type Finding struct {
-	// Observation is what was seen of a container, Remnant what was seen of something without one. There is at most one
-	// finding of a container, and at most one of a kind of remnant of it.
+	// Observation is the evidence about a container, Remnant about a remnant. There is at most one finding per container, and at
+	// most one per kind of remnant.
 	Observation *verdict.Observation
 	Remnant     *verdict.Remnant
-	// Verdict is what follows from that; Time is when it was judged.
+	// Verdict is the conclusion; Time is when it was drawn.
 	Verdict verdict.Verdict
 	Time    time.Time
 }
 
-// Order says what to sweep.
+// Order selects what to sweep.
 type Order struct {
 	// DryRun judges as before a deletion, and deletes nothing.
 	DryRun bool
-	// IDs are the containers that are meant; none for all. Of those that are named, a result is wanted also if they are kept.
+	// IDs are the selected containers; empty means all. A named container has a result even if it is kept.
 	IDs map[string]bool
-	// Reasons are the reasons to delete that are meant; none for all.
+	// Reasons are the selected reasons for deletion; empty means all.
 	Reasons map[verdict.Reason]bool
 }
 
-// Selects tells whether what is judged so is meant to be deleted.
+// Selects reports whether things with a verdict are to be deleted.
 func (o Order) Selects(id string, v verdict.Verdict) bool {
 	return v.Action == verdict.Delete && (len(o.IDs) == 0 || o.IDs[id]) && (len(o.Reasons) == 0 || o.Reasons[v.Reason])
 }
 
-// Outcome is what became of a thing in a sweep.
+// Outcome is the result of sweeping one thing.
 type Outcome uint8
 
 // The outcomes.
 const (
-	// Deleted: it is gone, with all that belonged to it.
+	// Deleted: it was removed with everything that belonged to it.
 	Deleted Outcome = iota
-	// WouldDelete: it would be, were this no dry run.
+	// WouldDelete: it would have been removed, but this is a dry run.
 	WouldDelete
-	// Kept: it is not to be deleted, or not selected.
+	// Kept: it is no orphan, or was not selected.
 	Kept
-	// Failed: something of it is still there.
+	// Failed: a part of it still exists.
 	Failed
 )
 
-// Result is what became of one thing.
+// Result is what happened to one thing.
 type Result struct {
-	// Finding is the last look at it.
+	// Finding is the last one about it.
 	Finding Finding
 	Outcome Outcome
-	// Err says why it failed.
+	// Err is why it failed.
 	Err error
-	// FreedBytes is what it took on the disk; zero where that is not known.
+	// FreedBytes is the disk space that was freed; zero if it is not known.
 	FreedBytes int64
 }
 
-// Core is what the service needs of the janitor. All of it may be called concurrently.
+// Core is the janitor as the service needs it. All methods may be called concurrently.
 type Core interface {
-	// Findings judges everything on the node by what is known at this moment, in any order. It asks nobody and does not
-	// block for long. The error is errdefs.ErrUnavailable while there is nothing yet to judge by.
+	// Findings returns everything on the node with its verdict, in any order. It makes no requests and does not block for long. The
+	// error is errdefs.ErrUnavailable as long as nothing can be judged.
 	Findings(ctx context.Context) ([]Finding, error)
-	// Changed returns a channel that is closed as soon as Findings may answer otherwise than at the time of the call, by more
-	// than the time that passes.
+	// Changed returns a channel that is closed when Findings may return something else than at the time of the call, other than by
+	// the passing of time.
 	Changed() <-chan struct{}
-	// Sweep scans the node and judges everything by the API server's own word; it deletes what the order selects, and tells of
-	// each of those, and of all that it names, whatever becomes of it. tell is called by one goroutine at a time; an error of
-	// it, or the end of ctx, ends the sweep after what is being done. A thing that cannot be deleted is a result, no error.
-	Sweep(ctx context.Context, o Order, tell func(Result) error) error
+	// Sweep scans the node, judges everything by the API server's live answers, and deletes what the order selects. It calls report
+	// with a result for each of those, and for each container that the order names. report is called by one goroutine at a time; an
+	// error of it, or the end of ctx, ends the sweep after the removal in progress. A failed removal is a result, not an error.
+	Sweep(ctx context.Context, o Order, report func(Result) error) error
 }
 
 // Config is what a Service needs.
 type Config struct {
 	// Core does the work.
 	Core Core
-	// NodeName is the node that all of it is about.
+	// NodeName is the janitor's node.
 	NodeName string
-	// Clock; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 }
 
-// Service is the janitor's API. Make it with New.
+// Service implements JanitorService. Create it with New.
 type Service struct {
 	janitorv1.UnimplementedJanitorServiceServer
 
 	config Config
-	// closing is closed when streams without an end of their own have to end.
+	// closing is closed when endless streams have to end.
 	closing <-chan struct{}
 }
 
-// New returns a Service. Streams that have no end of their own end when closing is closed.
+// New returns a Service. Endless streams end when closing is closed.
 func New(cfg Config, closing <-chan struct{}) *Service {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
@@ -108,12 +108,12 @@ func New(cfg Config, closing <-chan struct{}) *Service {
 	return &Service{config: cfg, closing: closing}
 }
 
-// Allow says who may call what: people, and nobody of the mesh.
+// Allow returns the roles that may call: people only.
 func Allow() map[string][]rpc.Role {
 	return map[string][]rpc.Role{janitorv1.JanitorService_ServiceDesc.ServiceName: {rpc.RoleClient}}
 }
 
-// key tells findings apart.
+// key identifies findings.
 type key struct {
 	id   string
 	kind int // of a remnant; -1 for a container
@@ -130,7 +130,7 @@ func compare(a, b key) int {
 	return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.kind, b.kind))
 }
 
-// selection is which verdicts a caller wants; nothing selects all.
+// selection is a filter for verdicts; an empty one selects all.
 type selection struct {
 	actions []janitorv1.Action
 	reasons []janitorv1.Reason
@@ -141,7 +141,7 @@ func (s selection) has(v verdict.Verdict) bool {
 		(len(s.reasons) == 0 || slices.Contains(s.reasons, reason(v.Reason)))
 }
 
-// findings are those that are selected, in their order.
+// findings returns the selected findings in their order.
 func (s *Service) findings(ctx context.Context, wanted selection) ([]Finding, error) {
 	all, err := s.config.Core.Findings(ctx)
 	if err != nil {

@@ -59,8 +59,8 @@ func (c *core) Changed() <-chan struct{} {
 	return c.changed
 }
 
-// Sweep tells of all results that the order asks for; the real one keeps to the same rules.
-func (c *core) Sweep(ctx context.Context, o janitorrpc.Order, tell func(janitorrpc.Result) error) error {
+// Sweep reports all results that the order selects, by the rules of the real janitor.
+func (c *core) Sweep(ctx context.Context, o janitorrpc.Order, report func(janitorrpc.Result) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.orders = append(c.orders, o)
@@ -74,7 +74,7 @@ func (c *core) Sweep(ctx context.Context, o janitorrpc.Order, tell func(janitorr
 		if !o.Selects(id, r.Finding.Verdict) && !o.IDs[id] {
 			continue
 		}
-		if err := tell(r); err != nil {
+		if err := report(r); err != nil {
 			return err
 		}
 	}
@@ -84,7 +84,7 @@ func (c *core) Sweep(ctx context.Context, o janitorrpc.Order, tell func(janitorr
 	return ctx.Err()
 }
 
-// serve serves the core over an in-memory network and returns a way to call it with a certificate of the role.
+// serve serves the core over an in-memory network and returns a function that calls it with a certificate of a role.
 func serve(t *testing.T, c *core, closing <-chan struct{}) func(rpc.Role) janitorv1.JanitorServiceClient {
 	t.Helper()
 	ca, listener := pki.New(t), bufconn.Listen(1<<20)
@@ -108,7 +108,7 @@ func serve(t *testing.T, c *core, closing <-chan struct{}) func(rpc.Role) janito
 	}
 }
 
-// claimed is a sandbox's container that is as it should be.
+// claimed returns a healthy container of a sandbox.
 func claimed(id string) *verdict.Observation {
 	return &verdict.Observation{
 		ContainerID: id, Managed: true, Container: verdict.Running, Age: time.Minute, Agent: verdict.AgentAlive,
@@ -129,7 +129,7 @@ func left(r *verdict.Remnant) janitorrpc.Finding {
 
 var policy = verdict.Policy{Grace: 10 * time.Second, LeftoverGrace: time.Minute, LogRetention: time.Hour}
 
-// orphan is a container whose agent is gone.
+// orphan returns a container whose agent is gone.
 func orphan(id string) *verdict.Observation {
 	o := claimed(id)
 	o.Agent = verdict.AgentGone

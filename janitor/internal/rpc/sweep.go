@@ -9,7 +9,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Sweep has the node swept at once and sends what became of each thing.
+// Sweep implements the service.
 func (s *Service) Sweep(req *janitorv1.SweepRequest, stream grpc.ServerStreamingServer[janitorv1.SweepResponse]) error {
 	found := map[string]bool{}
 	err := s.config.Core.Sweep(stream.Context(), order(req), func(r Result) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// The API's enums have the names of the verdicts' own; a test holds them to each other.
+// The API's enums have the names of package verdict; a test compares them.
 
 func action(a verdict.Action) janitorv1.Action {
 	return janitorv1.Action(named(janitorv1.Action_value, "ACTION_", a.String()))
@@ -39,12 +39,12 @@ func outcome(o Outcome) janitorv1.SweepResponse_Outcome {
 	return janitorv1.SweepResponse_OUTCOME_UNSPECIFIED
 }
 
-// named is the value whose name is the prefix and the word; the unspecified one if there is none.
+// named returns the value whose name is the prefix and the word, or the unspecified one.
 func named(values map[string]int32, prefix, word string) int32 {
 	return values[prefix+strings.ToUpper(strings.ReplaceAll(word, "-", "_"))]
 }
 
-// message is a finding as the API has it.
+// message returns the API's message for a finding.
 func (s *Service) message(f *Finding) *janitorv1.Verdict {
 	v := &janitorv1.Verdict{
 		NodeName: s.config.NodeName, ContainerId: f.key().id, Action: action(f.Verdict.Action), Reason: reason(f.Verdict.Reason),
@@ -68,7 +68,7 @@ func observation(o *verdict.Observation) *janitorv1.Observation {
 		State: janitorv1.ContainerState(named(janitorv1.ContainerState_value, "CONTAINER_STATE_", o.Container.String())),
 	}
 	if o.Identity.State != identity.StateClaimed {
-		return out // there is no custom resource to ask for
+		return out // it cannot have a custom resource
 	}
 	out.Resource, out.Missing = resource(&o.Resource), durationpb.New(o.Missing)
 	switch o.Resource.State {

@@ -69,10 +69,10 @@ func TestWatchVerdicts(t *testing.T) {
 	require.Equal(t, "VERDICT a ASSIGNED", next())
 	require.Equal(t, "VERDICT b LEFTOVER", next())
 	require.Equal(t, "VERDICT b LEFTOVER", deletions())
-	require.Equal(t, "GONE a ASSIGNED_ELSEWHERE", deletions(), "it is not selected any more")
+	require.Equal(t, "GONE a ASSIGNED_ELSEWHERE", deletions(), "it is no longer selected")
 }
 
-func TestAWatchEnds(t *testing.T) {
+func TestWatchEnds(t *testing.T) {
 	c, closing := newCore(judged(claimed("a"))), make(chan struct{})
 	client := serve(t, c, closing)(rpc.RoleClient)
 	open := func() janitorv1.JanitorService_WatchVerdictsClient {
@@ -85,9 +85,9 @@ func TestAWatchEnds(t *testing.T) {
 		return stream
 	}
 	stream := open()
-	c.set(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd is away"))
+	c.set(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd is unavailable"))
 	_, err := stream.Recv()
-	require.ErrorContains(t, err, "containerd is away")
+	require.ErrorContains(t, err, "containerd is unavailable")
 	c.set(nil, judged(claimed("a")))
 	stream = open()
 	close(closing)

@@ -14,10 +14,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// watchPause is how long a watch rests between two looks: a busy node changes many times within it.
-const watchPause = 100 * time.Millisecond
+// watchDelay is the minimum time between two messages of a watch: a busy node changes many times within it.
+const watchDelay = 100 * time.Millisecond
 
-// essence is what of a finding is worth telling when it changes: all but times. It can be compared.
+// essence is the part of a finding whose change is reported: everything but times. It is comparable.
 type essence struct {
 	observation verdict.Observation
 	assignment  verdict.Assignment
@@ -40,24 +40,24 @@ func essenceOf(f *Finding) essence {
 	return e
 }
 
-// told is what a watch has told last of one thing.
-type told struct {
+// sent is what a watch last sent about one thing.
+type sent struct {
 	essence essence
 	message *janitorv1.Verdict
 }
 
-// WatchVerdicts compares what is found with what it has told last, each time that something may have changed. Between two
-// looks a caller misses what was true for a moment, and nothing piles up for one that reads slowly.
+// WatchVerdicts implements the service. Whenever something may have changed, it compares the findings with what it sent last.
+// Short-lived verdicts can be missed; nothing accumulates for a slow caller.
 func (s *Service) WatchVerdicts(req *janitorv1.WatchVerdictsRequest, stream grpc.ServerStreamingServer[janitorv1.WatchVerdictsResponse]) error {
 	wanted := selection{req.GetActions(), req.GetReasons()}
-	known := map[key]told{}
+	known := map[key]sent{}
 	for synced := false; ; synced = true {
-		changed := s.config.Core.Changed() // before the look: what changes after it is seen by the next one
+		changed := s.config.Core.Changed() // before Findings: later changes are seen by the next iteration
 		found, err := s.findings(stream.Context(), wanted)
 		if err != nil {
 			return err
 		}
-		if err := s.tell(stream, known, found); err != nil {
+		if err := s.send(stream, known, found); err != nil {
 			return err
 		}
 		if !synced {
@@ -71,8 +71,8 @@ func (s *Service) WatchVerdicts(req *janitorv1.WatchVerdictsRequest, stream grpc
 	}
 }
 
-// tell sends how found differs from known, and notes it there.
-func (s *Service) tell(stream grpc.ServerStreamingServer[janitorv1.WatchVerdictsResponse], known map[key]told, found []Finding) error {
+// send sends the differences between found and known, and records them in known.
+func (s *Service) send(stream grpc.ServerStreamingServer[janitorv1.WatchVerdictsResponse], known map[key]sent, found []Finding) error {
 	gone := maps.Clone(known)
 	for i := range found {
 		k, e := found[i].key(), essenceOf(&found[i])
@@ -81,7 +81,7 @@ func (s *Service) tell(stream grpc.ServerStreamingServer[janitorv1.WatchVerdicts
 			continue
 		}
 		m := s.message(&found[i])
-		known[k] = told{e, m}
+		known[k] = sent{e, m}
 		if err := stream.Send(&janitorv1.WatchVerdictsResponse{Type: janitorv1.WatchVerdictsResponse_TYPE_VERDICT, Verdict: m}); err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (s *Service) tell(stream grpc.ServerStreamingServer[janitorv1.WatchVerdicts
 	return nil
 }
 
-// rest waits until something may have changed, and a moment more.
+// rest waits until something may have changed, and for watchDelay.
 func (s *Service) rest(ctx context.Context, changed <-chan struct{}) error {
 	stopping := fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the janitor is stopping")
 	select {
@@ -105,7 +105,7 @@ func (s *Service) rest(ctx context.Context, changed <-chan struct{}) error {
 		return stopping
 	case <-changed:
 	}
-	timer := s.config.Clock.NewTimer(watchPause)
+	timer := s.config.Clock.NewTimer(watchDelay)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

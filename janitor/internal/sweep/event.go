@@ -10,12 +10,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Teller returns what writes an Event for each deletion: on the Sandbox, where it is there still, else on the node.
-func Teller(recorder events.EventRecorder, node string) func(observe.Finding) {
-	// Events on nodes name the node in place of its uid, as the kubelet's do: so `kubectl describe node` finds them.
+// Reporter returns a function that writes an Event for each deletion: on the Sandbox if it exists, otherwise on the node.
+func Reporter(recorder events.EventRecorder, node string) func(observe.Finding) {
+	// Events on nodes carry the name in place of the uid, as the kubelet's do, so that `kubectl describe node` shows them.
 	onNode := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
 	return func(f observe.Finding) {
-		// Events that differ in nothing but their text are counted as one, by the first one's text.
+		// Events that differ only in their text are aggregated under the first one's text.
 		container := &corev1.ObjectReference{Kind: "Container", Name: f.Key.ID}
 		if f.Key.Remnant {
 			recorder.Eventf(onNode, container, corev1.EventTypeNormal, "LeftoverRemoved", "Remove",
@@ -41,7 +41,7 @@ func Teller(recorder events.EventRecorder, node string) func(observe.Finding) {
 	}
 }
 
-// explain says a reason for people.
+// explain returns a reason as text for people.
 func explain(r verdict.Reason) string {
 	switch r {
 	case verdict.AgentPodGone:

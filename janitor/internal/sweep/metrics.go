@@ -9,7 +9,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// Metrics of a Sweeper. nil counts nothing.
+// Metrics of a Sweeper. A nil Metrics counts nothing.
 type Metrics struct {
 	deletions, failures *prometheus.CounterVec
 	doubts, unmarked    prometheus.Counter
@@ -17,31 +17,31 @@ type Metrics struct {
 	freed               prometheus.Counter
 }
 
-// NewMetrics returns metrics, registered.
+// NewMetrics returns registered metrics.
 func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		deletions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastsandbox_janitor_deletions_total", Help: "Things that were removed, by reason and by what they were.",
+			Name: "fastsandbox_janitor_deletions_total", Help: "Containers and remnants that were removed, by reason and kind.",
 		}, []string{"reason", "kind"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastsandbox_janitor_deletion_failures_total", Help: "Removals that failed and are tried again, by reason.",
+			Name: "fastsandbox_janitor_deletion_failures_total", Help: "Removals that failed and are retried, by reason.",
 		}, []string{"reason"}),
 		doubts: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fastsandbox_janitor_unconfirmed_total", Help: "Orphans that nobody could confirm to be orphans and that are looked at again.",
+			Name: "fastsandbox_janitor_unconfirmed_total", Help: "Orphans that could not be confirmed and are retried.",
 		}),
 		unmarked: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fastsandbox_janitor_unmarked_logs_total",
-			Help: "Outputs that are kept without a note that their container was deleted, as on a full disk: their time is counted from their last line.",
+			Help: "Logs of deleted containers that are kept without a mark, as on a full disk: their retention is counted from the last write.",
 		}),
 		age: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "fastsandbox_janitor_orphan_age_seconds", Help: "Time from an orphan's being found to its being gone.",
+			Name: "fastsandbox_janitor_orphan_age_seconds", Help: "Time from finding an orphan until it was removed.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "fastsandbox_janitor_deletion_seconds", Help: "How long removals take.", Buckets: prometheus.ExponentialBuckets(0.002, 2, 15),
+			Name: "fastsandbox_janitor_deletion_seconds", Help: "Duration of removals.", Buckets: prometheus.ExponentialBuckets(0.002, 2, 15),
 		}),
 		freed: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fastsandbox_janitor_freed_bytes_total", Help: "Bytes of disk that removals freed.",
+			Name: "fastsandbox_janitor_freed_bytes_total", Help: "Disk space that removals freed, in bytes.",
 		}),
 	}
 	for _, c := range []prometheus.Collector{m.deletions, m.failures, m.doubts, m.unmarked, m.age, m.duration, m.freed} {
@@ -52,7 +52,7 @@ func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 	return m, nil
 }
 
-// kindOf is what a thing is, as metrics say it.
+// kindOf returns the label value for the kind of a thing.
 func kindOf(f observe.Finding) string {
 	switch {
 	case f.Key.Remnant:

@@ -1,7 +1,7 @@
-// Package sweep carries out what was judged to be deleted: it has each orphan confirmed, by containerd and by the API server
-// itself, and removes it then, with all that belongs to it. An orphan that cannot be removed, or about which nobody says
-// anything, is tried again, later and later; one that is none any more is let be. Every step can be repeated, so that a
-// process that dies in the middle of one leaves nothing that the next does not finish. All of it may be called concurrently.
+// Package sweep removes orphans. It has each one confirmed by containerd and by the API server themselves, and then removes it with
+// everything that belongs to it. A removal that fails, or an orphan that cannot be confirmed, is retried with backoff; a thing that
+// turns out to be no orphan is dropped. Every step is idempotent: what a process that dies leaves half done, the next completes.
+// All of it may be called concurrently.
 package sweep
 
 import (
@@ -28,53 +28,53 @@ import (
 const (
 	// sweepTimeout bounds one removal.
 	sweepTimeout = time.Minute
-	// retryMin and retryMax bound the time between two tries at one thing.
+	// retryMin and retryMax bound the backoff of one thing.
 	retryMin, retryMax = 200 * time.Millisecond, 15 * time.Second
 )
 
 // Judge confirms that a thing is an orphan.
 type Judge interface {
-	// Confirm judges a thing anew by what containerd and the API server themselves say; errdefs.ErrNotFound if it is no more.
+	// Confirm judges a thing by the live answers of containerd and of the API server; errdefs.ErrNotFound if it no longer exists.
 	Confirm(ctx context.Context, key observe.Key) (observe.Finding, error)
-	// Gone forgets what is no more.
+	// Gone records that a thing was removed.
 	Gone(key observe.Key)
 }
 
-// Remover removes. ctrd.Remover is one.
+// Remover removes things from the node. ctrd.Remover implements it.
 type Remover interface {
-	// Remove removes a container with all that belongs to it.
+	// Remove removes a container with everything that belongs to it.
 	Remove(ctx context.Context, id string) error
-	// RemovePiece removes something that has no container.
+	// RemovePiece removes a part of a container that has no record.
 	RemovePiece(ctx context.Context, p ctrd.Piece) error
-	// Measure is about how many bytes the removal of a container frees.
+	// Measure returns approximately how many bytes the removal of a container frees.
 	Measure(ctx context.Context, id string) int64
-	// MarkDeleted notes beside a container's output, which is kept, that the container is deleted.
+	// MarkDeleted records in a container's log directory, which is kept, that the container is deleted.
 	MarkDeleted(id string) error
 }
 
-// Outcome is what became of one thing.
+// Outcome is the result of sweeping one thing.
 type Outcome uint8
 
 // The outcomes.
 const (
-	// Deleted: it is gone, with all that belonged to it.
+	// Deleted: it was removed with everything that belonged to it.
 	Deleted Outcome = iota
-	// WouldDelete: it would be, were this no dry run.
+	// WouldDelete: it would have been removed, but this is a dry run.
 	WouldDelete
-	// Kept: it is not to be deleted, or not selected.
+	// Kept: it is no orphan, or was not selected.
 	Kept
-	// Gone: it was gone before.
+	// Gone: it did not exist.
 	Gone
-	// Failed: something of it is still there, or nobody could say whether it is an orphan.
+	// Failed: a part of it still exists, or it could not be confirmed to be an orphan.
 	Failed
 )
 
-// Result is what became of one thing. Finding is the last look at it; it has its key alone if there was none.
+// Result is what happened to one thing. Finding is its last confirmation; without one, it has only the key.
 type Result struct {
 	Finding observe.Finding
 	Outcome Outcome
 	Err     error
-	// FreedBytes is what it took on the disk.
+	// FreedBytes is the disk space that was freed.
 	FreedBytes int64
 }
 
@@ -82,30 +82,30 @@ type Result struct {
 type Config struct {
 	Judge   Judge
 	Remover Remover
-	// Policy is what was judged by: its LogRetention says whether output is kept.
+	// Policy is the janitor's policy: its LogRetention says whether output is kept.
 	Policy verdict.Policy
-	// Workers is how many things are removed at once.
+	// Workers is the number of concurrent removals.
 	Workers int
-	// Tell tells people of a deletion; nil for nobody.
-	Tell func(f observe.Finding)
-	// Metrics of the sweeps; see NewMetrics. nil counts nothing.
+	// Report reports a deletion to people; nil means not at all.
+	Report func(f observe.Finding)
+	// Metrics of the sweeps; see NewMetrics. A nil Metrics counts nothing.
 	Metrics *Metrics
-	// Clock; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	Log   logr.Logger
 }
 
-// Sweeper removes orphans. Make it with New.
+// Sweeper removes orphans. Create it with New.
 type Sweeper struct {
 	config Config
 	clock  clock.WithTicker
 	queue  workqueue.TypedRateLimitingInterface[observe.Key]
 
 	mu   sync.Mutex
-	busy map[observe.Key]chan struct{} // closed when a sweep of it is over
+	busy map[observe.Key]chan struct{} // closed when the sweep of the key has ended
 }
 
-// New returns a Sweeper with nothing to do.
+// New returns a Sweeper with an empty queue.
 func New(cfg Config) *Sweeper {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
@@ -117,10 +117,10 @@ func New(cfg Config) *Sweeper {
 	}
 }
 
-// Add has a thing swept by Run. It does not block.
+// Add queues a thing for Run. It does not block.
 func (s *Sweeper) Add(key observe.Key) { s.queue.Add(key) }
 
-// Run sweeps what is added until ctx ends. What is being removed then is left as it is: it is an orphan still.
+// Run sweeps queued things until ctx ends. A removal that is interrupted leaves an orphan, which is found again.
 func (s *Sweeper) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for range s.config.Workers {
@@ -151,13 +151,13 @@ func (s *Sweeper) work(ctx context.Context, key observe.Key) {
 		return
 	}
 	if ctx.Err() == nil {
-		s.config.Log.Info("orphan not removed yet", "container", key.ID, "remnant", key.Remnant, "err", r.Err.Error())
+		s.config.Log.Info("orphan not removed yet", obs.KeyContainer, key.ID, "remnant", key.Remnant, obs.KeyError, r.Err.Error())
 		s.queue.AddRateLimited(key)
 	}
 }
 
-// Sweep has one thing confirmed and, if it is an orphan that wanted (nil: every one is) selects, removed; in a dry run, it is
-// kept. It waits for another sweep of the same thing. A sweep that is cut short by the end of ctx can be done again.
+// Sweep confirms one thing and removes it if it is an orphan that wanted selects (nil selects all); a dry run removes nothing. It
+// waits for another sweep of the same thing. It is safe to retry, also after ctx has ended in the middle.
 func (s *Sweeper) Sweep(ctx context.Context, key observe.Key, wanted func(verdict.Verdict) bool, dryRun bool) Result {
 	leave, err := s.enter(ctx, key)
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *Sweeper) Sweep(ctx context.Context, key observe.Key, wanted func(verdic
 	return s.remove(ctx, f)
 }
 
-// enter waits until nobody sweeps the thing.
+// enter waits until no other sweep of the thing runs.
 func (s *Sweeper) enter(ctx context.Context, key observe.Key) (leave func(), err error) {
 	for {
 		s.mu.Lock()
@@ -213,14 +213,14 @@ func (s *Sweeper) measure(ctx context.Context, f observe.Finding) int64 {
 	return s.config.Remover.Measure(ctx, f.Key.ID)
 }
 
-// remove removes what was confirmed to be an orphan, under a span that is linked to the call that created it.
+// remove removes a confirmed orphan, in a span that is linked to the call that created it.
 func (s *Sweeper) remove(ctx context.Context, f observe.Finding) Result {
 	var links []trace.Link
 	if f.Traceparent != "" {
 		links = append(links, trace.LinkFromContext(obs.WithTraceparent(context.Background(), f.Traceparent)))
 	}
 	ctx, span := obs.Tracer().Start(ctx, "janitor.sweep", trace.WithLinks(links...), trace.WithAttributes(
-		attribute.String("container", f.Key.ID), attribute.String("reason", f.Verdict.Reason.String()), attribute.Bool("remnant", f.Key.Remnant)))
+		attribute.String(obs.AttrContainer, f.Key.ID), attribute.String(obs.AttrReason, f.Verdict.Reason.String()), attribute.Bool(obs.AttrRemnant, f.Key.Remnant)))
 	defer span.End()
 	started := s.clock.Now()
 	freed := s.measure(ctx, f)
@@ -233,16 +233,16 @@ func (s *Sweeper) remove(ctx context.Context, f observe.Finding) Result {
 	now := s.clock.Now()
 	s.config.Judge.Gone(f.Key)
 	s.config.Metrics.deleted(f, now.Sub(started), now.Sub(f.Orphan), freed)
-	log := s.config.Log.WithValues("container", f.Key.ID, "reason", f.Verdict.Reason.String(), "freedBytes", freed)
+	log := s.config.Log.WithValues(obs.KeyContainer, f.Key.ID, obs.KeyReason, f.Verdict.Reason.String(), "freedBytes", freed)
 	if f.Key.Remnant {
-		log.Info("leftover removed", "kind", f.Key.Kind.String())
+		log.Info("remnant removed", obs.KeyKind, f.Key.Kind.String())
 	} else {
 		i := f.Observation.Identity
-		log.Info("orphan removed", "sandbox", i.Namespace+"/"+i.Name, "sandboxUID", i.SandboxUID, "attempt", i.Attempt, "agentUID", i.AgentUID,
+		log.Info("orphan removed", obs.KeySandbox, i.Namespace+"/"+i.Name, obs.KeySandboxUID, i.SandboxUID, obs.KeyAttempt, i.Attempt, obs.KeyAgentUID, i.AgentUID,
 			"state", f.Observation.Container.String())
 	}
-	if s.config.Tell != nil {
-		s.config.Tell(f)
+	if s.config.Report != nil {
+		s.config.Report(f)
 	}
 	return Result{Finding: f, Outcome: Deleted, FreedBytes: freed}
 }
@@ -250,10 +250,10 @@ func (s *Sweeper) remove(ctx context.Context, f observe.Finding) Result {
 func (s *Sweeper) removeAll(ctx context.Context, f observe.Finding) error {
 	if !f.Key.Remnant {
 		if s.config.Policy.LogRetention > 0 {
-			// Before the record goes: it is the evidence of whoever has to go on with this. A disk that is full, or cannot be
-			// written to, is no reason to keep the rest; the log is then its agent's to remove.
+			// Before the record is removed: it is the evidence for a retry. A full or read-only disk does not keep the rest; the log
+			// is then removed by its agent.
 			if err := s.config.Remover.MarkDeleted(f.Key.ID); err != nil {
-				s.config.Log.Error(err, "keeping the output of an orphan", "container", f.Key.ID)
+				s.config.Log.Error(err, "marking the log of an orphan", obs.KeyContainer, f.Key.ID)
 				s.config.Metrics.unnoted()
 			}
 		}

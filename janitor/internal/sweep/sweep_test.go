@@ -24,6 +24,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/sweep"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
@@ -32,19 +33,17 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	patience    = 20 * time.Second
-	tick        = 2 * time.Millisecond
 	traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 )
 
-// node judges and removes as it is told, and writes down what it did.
+// node is a scripted Judge and Remover, which records what it did.
 type node struct {
 	mu       sync.Mutex
 	findings map[observe.Key]observe.Finding
-	fail     map[string][]error // by step, one for each try
+	fail     map[string][]error // by step, one for each attempt
 	steps    []string
-	told     []string
-	at, most int // removals at once, and the most of them
+	reported []string
+	at, most int // concurrent removals, and their maximum
 	hold     chan struct{}
 }
 
@@ -131,7 +130,7 @@ type fixture struct {
 	said []string
 }
 
-// logged tells whether a line of the log has all of the words.
+// logged reports whether a log record has all of the words.
 func (f *fixture) logged(words ...string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,10 +154,10 @@ func newFixture(t *testing.T, retention time.Duration, findings ...observe.Findi
 			defer f.mu.Unlock()
 			f.said = append(f.said, args)
 		}, funcr.Options{}),
-		Tell: func(found observe.Finding) {
+		Report: func(found observe.Finding) {
 			f.node.mu.Lock()
 			defer f.node.mu.Unlock()
-			f.node.told = append(f.node.told, found.Key.ID)
+			f.node.reported = append(f.node.reported, found.Key.ID)
 		},
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -171,7 +170,7 @@ func newFixture(t *testing.T, retention time.Duration, findings ...observe.Findi
 	return f
 }
 
-// metric is a counter's value, given the values of its labels in the order of their names.
+// metric returns a counter's value for the given label values, in the order of the label names.
 func (f *fixture) metric(t *testing.T, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := f.registry.Gather()
@@ -192,23 +191,23 @@ func (f *fixture) metric(t *testing.T, name string, labels ...string) float64 {
 
 func (f *fixture) eventually(t *testing.T, steps ...string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return slices.Equal(f.node.done(), steps) }, patience, tick, "%v", steps)
+	require.Eventually(t, func() bool { return slices.Equal(f.node.done(), steps) }, testkit.Timeout, testkit.Tick, "%v", steps)
 }
 
-func TestAnOrphanIsConfirmedAndRemoved(t *testing.T) {
+func TestOrphanIsConfirmedAndRemoved(t *testing.T) {
 	f := newFixture(t, 0, orphan("a"))
 	f.Add(observe.Key{ID: "a"})
 	f.eventually(t, "confirm a", "remove a", "gone a")
 	require.Eventually(t, func() bool {
 		f.node.mu.Lock()
 		defer f.node.mu.Unlock()
-		return slices.Equal(f.node.told, []string{"a"})
-	}, patience, tick)
+		return slices.Equal(f.node.reported, []string{"a"})
+	}, testkit.Timeout, testkit.Tick)
 	require.InDelta(t, 1, f.metric(t, "fastsandbox_janitor_deletions_total", "claimed", "sandbox-absent"), 0)
 	require.InDelta(t, 100, f.metric(t, "fastsandbox_janitor_freed_bytes_total"), 0)
 }
 
-func TestWhatIsNoOrphanIsLetBe(t *testing.T) {
+func TestOnlyOrphansAreRemoved(t *testing.T) {
 	kept := orphan("a")
 	kept.Verdict = verdict.Verdict{Action: verdict.Wait, Reason: verdict.WithinGrace}
 	f := newFixture(t, 0, kept)
@@ -220,7 +219,7 @@ func TestWhatIsNoOrphanIsLetBe(t *testing.T) {
 	f.eventually(t, "confirm a", "confirm b", "confirm a")
 }
 
-func TestItIsTriedUntilItIsDone(t *testing.T) {
+func TestFailuresAreRetried(t *testing.T) {
 	f := newFixture(t, 0, orphan("a"))
 	away := errors.New("connection refused")
 	f.node.fail = map[string][]error{"confirm a": {away}, "remove a": {errors.New("busy")}}
@@ -236,7 +235,7 @@ func TestItIsTriedUntilItIsDone(t *testing.T) {
 	require.Equal(t, "a", r.Finding.Key.ID)
 }
 
-func TestADryRunAndASelectionRemoveNothing(t *testing.T) {
+func TestDryRunAndSelectionRemoveNothing(t *testing.T) {
 	f := newFixture(t, 0, orphan("a"))
 	key := observe.Key{ID: "a"}
 	r := f.Sweep(t.Context(), key, nil, true)
@@ -249,20 +248,20 @@ func TestADryRunAndASelectionRemoveNothing(t *testing.T) {
 	require.Equal(t, sweep.Deleted, r.Outcome)
 }
 
-func TestAKeptLogIsMarkedFirst(t *testing.T) {
+func TestRetainedLogIsMarkedFirst(t *testing.T) {
 	f := newFixture(t, time.Hour, orphan("a"))
 	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), observe.Key{ID: "a"}, nil, false).Outcome)
 	require.Equal(t, []string{"confirm a", "mark a", "remove a", "gone a"}, f.node.done())
 
 	f = newFixture(t, time.Hour, orphan("a"))
 	f.node.fail["mark a"] = []error{errors.New("no space left on device")}
-	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), observe.Key{ID: "a"}, nil, false).Outcome, "a full disk keeps nothing else")
-	require.True(t, f.logged("keeping the output of an orphan", "no space left on device"))
+	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), observe.Key{ID: "a"}, nil, false).Outcome, "a full disk does not prevent the removal")
+	require.True(t, f.logged("marking the log of an orphan", "no space left on device"))
 	require.InDelta(t, 1, f.metric(t, "fastsandbox_janitor_unmarked_logs_total"), 0)
 }
 
-// TestAReadOnlyContainerd keeps what it has; it is said and counted, each thing by itself, and tried again until it can be done.
-func TestAReadOnlyContainerd(t *testing.T) {
+// TestReadOnlyContainerd removes nothing; each failure is logged and counted, and retried until it succeeds.
+func TestReadOnlyContainerd(t *testing.T) {
 	f := newFixture(t, 0, orphan("a"), orphan("b"))
 	refused := errors.New("removing snapshot: read-only file system")
 	f.node.mu.Lock()
@@ -272,15 +271,15 @@ func TestAReadOnlyContainerd(t *testing.T) {
 	f.Add(observe.Key{ID: "b"})
 	require.Eventually(t, func() bool {
 		return slices.Contains(f.node.done(), "gone a") && slices.Contains(f.node.done(), "gone b")
-	}, patience, tick)
-	require.Less(t, slices.Index(f.node.done(), "gone b"), slices.Index(f.node.done(), "gone a"), "one that stays keeps no other")
+	}, testkit.Timeout, testkit.Tick)
+	require.Less(t, slices.Index(f.node.done(), "gone b"), slices.Index(f.node.done(), "gone a"), "a failing removal does not block others")
 	require.True(t, f.logged("orphan not removed yet", `"container"="a"`, "read-only file system"))
 	require.InDelta(t, 2, f.metric(t, "fastsandbox_janitor_deletion_failures_total", "sandbox-absent"), 0)
 	require.InDelta(t, 0, f.metric(t, "fastsandbox_janitor_unconfirmed_total"), 0)
 }
 
-// TestNobodyToAsk: an API server that does not answer is said and counted as well, and is no failure of a removal.
-func TestNobodyToAsk(t *testing.T) {
+// TestUnavailableAPIServer is logged and counted too, but not as a failed removal.
+func TestUnavailableAPIServer(t *testing.T) {
 	f := newFixture(t, 0, orphan("a"))
 	f.node.mu.Lock()
 	f.node.fail = map[string][]error{"confirm a": {errors.New("connection refused")}}
@@ -292,7 +291,7 @@ func TestNobodyToAsk(t *testing.T) {
 	require.InDelta(t, 0, f.metric(t, "fastsandbox_janitor_deletion_failures_total", "sandbox-absent"), 0)
 }
 
-func TestARemnantGoesPieceByPiece(t *testing.T) {
+func TestRemnantIsRemovedPieceByPiece(t *testing.T) {
 	key := observe.Key{ID: "a", Remnant: true, Kind: verdict.Log}
 	f := newFixture(t, 0, observe.Finding{
 		Key: key, Verdict: verdict.Verdict{Action: verdict.Delete, Reason: verdict.Leftover}, Remnant: &verdict.Remnant{ContainerID: "a"},
@@ -302,11 +301,11 @@ func TestARemnantGoesPieceByPiece(t *testing.T) {
 	r := f.Sweep(t.Context(), key, nil, false)
 	require.Equal(t, sweep.Failed, r.Outcome)
 	require.ErrorContains(t, r.Err, "read-only")
-	require.Equal(t, []string{"confirm a", "remove log of a", "remove mount of a"}, f.node.done(), "one that stays keeps no other")
+	require.Equal(t, []string{"confirm a", "remove log of a", "remove mount of a"}, f.node.done(), "a failing piece does not block others")
 	require.Equal(t, sweep.Deleted, f.Sweep(t.Context(), key, nil, false).Outcome)
 }
 
-func TestNoMoreAtOnceThanThereAreWorkers(t *testing.T) {
+func TestConcurrentRemovalsAreBounded(t *testing.T) {
 	var list []observe.Finding
 	for i := range 10 {
 		list = append(list, orphan(fmt.Sprint(i)))
@@ -317,23 +316,23 @@ func TestNoMoreAtOnceThanThereAreWorkers(t *testing.T) {
 		f.Add(found.Key)
 	}
 	atOnce := func() int { f.node.mu.Lock(); defer f.node.mu.Unlock(); return f.node.at }
-	require.Eventually(t, func() bool { return atOnce() == 2 }, patience, tick)
+	require.Eventually(t, func() bool { return atOnce() == 2 }, testkit.Timeout, testkit.Tick)
 	close(f.node.hold)
 	require.Eventually(t, func() bool {
 		return len(slices.DeleteFunc(f.node.done(), func(s string) bool { return !strings.HasPrefix(s, "gone") })) == 10
-	}, patience, tick)
+	}, testkit.Timeout, testkit.Tick)
 	require.Equal(t, 2, f.node.most)
 }
 
-func TestOneSweepOfAThingAtATime(t *testing.T) {
+func TestOneSweepPerThing(t *testing.T) {
 	f := newFixture(t, 0, orphan("a"))
 	f.node.hold = make(chan struct{})
 	key := observe.Key{ID: "a"}
 	f.Add(key)
-	require.Eventually(t, func() bool { f.node.mu.Lock(); defer f.node.mu.Unlock(); return f.node.at == 1 }, patience, tick)
+	require.Eventually(t, func() bool { f.node.mu.Lock(); defer f.node.mu.Unlock(); return f.node.at == 1 }, testkit.Timeout, testkit.Tick)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, f.Sweep(ctx, key, nil, false).Err, context.Canceled, "who waits can leave")
+	require.ErrorIs(t, f.Sweep(ctx, key, nil, false).Err, context.Canceled, "a waiting caller can cancel")
 	var wg sync.WaitGroup
 	wg.Go(func() { require.Equal(t, sweep.Gone, f.Sweep(t.Context(), key, nil, false).Outcome) })
 	close(f.node.hold)
@@ -341,7 +340,7 @@ func TestOneSweepOfAThingAtATime(t *testing.T) {
 	require.Equal(t, 1, f.node.most)
 }
 
-func TestASweepIsLinkedToTheCreate(t *testing.T) {
+func TestSweepIsLinkedToTheCreate(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	before := otel.GetTracerProvider()
 	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)))
@@ -375,24 +374,24 @@ func TestEvents(t *testing.T) {
 			recorder := events.NewFakeRecorder(1)
 			f := orphan("a")
 			c.change(&f)
-			sweep.Teller(recorder, "n")(f)
+			sweep.Reporter(recorder, "n")(f)
 			require.Equal(t, c.want, <-recorder.Events)
 		})
 	}
 }
 
-// related notes what Events are about, beside what they stand at.
+// related records what Events are related to.
 type related []string
 
 func (r *related) Eventf(_, to runtime.Object, _, _, _, _ string, _ ...any) {
 	*r = append(*r, to.(*corev1.ObjectReference).Name)
 }
 
-// Whoever records Events counts those as one that are alike but for their text, so that of the containers removed on a node
-// only the first would be told of.
+// TestEventsOfTwoContainersAreTwo: recorders aggregate Events that differ only in their text, so that only the first container
+// removed from a node would be reported.
 func TestEventsOfTwoContainersAreTwo(t *testing.T) {
 	got := &related{}
-	tell := sweep.Teller(got, "n")
+	tell := sweep.Reporter(got, "n")
 	tell(orphan("a"))
 	tell(orphan("b"))
 	require.Equal(t, related{"a", "b"}, *got)

@@ -2,10 +2,10 @@ package verdict
 
 import "time"
 
-// Kind is what a leftover is.
+// Kind is the kind of a remnant.
 type Kind uint8
 
-// The kinds of leftovers.
+// The kinds of remnants.
 const (
 	// Snapshot of a root file system.
 	Snapshot Kind = iota
@@ -19,26 +19,26 @@ const (
 	Log
 )
 
-// String is the kind's name.
+// String returns the kind's name.
 func (k Kind) String() string { return pick(int(k), "snapshot", "fifos", "mount", "cgroup", "log") }
 
-// Remnant is something on the node that is named after a container of ours of which containerd has no record.
+// Remnant is something on the node that is named after a container of which containerd has no record.
 type Remnant struct {
-	// ContainerID is the container that it is named after; Kind what it is.
+	// ContainerID is the container after which it is named; Kind is its kind.
 	ContainerID string
 	Kind        Kind
-	// Since is for how long, without a break, this janitor has found it without a container.
+	// Since is how long this janitor has found it without a container, without interruption.
 	Since time.Duration
-	// Agent is, of a log, what is known of the agent Pod that owns it.
+	// Agent is, for a log, the state of the agent Pod that owns it.
 	Agent Agent
-	// Deleted tells, of a log, that this node's janitor deleted its container; DeletedAge is how long ago, or, where that is
-	// not known, how long ago the log was written to for the last time.
+	// Deleted reports, for a log, whether this node's janitor deleted its container; DeletedAge is how long ago or, if that is not
+	// known, how long ago the log was last written to.
 	Deleted    bool
 	DeletedAge time.Duration
 }
 
-// DecideRemnant judges a remnant. Everything but a log is made after its container's record, or a moment before it, and is
-// nobody's once that is gone. A log is made long before, and by an agent that, as long as it lives, removes it itself.
+// DecideRemnant judges a remnant. Everything but a log is created after its container's record, or shortly before it, and is unused
+// once the record is gone. A log is created long before, by an agent that removes it itself as long as it lives.
 func DecideRemnant(r Remnant, p Policy) Verdict {
 	if r.Kind == Log && !r.Deleted {
 		switch r.Agent {

@@ -63,9 +63,9 @@ func drawObservation(t *rapid.T) verdict.Observation {
 	return o
 }
 
-// TestNoUnknownIsEvidence: a Delete stands whatever the unknown parts turn out to be, but that the agent's Pod is gone needs
-// no custom resource. In other words: unknown evidence never deletes.
-func TestNoUnknownIsEvidence(t *testing.T) {
+// TestUnknownNeverDeletes: a Delete stands whatever the unknown parts turn out to be, except that a gone agent's Pod needs no custom
+// resource.
+func TestUnknownNeverDeletes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o, p := drawObservation(t), drawPolicy(t)
 		got := verdict.Decide(o, p)
@@ -85,8 +85,8 @@ func TestNoUnknownIsEvidence(t *testing.T) {
 	})
 }
 
-// TestTheYoungAreSpared unless their agent is gone or they are not the ones that are meant.
-func TestTheYoungAreSpared(t *testing.T) {
+// TestYoungContainersAreKept unless their agent is gone or another container is meant.
+func TestYoungContainersAreKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o, p := drawObservation(t), drawPolicy(t)
 		if o.Age >= p.Grace && o.Missing >= p.Grace {
@@ -100,8 +100,8 @@ func TestTheYoungAreSpared(t *testing.T) {
 	})
 }
 
-// TestNothingAliveIsTouched: a container of a living agent that its custom resource means is kept, whatever else is true.
-func TestNothingAliveIsTouched(t *testing.T) {
+// TestAssignedContainersAreKept: a container of a living agent that its custom resource means is kept, whatever else is true.
+func TestAssignedContainersAreKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o, p := drawObservation(t), drawPolicy(t)
 		o.Managed, o.Agent, o.Defect, o.Identity = true, verdict.AgentAlive, "", claimed(rapid.Bool().Draw(t, "persisted anyway"))
@@ -110,19 +110,19 @@ func TestNothingAliveIsTouched(t *testing.T) {
 	})
 }
 
-// TestWhoseItIsNot: what is not ours, another cluster's, a living agent's slot, or not yet written is never deleted.
-func TestWhoseItIsNot(t *testing.T) {
+// TestUnrelatedContainersAreKept: unmanaged ones, those of another cluster, slots of a living agent, and unpersisted ones.
+func TestUnrelatedContainersAreKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o, p := drawObservation(t), drawPolicy(t)
 		slot := o.Identity.State == identity.StateSlot
-		loose := o.Identity.State == identity.StateClaimed && !o.Identity.Persisted
-		if !o.Managed || o.Agent == verdict.AgentForeign || (o.Agent == verdict.AgentAlive && (slot || loose || o.Defect != "")) {
+		unpersisted := o.Identity.State == identity.StateClaimed && !o.Identity.Persisted
+		if !o.Managed || o.Agent == verdict.AgentForeign || (o.Agent == verdict.AgentAlive && (slot || unpersisted || o.Defect != "")) {
 			require.NotEqual(t, verdict.Delete, verdict.Decide(o, p).Action)
 		}
 	})
 }
 
-// TestEachReasonHasOneAction, and a gone agent always deletes what is ours.
+// TestEachReasonHasOneAction, and a gone agent always deletes what is managed.
 func TestEachReasonHasOneAction(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o, p := drawObservation(t), drawPolicy(t)
@@ -132,6 +132,6 @@ func TestEachReasonHasOneAction(t *testing.T) {
 			require.Equal(t, verdict.Verdict{Action: verdict.Delete, Reason: verdict.AgentPodGone}, v)
 		}
 		o.Container = rapid.SampledFrom(containers).Draw(t, "another state")
-		require.Equal(t, v, verdict.Decide(o, p), "what runs of it is evidence of nothing")
+		require.Equal(t, v, verdict.Decide(o, p), "the state of the task is no evidence")
 	})
 }

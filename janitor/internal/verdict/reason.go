@@ -1,57 +1,57 @@
 package verdict
 
-// Reason says why a verdict is what it is. The set is closed: it labels metrics and is part of the API.
+// Reason is the reason for a verdict. The set is closed: it labels metrics and is part of the API.
 type Reason uint8
 
 // The reasons. Each belongs to one action.
 const (
-	// NotManaged: it does not carry our label. Keep.
+	// NotManaged: it does not carry the label fast-sandbox.io/managed=true. Keep.
 	NotManaged Reason = iota
-	// Assigned: its custom resource means it. Keep.
+	// Assigned: its custom resource is assigned to it. Keep.
 	Assigned
-	// SandboxTerminating: its custom resource means it and is being deleted, which is the controller's and the agent's to do. Keep.
+	// SandboxTerminating: its custom resource is being deleted, which is up to the controller and the agent. Keep.
 	SandboxTerminating
-	// SandboxExpired: its custom resource means it and its time is up, which is the controller's and the agent's to see to. Keep.
+	// SandboxExpired: its custom resource has expired, which is up to the controller and the agent. Keep.
 	SandboxExpired
-	// SlotOfAgent: it is a slot, and its agent lives. Keep.
+	// SlotOfAgent: it is a slot of a living agent. Keep.
 	SlotOfAgent
-	// NotPersisted: nobody has said yet that its custom resource was written: the allocator adopts or deletes it. Keep.
+	// NotPersisted: it is not known that its custom resource was written. The allocator adopts or deletes it. Keep.
 	NotPersisted
-	// Unidentified: its labels do not add up, and its agent lives or is not named. Keep.
+	// Unidentified: its labels are inconsistent, and its agent lives or is not named. Keep.
 	Unidentified
-	// AnotherCluster: the node runs its agent, of which this API server does not know. Keep.
+	// AnotherCluster: the node runs its agent, which this API server does not know. Keep.
 	AnotherCluster
-	// AgentPodUnknown: nobody can say whether its agent's Pod lives. Wait.
+	// AgentPodUnknown: the state of its agent's Pod is not known. Wait.
 	AgentPodUnknown
-	// SandboxUnknown: nobody can say whether its custom resource is there. Wait.
+	// SandboxUnknown: whether its custom resource exists is not known. Wait.
 	SandboxUnknown
-	// WithinGrace: its custom resource is absent, not for long enough. Wait.
+	// WithinGrace: its custom resource is absent, but not yet for the grace period. Wait.
 	WithinGrace
-	// CreateInFlight: it is of an attempt that its custom resource does not know yet. Wait.
+	// CreateInFlight: its attempt is newer than the one that its custom resource knows. Wait.
 	CreateInFlight
-	// AssignmentUnreadable: its custom resource says where it runs in words that cannot be read. Wait.
+	// AssignmentUnreadable: the assignment of its custom resource cannot be parsed. Wait.
 	AssignmentUnreadable
-	// AgentPodGone: the Pod of its agent is no more. Delete.
+	// AgentPodGone: the Pod of its agent does not exist. Delete.
 	AgentPodGone
-	// SandboxAbsent: its custom resource was written and is no more. Delete.
+	// SandboxAbsent: its custom resource was written and no longer exists. Delete.
 	SandboxAbsent
 	// SandboxReplaced: another sandbox has its name. Delete.
 	SandboxReplaced
-	// AttemptOver: its custom resource means a later attempt, or has done with this one. Delete.
+	// AttemptOver: its custom resource is at a later attempt, or has ended this one. Delete.
 	AttemptOver
-	// AssignedElsewhere: its custom resource means the same attempt on another agent. Delete.
+	// AssignedElsewhere: its custom resource assigns the same attempt to another agent. Delete.
 	AssignedElsewhere
-	// LeftoverYoung: something without a container, which a create may be about to make. Wait.
+	// LeftoverYoung: a remnant that may belong to a create in progress. Wait.
 	LeftoverYoung
-	// LogOfAgent: output of no container, of an agent that lives and sees to it. Keep.
+	// LogOfAgent: a log without a container, of a living agent that removes it itself. Keep.
 	LogOfAgent
-	// LogRetained: output of a container that was deleted, within the time for which it is kept. Wait.
+	// LogRetained: the log of a deleted container, within its retention. Wait.
 	LogRetained
-	// Leftover: something without a container that belongs to nothing alive. Delete.
+	// Leftover: a remnant that no living component uses. Delete.
 	Leftover
 )
 
-// words are the reasons as metrics, logs and people see them, and the action that each goes with.
+// words are the names of the reasons in metrics and logs, and their actions.
 var words = [...]struct { //nolint:gochecknoglobals // a constant
 	name   string
 	action Action
@@ -80,7 +80,7 @@ var words = [...]struct { //nolint:gochecknoglobals // a constant
 	Leftover:             {"leftover", Delete},
 }
 
-// Reasons are all reasons, in their order.
+// Reasons returns all reasons in their order.
 func Reasons() []Reason {
 	all := make([]Reason, len(words))
 	for i := range all {
@@ -89,7 +89,7 @@ func Reasons() []Reason {
 	return all
 }
 
-// String is the reason's name, in kebab-case.
+// String returns the reason's name in kebab-case.
 func (r Reason) String() string {
 	if int(r) >= len(words) {
 		return "unknown"
@@ -97,7 +97,7 @@ func (r Reason) String() string {
 	return words[r].name
 }
 
-// Action is the action that the reason goes with.
+// Action returns the action of the reason.
 func (r Reason) Action() Action {
 	if int(r) >= len(words) {
 		return Keep
@@ -105,21 +105,21 @@ func (r Reason) Action() Action {
 	return words[r].action
 }
 
-// String is the action's name.
+// String returns the action's name.
 func (a Action) String() string { return pick(int(a), "keep", "wait", "delete") }
 
-// String is the state's name.
+// String returns the state's name.
 func (c Container) String() string { return pick(int(c), "running", "stopped", "created", "no-task") }
 
-// String is the state's name.
+// String returns the state's name.
 func (a Agent) String() string { return pick(int(a), "unknown", "alive", "gone", "foreign") }
 
-// String is the state's name.
+// String returns the state's name.
 func (s ResourceState) String() string {
 	return pick(int(s), "unknown", "absent", "present", "terminating", "expired")
 }
 
-// String is the outcome's name.
+// String returns the outcome's name.
 func (f Fence) String() string {
 	return pick(int(f), "match", "other-sandbox", "older-attempt", "newer-attempt", "other-agent", "unreadable")
 }

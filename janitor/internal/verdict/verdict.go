@@ -1,26 +1,26 @@
-// Package verdict judges containers: given what was observed of one, is it kept, waited with, or deleted, and why. It is
-// pure: time, grace and every observation are arguments, and whoever calls it does the looking and the deleting. All of it
-// may be called concurrently.
+// Package verdict judges containers: given what was observed, it decides whether one is kept, deleted, or judged again later, and
+// why. It is pure: time, grace periods and observations are arguments; its callers observe and delete. All of it may be called
+// concurrently.
 //
-// The order of the questions is the whole of it; the first that applies answers:
+// The order of the questions matters; the first that applies decides:
 //
-//	is it ours at all?                  no               -> keep
-//	does its agent's Pod live?          gone             -> delete, whatever else is true
+//	is it managed?                      no               -> keep
+//	does its agent's Pod exist?         gone             -> delete, whatever else is true
 //	                                    not known        -> wait
-//	                                    of others        -> keep: the node runs it, this API server does not know it
-//	do its labels say who it is?        no               -> keep: nobody guesses
-//	is it a slot?                       yes              -> keep: it dies with its agent
-//	was its custom resource written?    not to be known  -> keep: the allocator adopts or deletes it, however old it is
-//	is the custom resource there?       not known        -> wait
-//	                                    absent           -> delete past the grace, else wait
-//	is it the one that is meant?        another sandbox  -> delete
+//	                                    foreign          -> keep: the node runs it, this API server does not know it
+//	are its labels consistent?          no               -> keep: never guess
+//	is it a slot?                       yes              -> keep: it is deleted with its agent
+//	was its custom resource written?    not known        -> keep: the allocator adopts or deletes it, whatever its age
+//	does the custom resource exist?     not known        -> wait
+//	                                    absent           -> delete after the grace period, else wait
+//	does the custom resource mean it?   another sandbox  -> delete
 //	                                    an older attempt -> delete
-//	                                    another agent's  -> delete
-//	                                    a newer attempt  -> wait: a create whose assignment was not seen yet
-//	                                    not to be read   -> wait
-//	                                    yes              -> keep: what ends it is the controller's and the agent's to do
+//	                                    another agent    -> delete
+//	                                    a newer attempt  -> wait: a create whose assignment was not observed yet
+//	                                    unreadable       -> wait
+//	                                    yes              -> keep: the controller and the agent end it
 //
-// No unknown is ever evidence: a Delete stands whatever the unknown parts of an observation turn out to be.
+// Missing knowledge is never evidence: a Delete stands whatever the unknown parts of an observation turn out to be.
 package verdict
 
 import (
@@ -29,146 +29,145 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// Observation is what is known of one container that carries our label. The zero value of every part is the one that deletes
-// nothing.
+// Observation is what is known about one managed container. The zero value of every field is the one that deletes nothing.
 type Observation struct {
 	// ContainerID is the container's id in containerd.
 	ContainerID string
-	// Managed tells that it carries the label fast-sandbox.io/managed=true. Nothing without it is ever touched.
+	// Managed reports whether it carries the label fast-sandbox.io/managed=true. Nothing else is ever deleted.
 	Managed bool
-	// Identity is what its labels say. If they do not add up, all but AgentUID (where that is to be read) is empty.
+	// Identity is read from its labels. If they are inconsistent, only AgentUID is set, if that can be read.
 	Identity identity.Identity
-	// Defect says why the labels do not add up; empty if they do.
+	// Defect says why the labels are inconsistent; empty if they are consistent.
 	Defect string
-	// Container is what runs of it.
+	// Container is the state of its task.
 	Container Container
-	// Age is the time since its record was made, by the node's clock: it may jump, and is negative then.
+	// Age is the time since its record was created, by the node's clock. It may jump, and may be negative.
 	Age time.Duration
-	// Agent is what is known of the agent Pod that AgentUID names.
+	// Agent is the state of the Pod that AgentUID names.
 	Agent Agent
-	// Resource is what is known of the custom resource of its namespace and name.
+	// Resource is the custom resource with its namespace and name.
 	Resource Resource
-	// Missing is for how long, without a break and by a clock that does not jump, this janitor has found Resource absent.
+	// Missing is how long this janitor has found Resource absent, without interruption, by a monotonic clock.
 	Missing time.Duration
 }
 
-// Container is what runs of a container.
+// Container is the state of a container's task.
 type Container uint8
 
-// The states of a container. What cannot be told counts as running.
+// The states of a container. An unknown one counts as running.
 const (
-	// Running has a task that runs.
+	// Running: its task runs.
 	Running Container = iota
-	// Stopped has a task whose process has ended.
+	// Stopped: the process of its task has ended.
 	Stopped
-	// Created has a task that was never started.
+	// Created: its task was never started.
 	Created
-	// NoTask has a record alone: before its task is made, and after its end was written down.
+	// NoTask: it has only a record: before its task is created, and after its end was recorded.
 	NoTask
 )
 
-// Agent is what is known of the Pod of a container's agent.
+// Agent is the state of the Pod of a container's agent.
 type Agent uint8
 
 // The states of an agent's Pod.
 const (
-	// AgentUnknown: nobody can say now.
+	// AgentUnknown: not known.
 	AgentUnknown Agent = iota
 	// AgentAlive: the API server has the Pod, terminating or not.
 	AgentAlive
-	// AgentGone: the API server does not have the Pod, and either this janitor has seen it there before or the node runs none
-	// of that uid.
+	// AgentGone: the API server does not have the Pod, and either this janitor has observed it there before or the node runs none of
+	// its containers.
 	AgentGone
-	// AgentForeign: the API server does not have the Pod and never had it, as far as this janitor knows, and the node runs it:
-	// it is another cluster's.
+	// AgentForeign: the API server does not have the Pod and, as far as this janitor knows, never had it, but the node runs it: it
+	// belongs to another cluster.
 	AgentForeign
 )
 
-// Resource is what is known of the custom resource that has a container's namespace and name.
+// Resource is the custom resource with a container's namespace and name.
 type Resource struct {
 	State ResourceState
-	// UID is the effective uid of what is there.
+	// UID is its effective uid.
 	UID string
-	// Attempt is the last one that its status knows; zero where only metadata was read, which are read with an assignment.
+	// Attempt is the last attempt in its status; zero if only metadata was read, which happens only with an assignment.
 	Attempt int64
-	// Assignment says where it runs; nil for nowhere. Unreadable tells that there is one that cannot be read.
+	// Assignment is where it runs; nil if it is not assigned. Unreadable reports an assignment that cannot be parsed.
 	Assignment *Assignment
 	Unreadable bool
 }
 
-// Assignment is where the custom resource says that its sandbox runs.
+// Assignment is the assignment of a custom resource.
 type Assignment struct {
 	AgentUID string
 	Attempt  int64
 }
 
-// ResourceState is what state a custom resource is in.
+// ResourceState is the state of a custom resource.
 type ResourceState uint8
 
 // The states of a custom resource.
 const (
-	// ResourceUnknown: the API server does not say.
+	// ResourceUnknown: not known.
 	ResourceUnknown ResourceState = iota
-	// ResourceAbsent: there is none of the namespace and name.
+	// ResourceAbsent: it does not exist.
 	ResourceAbsent
-	// ResourcePresent: there is one.
+	// ResourcePresent: it exists.
 	ResourcePresent
-	// ResourceTerminating: there is one that is being deleted.
+	// ResourceTerminating: it exists and is being deleted.
 	ResourceTerminating
-	// ResourceExpired: there is one whose time was up.
+	// ResourceExpired: it exists and has expired.
 	ResourceExpired
 )
 
-// Policy is what a janitor is set to.
+// Policy is the configuration of verdicts.
 type Policy struct {
-	// Grace is how old a container has to be, and for how long its custom resource has to be missing, before it is deleted.
+	// Grace is the minimum age of a container, and the minimum time for which its custom resource must be missing, before deletion.
 	Grace time.Duration
-	// LeftoverGrace is for how long something must have had no container before it is removed: longer than any create takes
-	// between the two.
+	// LeftoverGrace is how long a remnant must have had no container before it is removed: longer than a create takes between the
+	// two.
 	LeftoverGrace time.Duration
-	// LogRetention is for how long the output of a container is kept after the container was deleted.
+	// LogRetention is how long the output of a container is kept after the container was deleted.
 	LogRetention time.Duration
 }
 
-// Action is what is to be done.
+// Action is what to do with a thing.
 type Action uint8
 
 // The actions.
 const (
-	// Keep: it is as it should be, or not the janitor's.
+	// Keep: it is in use, or not the janitor's.
 	Keep Action = iota
-	// Wait: it is to be looked at again.
+	// Wait: judge it again later.
 	Wait
 	// Delete: it is an orphan.
 	Delete
 )
 
-// Verdict is what is to be done with one thing, and why.
+// Verdict is what to do with one thing, and why.
 type Verdict struct {
 	Action Action
 	Reason Reason
 }
 
-// Fence is how a container compares with the custom resource of its name.
+// Fence is the result of comparing a container with the custom resource of its name.
 type Fence uint8
 
-// The outcomes of the comparison.
+// The results.
 const (
-	// FenceMatch: it is the container that the custom resource means.
+	// FenceMatch: the custom resource is assigned to this container.
 	FenceMatch Fence = iota
-	// FenceOtherSandbox: the custom resource is of another sandbox of the same name.
+	// FenceOtherSandbox: the custom resource belongs to another sandbox of the same name.
 	FenceOtherSandbox
-	// FenceOlder: the custom resource means a later attempt, or the container's attempt is over.
+	// FenceOlder: the custom resource is at a later attempt, or the container's attempt has ended.
 	FenceOlder
-	// FenceNewer: the container is of an attempt that the custom resource does not know yet.
+	// FenceNewer: the container's attempt is newer than the one that the custom resource knows.
 	FenceNewer
-	// FenceOtherAgent: the custom resource means the same attempt on another agent.
+	// FenceOtherAgent: the custom resource assigns the same attempt to another agent.
 	FenceOtherAgent
-	// FenceUnreadable: where the sandbox runs cannot be read.
+	// FenceUnreadable: the assignment cannot be parsed.
 	FenceUnreadable
 )
 
-// Compare compares a claimed container with the custom resource of its namespace and name, which is there.
+// Compare compares a claimed container with the existing custom resource of its namespace and name.
 func Compare(id identity.Identity, r Resource) Fence {
 	switch {
 	case r.UID != id.SandboxUID:
@@ -176,7 +175,7 @@ func Compare(id identity.Identity, r Resource) Fence {
 	case r.Unreadable:
 		return FenceUnreadable
 	case r.Assignment == nil && id.Attempt <= r.Attempt:
-		// An assignment is cleared after its container was removed, or given up for lost, and its number is in the status by then.
+		// An assignment is cleared after its container was removed or given up as lost; by then its attempt is in the status.
 		return FenceOlder
 	case r.Assignment == nil, id.Attempt > r.Assignment.Attempt:
 		return FenceNewer
@@ -188,8 +187,8 @@ func Compare(id identity.Identity, r Resource) Fence {
 	return FenceMatch
 }
 
-// Decide judges a container. Deciding Delete, a caller has to look again at all of it, at the API server itself, and decide
-// anew before anything is done.
+// Decide judges a container. Before it acts on Delete, a caller must observe everything again, from the API server itself, and
+// decide again.
 func Decide(o Observation, p Policy) Verdict {
 	if !o.Managed {
 		return Verdict{Keep, NotManaged}
@@ -209,7 +208,7 @@ func Decide(o Observation, p Policy) Verdict {
 	}
 }
 
-// decideAlive judges a container whose agent's Pod lives.
+// decideAlive judges a container whose agent's Pod exists.
 func decideAlive(o Observation, p Policy) Verdict {
 	switch {
 	case o.Defect != "":
@@ -232,7 +231,7 @@ func decideAlive(o Observation, p Policy) Verdict {
 	}
 }
 
-// decideFence judges a container whose agent lives and whose custom resource was written, when one of its name is there.
+// decideFence judges a persisted container of a living agent for which a custom resource exists.
 func decideFence(o Observation) Verdict {
 	switch Compare(o.Identity, o.Resource) {
 	case FenceOtherSandbox:

@@ -16,7 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-var update = flag.Bool("update", false, "write testdata/matrix.txt anew")
+var update = flag.Bool("update", false, "write testdata/matrix.txt again")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -31,8 +31,8 @@ var (
 	fences     = []verdict.Fence{verdict.FenceMatch, verdict.FenceOtherSandbox, verdict.FenceOlder, verdict.FenceNewer, verdict.FenceOtherAgent, verdict.FenceUnreadable} //nolint:gochecknoglobals // a constant
 )
 
-// moment is how old a container is and for how long its custom resource is missing. The second is what a node whose clock
-// jumped shows, and the third what a custom resource shows that has just been deleted.
+// moment is a container's age and how long its custom resource has been missing. The second is what a clock that jumped shows, the
+// third a custom resource that was just deleted.
 type moment struct {
 	name         string
 	age, missing time.Duration
@@ -42,12 +42,12 @@ func moments() []moment {
 	return []moment{{"young", grace - 1, grace - 1}, {"clock fell", -time.Hour, grace}, {"settling", grace, grace - 1}, {"ripe", grace, grace}}
 }
 
-// claimed is a container, of attempt 3, of a sandbox.
+// claimed is a container of attempt 3 of a sandbox.
 func claimed(persisted bool) identity.Identity {
 	return identity.Identity{Namespace: "ns", Name: "one", SandboxUID: "u", Attempt: 3, AgentUID: "a", Pool: "p", State: identity.StateClaimed, Persisted: persisted}
 }
 
-// resource is a custom resource that compares with claimed as the fence says.
+// resource returns a custom resource that compares with claimed as the fence says.
 func resource(state verdict.ResourceState, f verdict.Fence) verdict.Resource {
 	r := verdict.Resource{State: state, UID: "u", Attempt: 2, Assignment: &verdict.Assignment{AgentUID: "a", Attempt: 3}}
 	switch f {
@@ -116,7 +116,7 @@ func (m *matrix) claimed(agent verdict.Agent, persisted bool) {
 	}
 }
 
-// TestMatrix holds every cell of the matrix against the table that people have reviewed. `go test -update` writes it anew.
+// TestMatrix compares every cell with the reviewed table. `go test -update` writes the table again.
 func TestMatrix(t *testing.T) {
 	m := &matrix{cells: map[string]int{}}
 	for _, agent := range agents {
@@ -168,7 +168,7 @@ How many cells have which verdict:
 	return out.String()
 }
 
-func TestCompareAUnassignedResource(t *testing.T) {
+func TestCompareUnassignedResource(t *testing.T) {
 	for attempt, want := range map[int64]verdict.Fence{2: verdict.FenceNewer, 3: verdict.FenceOlder, 4: verdict.FenceOlder} {
 		require.Equal(t, want, verdict.Compare(claimed(true), verdict.Resource{State: verdict.ResourcePresent, UID: "u", Attempt: attempt}), attempt)
 	}

@@ -20,62 +20,62 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// foreignAgent is one that another cluster's kubelet runs on the node.
+// foreignAgent is an agent that another cluster's kubelet runs on the node.
 const foreignAgent = "16fd2706-8baf-433b-82eb-8c7fada847da"
 
-// runtimeState is where the OCI runtime keeps what it knows of containers.
+// runtimeState is where the OCI runtime keeps its state of containers.
 const runtimeState = "/run/containerd/runc/" + ctrd.DefaultNamespace
 
-// slotsInAShim is how many containers share a shim, as the slots of an agent do.
+// slotsInAShim is the number of containers that share a shim, as the slots of an agent do.
 const slotsInAShim = 25
 
-// museum makes containers of all kinds, as agents, accidents and others leave them on a node.
-type museum struct {
-	*world
+// fixtures creates containers of all kinds, as agents, accidents and other programs leave them on a node.
+type fixtures struct {
+	*testEnv
 
-	// alive is the uid of an agent that lives all the time; going of those that are deleted first and second; old and renewed
-	// those of a Pod that is made anew under its name.
+	// alive is the uid of an agent that lives all the time; going are agents that are deleted first and second; old and renewed are
+	// the uids of a Pod that is recreated under its name.
 	alive, old, renewed string
 	going               [2]string
 	made                int
-	groups              map[string][]string // by agent: the containers that began a shim
+	groups              map[string][]string // by agent: the containers that started a shim
 	members             map[string]int
-	orphans, kept       []*specimen
+	orphans, kept       []*fixture
 }
 
-// ended is the kind of those whose process has ended.
+// ended is the kind of containers whose process has ended.
 const ended = "stopped"
 
-// specimen is one container.
-type specimen struct {
+// fixture is one container.
+type fixture struct {
 	thing
 	kind string
 	// born is when its first process was started.
 	born string
-	// fall makes an orphan of it behind everybody's back; nil for what is one by its agent's end. wave is when.
+	// fall turns it into an orphan behind the mesh's back; nil if the end of its agent does. wave is when.
 	fall func()
 	wave int
-	// reason is what the janitor says of it while it is kept; unspecified for nothing.
+	// reason is what the janitor reports while it is kept; unspecified for none.
 	reason janitorv1.Reason
 }
 
-func (w *world) museum() *museum {
+func (w *testEnv) fixtures() *fixtures {
 	w.t.Helper()
-	m := &museum{world: w, groups: map[string][]string{}, members: map[string]int{}}
-	m.alive, m.going[0], m.going[1], m.old = w.pod("agent-alive"), w.pod("agent-first"), w.pod("agent-second"), w.pod("agent-anew")
-	w.deletePod("agent-anew")
-	m.renewed = w.pod("agent-anew")
+	m := &fixtures{testEnv: w, groups: map[string][]string{}, members: map[string]int{}}
+	m.alive, m.going[0], m.going[1], m.old = w.pod("agent-alive"), w.pod("agent-first"), w.pod("agent-second"), w.pod("agent-recreated")
+	w.deletePod("agent-recreated")
+	m.renewed = w.pod("agent-recreated")
 	return m
 }
 
-// identity is that of a new sandbox.
-func (m *museum) identity(agent string) fsb.Identity {
+// identity returns that of a new sandbox.
+func (m *fixtures) identity(agent string) fsb.Identity {
 	m.made++
 	return claimed(fmt.Sprintf("s%d", m.made), agent)
 }
 
-// container makes a container; most were slots and run in a shim with others of their agent.
-func (m *museum) container(id fsb.Identity, change ...func(*mould)) thing {
+// container creates a container; most were slots and share a shim with others of their agent.
+func (m *fixtures) container(id fsb.Identity, change ...func(*mould)) thing {
 	m.t.Helper()
 	f := mould{id: id.ContainerID(), labels: id.Labels()}
 	if id.State == fsb.StateSlot || m.made%10 != 0 {
@@ -104,7 +104,7 @@ func label(key, value string) func(*mould) {
 }
 
 // garble makes a container's record and its OCI spec unreadable.
-func (m *museum) garble(x thing) {
+func (m *fixtures) garble(x thing) {
 	m.t.Helper()
 	_, err := m.Client.ContainerService().Update(m.t.Context(), containers.Container{ID: x.id, Spec: &anypb.Any{TypeUrl: "spec", Value: []byte("{")}}, "spec")
 	require.NoError(m.t, err)
@@ -112,13 +112,13 @@ func (m *museum) garble(x thing) {
 
 func tornRecord(f *mould) { f.record = []byte{0xff, 0xff} }
 
-// orphan makes the n-th orphan.
-func (m *museum) orphan(n, wave int) *specimen {
+// orphan creates the n-th orphan.
+func (m *fixtures) orphan(n, wave int) *fixture {
 	m.t.Helper()
 	gone := m.going[wave]
 	id := m.identity(gone)
-	s := &specimen{wave: wave}
-	m.sandbox(id) // until its agent is gone, it is healthy
+	s := &fixture{wave: wave}
+	m.sandbox(id) // healthy until its agent is gone
 	ofGone := []struct {
 		kind string
 		make func() thing
@@ -133,7 +133,7 @@ func (m *museum) orphan(n, wave int) *specimen {
 		{kind: "record and spec unreadable, its agent is gone", make: func() thing { x := m.container(id, tornRecord); m.garble(x); return x }},
 		{kind: "lost its record", make: func() thing { x := m.container(id); s.fall = func() { m.loseRecord(x) }; return x }},
 		{kind: "half removed", make: func() thing { return m.half(gone) }},
-		{kind: "of a Pod that was made anew", make: func() thing { id.AgentUID = m.old; return m.container(id) }},
+		{kind: "of a Pod that was recreated", make: func() thing { id.AgentUID = m.old; return m.container(id) }},
 	}
 	if n%15 < len(ofGone) {
 		s.kind, s.thing = ofGone[n%15].kind, ofGone[n%15].make()
@@ -146,8 +146,8 @@ func (m *museum) orphan(n, wave int) *specimen {
 	return s
 }
 
-// fallen makes a container of a living agent whose Sandbox will come to mean it no more.
-func (m *museum) fallen(s *specimen, n int, id fsb.Identity) {
+// fallen creates a container of a living agent whose Sandbox will no longer mean it.
+func (m *fixtures) fallen(s *fixture, n int, id fsb.Identity) {
 	m.t.Helper()
 	written := m.sandbox(id)
 	reassign := func(other fsb.Identity) {
@@ -172,14 +172,14 @@ func (m *museum) fallen(s *specimen, n int, id fsb.Identity) {
 	s.thing = m.container(id)
 }
 
-// loseRecord deletes a record under a container that runs.
-func (m *museum) loseRecord(x thing) {
+// loseRecord deletes the record of a running container.
+func (m *fixtures) loseRecord(x thing) {
 	m.t.Helper()
 	require.NoError(m.t, m.Client.ContainerService().Delete(m.t.Context(), x.id))
 }
 
-// half is what is left of a container whose removal was cut short after its record, or done by somebody who knows containerd alone.
-func (m *museum) half(owner string) thing {
+// half is what is left of a container whose removal was interrupted after its record was deleted, or was done with containerd's tools.
+func (m *fixtures) half(owner string) thing {
 	m.t.Helper()
 	id := uuid.NewString() + "-1"
 	m.snapshot(id)
@@ -190,10 +190,10 @@ func (m *museum) half(owner string) thing {
 	return thing{id: id}
 }
 
-// keep makes the n-th container that must not be touched.
-func (m *museum) keep(n int) *specimen {
+// keep creates the n-th container that must not be removed.
+func (m *fixtures) keep(n int) *fixture {
 	m.t.Helper()
-	s := &specimen{reason: janitorv1.Reason_REASON_ASSIGNED}
+	s := &fixture{reason: janitorv1.Reason_REASON_ASSIGNED}
 	id := m.identity(m.alive)
 	if theirs := n%12 - 6; theirs >= 0 {
 		m.keepOdd(s, theirs, n/12, id)
@@ -205,8 +205,8 @@ func (m *museum) keep(n int) *specimen {
 	return s
 }
 
-// keepPlain makes one of those that agents have in the course of their work.
-func (m *museum) keepPlain(s *specimen, n int, id fsb.Identity) {
+// keepPlain creates one of the containers that agents normally have.
+func (m *fixtures) keepPlain(s *fixture, n int, id fsb.Identity) {
 	m.t.Helper()
 	switch n {
 	case 0:
@@ -235,8 +235,8 @@ func (m *museum) keepPlain(s *specimen, n int, id fsb.Identity) {
 	}
 }
 
-// keepOdd makes one of those that are others', or look like nobody's.
-func (m *museum) keepOdd(s *specimen, n, turn int, id fsb.Identity) {
+// keepOdd creates one that belongs to others, or has no obvious owner.
+func (m *fixtures) keepOdd(s *fixture, n, turn int, id fsb.Identity) {
 	m.t.Helper()
 	nobodys := id
 	nobodys.AgentUID = uuid.NewString()
@@ -264,15 +264,15 @@ func (m *museum) keepOdd(s *specimen, n, turn int, id fsb.Identity) {
 		s.thing = m.container(id, tornRecord)
 		m.garble(s.thing)
 	default:
-		s.kind = "of the Pod that was made anew"
+		s.kind = "of the Pod that was recreated"
 		id.AgentUID = m.renewed
 		m.sandbox(id)
 		s.thing = m.container(id)
 	}
 }
 
-// fall makes orphans of those of a wave, and has the agents' Pod of the wave gone.
-func (m *museum) fall(wave int) {
+// fall turns the fixtures of a wave into orphans, and deletes the agents' Pod of the wave.
+func (m *fixtures) fall(wave int) {
 	m.t.Helper()
 	for _, s := range m.orphans {
 		if s.wave == wave && s.fall != nil {
@@ -282,8 +282,8 @@ func (m *museum) fall(wave int) {
 	m.deletePod([]string{"agent-first", "agent-second"}[wave])
 }
 
-// remaining are the orphans of which something is left, and what.
-func (m *museum) remaining() map[string][]string {
+// remaining returns the orphans of which something is left, and what.
+func (m *fixtures) remaining() map[string][]string {
 	m.t.Helper()
 	left := m.left()
 	out := map[string][]string{}
@@ -303,8 +303,8 @@ func (m *museum) remaining() map[string][]string {
 	return out
 }
 
-// records are the ids of all containers on the node.
-func (m *museum) records() []string {
+// records returns the ids of all containers on the node.
+func (m *fixtures) records() []string {
 	m.t.Helper()
 	list, err := m.Client.ContainerService().List(m.t.Context())
 	require.NoError(m.t, err)
@@ -316,8 +316,8 @@ func (m *museum) records() []string {
 	return out
 }
 
-// requireUntouched tells that those that are kept are there, with all that belongs to them and in the same processes.
-func (m *museum) requireUntouched() {
+// requireUntouched requires that the kept containers exist, with everything that belongs to them and with the same processes.
+func (m *fixtures) requireUntouched() {
 	m.t.Helper()
 	left := m.left()
 	for _, s := range m.kept {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/client"
@@ -40,20 +39,18 @@ import (
 )
 
 const (
-	ns       = "default"
-	node     = "node-1"
-	patience = 60 * time.Second
-	tick     = 20 * time.Millisecond
+	ns   = "default"
+	node = "node-1"
 )
 
-// world is a node with a real containerd, and a cluster with a real API server.
-type world struct {
+// testEnv is a node with a real containerd, and a cluster with a real API server.
+type testEnv struct {
 	*containerd.Server
 
 	t     *testing.T
 	admin kube.Client
 	rest  *rest.Config
-	// kubeconfig is a file that says what rest says.
+	// kubeconfig is a file with the same access as rest.
 	kubeconfig string
 	env        *envtest.Environment
 
@@ -61,7 +58,7 @@ type world struct {
 	said []string // by janitors in this process
 }
 
-func newWorld(t *testing.T) *world {
+func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
 	crlog.SetLogger(logr.Discard())
 	root, err := filepath.Abs("../../..")
@@ -73,7 +70,7 @@ func newWorld(t *testing.T) *world {
 	env := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(root, "deploy", "crd")}, ErrorIfCRDPathMissing: true, BinaryAssetsDirectory: assets}
 	server := env.ControlPlane.GetAPIServer()
 	server.Configure().Append("disable-admission-plugins", "ServiceAccount")
-	server.CertDir = t.TempDir() // its own would go with the process, and with it what clients trust
+	server.CertDir = t.TempDir() // its default directory is deleted with the process, and clients trust what is in it
 	cfg, err := env.Start()
 	require.NoError(t, err, "starting etcd and kube-apiserver from %s", assets)
 	t.Cleanup(func() { require.NoError(t, env.Stop()) })
@@ -83,15 +80,15 @@ func newWorld(t *testing.T) *world {
 	}
 	admin, err := kube.New(cfg, kube.Options{Scheme: scheme})
 	require.NoError(t, err)
-	w := &world{Server: containerd.Start(t), t: t, admin: admin, rest: cfg, env: env}
+	w := &testEnv{Server: containerd.Start(t), t: t, admin: admin, rest: cfg, env: env}
 	w.Import(t, containerd.Busybox, containerd.Image(t))
 	w.kubeconfig = filepath.Join(w.Dir, "kubeconfig")
 	require.NoError(t, os.WriteFile(w.kubeconfig, env.KubeConfig, 0o600))
 	return w
 }
 
-// pod makes an agent's Pod and returns its uid.
-func (w *world) pod(name string) string {
+// pod creates an agent's Pod and returns its uid.
+func (w *testEnv) pod(name string) string {
 	w.t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
@@ -101,14 +98,14 @@ func (w *world) pod(name string) string {
 	return string(p.UID)
 }
 
-func (w *world) deletePod(name string) {
+func (w *testEnv) deletePod(name string) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
 	require.NoError(w.t, w.admin.Delete(w.t.Context(), p, kube.GracePeriodSeconds(0)))
 }
 
-// sandbox writes a Sandbox that means a container.
-func (w *world) sandbox(id fsb.Identity) *v1alpha1.Sandbox {
+// sandbox writes a Sandbox that is assigned to a container.
+func (w *testEnv) sandbox(id fsb.Identity) *v1alpha1.Sandbox {
 	w.t.Helper()
 	s := &v1alpha1.Sandbox{
 		ObjectMeta: metav1.ObjectMeta{
@@ -126,8 +123,8 @@ func assignment(id fsb.Identity) *v1alpha1.Assignment {
 	return &v1alpha1.Assignment{AgentUID: id.AgentUID, SandboxUID: id.SandboxUID, Attempt: id.Attempt, NodeName: node}
 }
 
-// unassigned writes a Sandbox that nobody has assigned, and that no node's cache shows.
-func (w *world) unassigned(id fsb.Identity) {
+// unassigned writes a Sandbox without an assignment, which no node's cache shows.
+func (w *testEnv) unassigned(id fsb.Identity) {
 	w.t.Helper()
 	require.NoError(w.t, w.admin.Create(w.t.Context(), &v1alpha1.Sandbox{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: id.Name, Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: id.SandboxUID}},
@@ -135,43 +132,43 @@ func (w *world) unassigned(id fsb.Identity) {
 	}))
 }
 
-// strip deletes a Sandbox behind everybody's back.
-func (w *world) strip(s *v1alpha1.Sandbox) {
+// strip deletes a Sandbox behind the mesh's back.
+func (w *testEnv) strip(s *v1alpha1.Sandbox) {
 	w.t.Helper()
 	s.Finalizers = nil
 	require.NoError(w.t, w.admin.Update(w.t.Context(), s))
 	require.NoError(w.t, w.admin.Delete(w.t.Context(), s))
 }
 
-// claimed is the identity of a new sandbox.
+// claimed returns the identity of a new sandbox.
 func claimed(name, agentUID string) fsb.Identity {
 	return fsb.Identity{Namespace: ns, Name: name, SandboxUID: uuid.NewString(), Attempt: 1, AgentUID: agentUID, Pool: "p", State: fsb.StateClaimed, Persisted: true}
 }
 
-// thing is a container as an agent makes it.
+// thing is a container as an agent creates it.
 type thing struct {
 	id  string
 	pid uint32
 }
 
-// mould is how a container is made.
+// mould says how to create a container.
 type mould struct {
 	id     string
 	labels map[string]string
 	state  verdict.Container
 	// group is the container in whose shim it runs; empty for its own.
 	group string
-	// record is what the record of its sandbox holds; nil for a whole one.
+	// record is the content of the sandbox's record; nil for a complete one.
 	record []byte
 }
 
-// container makes a container with all that belongs to one, and brings it into a state.
-func (w *world) container(id string, labels map[string]string, state verdict.Container) thing {
+// container creates a container with everything that belongs to one, and brings it into a state.
+func (w *testEnv) container(id string, labels map[string]string, state verdict.Container) thing {
 	w.t.Helper()
 	return w.make(mould{id: id, labels: labels, state: state})
 }
 
-func (w *world) make(m mould) thing {
+func (w *testEnv) make(m mould) thing {
 	w.t.Helper()
 	ctx := w.t.Context()
 	image, err := w.Client.GetImage(ctx, containerd.Busybox)
@@ -196,7 +193,7 @@ func (w *world) make(m mould) thing {
 }
 
 // bring brings a new container into a state.
-func (w *world) bring(c client.Container, state verdict.Container) (pid uint32) {
+func (w *testEnv) bring(c client.Container, state verdict.Container) (pid uint32) {
 	w.t.Helper()
 	ctx := w.t.Context()
 	if state == verdict.NoTask {
@@ -217,7 +214,7 @@ func (w *world) bring(c client.Container, state verdict.Container) (pid uint32) 
 	return task.Pid()
 }
 
-func (w *world) log(id, owner string) string {
+func (w *testEnv) log(id, owner string) string {
 	w.t.Helper()
 	dir := filepath.Join(w.LogRoot, id)
 	require.NoError(w.t, os.MkdirAll(dir, 0o700))
@@ -226,9 +223,9 @@ func (w *world) log(id, owner string) string {
 	return dir
 }
 
-func (w *world) fifoRoot() string { return filepath.Join(w.Dir, "fifo") }
+func (w *testEnv) fifoRoot() string { return filepath.Join(w.Dir, "fifo") }
 
-func (w *world) fifo(id string) string {
+func (w *testEnv) fifo(id string) string {
 	w.t.Helper()
 	path := filepath.Join(w.fifoRoot(), uuid.NewString()[:8], id+"-stdout")
 	require.NoError(w.t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -236,8 +233,8 @@ func (w *world) fifo(id string) string {
 	return path
 }
 
-// snapshot makes a snapshot that nothing but itself holds.
-func (w *world) snapshot(id string) {
+// snapshot creates a snapshot without a container.
+func (w *testEnv) snapshot(id string) {
 	w.t.Helper()
 	image, err := w.Client.GetImage(w.t.Context(), containerd.Busybox)
 	require.NoError(w.t, err)
@@ -249,10 +246,10 @@ func (w *world) snapshot(id string) {
 }
 
 // stateDir is containerd's.
-func (w *world) stateDir() string { return filepath.Join(w.Dir, "s") }
+func (w *testEnv) stateDir() string { return filepath.Join(w.Dir, "s") }
 
-// mount mounts something in the bundle of a container that has none.
-func (w *world) mount(id string) string {
+// mount mounts something in the bundle of a container that does not exist.
+func (w *testEnv) mount(id string) string {
 	w.t.Helper()
 	dir := filepath.Join(w.stateDir(), "io.containerd.runtime.v2.task", ctrd.DefaultNamespace, id, "rootfs")
 	require.NoError(w.t, os.MkdirAll(dir, 0o700))
@@ -260,8 +257,8 @@ func (w *world) mount(id string) string {
 	return dir
 }
 
-// cgroup makes an empty cgroup of a container, where cgroups of one hierarchy are.
-func (w *world) cgroup(id string) string {
+// cgroup creates an empty cgroup of a container in a hierarchy.
+func (w *testEnv) cgroup(id string) string {
 	w.t.Helper()
 	root := ctrd.DefaultCgroupRoot
 	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil {
@@ -272,16 +269,16 @@ func (w *world) cgroup(id string) string {
 	return dir
 }
 
-// remover is one that sees all of the node, and nothing of any other.
-func (w *world) remover() *ctrd.Remover {
+// remover returns one that sees all of this test's node, and nothing of others.
+func (w *testEnv) remover() *ctrd.Remover {
 	return &ctrd.Remover{
 		Client: w.Client, Snapshotter: ctrd.DefaultSnapshotter, LogRoot: w.LogRoot, ProcRoot: "/proc", CgroupRoot: ctrd.DefaultCgroupRoot,
 		FIFORoot: w.fifoRoot(), HostProc: "/proc/self", StateDir: w.stateDir(), CgroupParents: []string{w.CgroupParent},
 	}
 }
 
-// left are the containers and snapshots on the node, and the log directories, FIFOs, mounts and cgroups.
-func (w *world) left() map[string]bool {
+// left returns the containers and snapshots on the node, and the log directories, FIFOs, mounts and cgroups.
+func (w *testEnv) left() map[string]bool {
 	w.t.Helper()
 	out := map[string]bool{}
 	list, err := w.Client.ContainerService().List(w.t.Context())
@@ -297,8 +294,8 @@ func (w *world) left() map[string]bool {
 	return out
 }
 
-// pid is the pid of a container's task that runs; 0 if it does not.
-func (w *world) pid(id string) uint32 {
+// pid returns the pid of a container's running task; 0 if it does not run.
+func (w *testEnv) pid(id string) uint32 {
 	resp, err := w.Client.TaskService().Get(w.t.Context(), &tasks.GetRequest{ContainerID: id})
 	if err != nil {
 		return 0
@@ -306,5 +303,5 @@ func (w *world) pid(id string) uint32 {
 	return resp.GetProcess().GetPid()
 }
 
-// slotID is a slot's id, other than those of all other processes: what a runtime keeps of containers is all containerds' of a host.
+// slotID returns a slot's id that differs from those of other processes: the OCI runtime's state is shared by all containerds.
 func slotID(n int) string { return fsb.SlotID(fmt.Sprintf("%010x%010x", os.Getpid(), n)) }

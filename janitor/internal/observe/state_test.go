@@ -15,53 +15,54 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-func TestNothingIsJudgedBeforeAllWasSeen(t *testing.T) {
-	w := newWorld(t)
+func TestNothingIsJudgedBeforeScanAndSync(t *testing.T) {
+	w := newTestEnv(t)
 	defer w.end(t)
-	w.change(func(w *world) { w.containers[idOne] = one(w) })
+	w.change(func(w *testEnv) { w.containers[idOne] = one(w) })
 	_, err := w.Findings()
 	require.True(t, errdefs.IsUnavailable(err))
 	require.NoError(t, w.Scan(t.Context()))
 	_, err = w.Findings()
-	require.True(t, errdefs.IsUnavailable(err), "the caches were not")
+	require.True(t, errdefs.IsUnavailable(err), "the caches are not synced")
 	_, err = w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.True(t, errdefs.IsUnavailable(err))
 	require.False(t, w.Ready())
 	require.Empty(t, w.asking("pods", "sandbox"))
 	w.clock.Step(time.Hour)
-	require.Empty(t, w.told())
+	require.Empty(t, w.reported())
 	w.SetSynced()
 	require.True(t, w.Ready())
 }
 
-func TestAHealthyNodeCostsTheAPIServerNothing(t *testing.T) {
+func TestHealthyNodeMakesNoRequests(t *testing.T) {
 	w := synced(t)
 	w.alive(agentA)
 	w.write(sandbox(uidOne, agentA, 1))
-	w.place(t, one(w))
+	w.addContainer(t, one(w))
 	for range 5 {
 		w.clock.Step(interval)
 		require.NoError(t, w.Scan(t.Context()))
 	}
 	require.Equal(t, verdict.Assigned, w.verdict(t))
 	require.Empty(t, w.asking("pods", "sandbox", "runs"))
-	require.Empty(t, w.told())
+	require.Empty(t, w.reported())
 }
 
-func TestAnAgentsEndIsHeardAtOnce(t *testing.T) {
+func TestEndOfAnAgentIsObservedAtOnce(t *testing.T) {
 	w := synced(t)
 	w.alive(agentA)
-	w.place(t, one(w))
+	w.addContainer(t, one(w))
 	w.write(sandbox(uidOne, agentA, 1))
 	require.Equal(t, verdict.Assigned, w.verdict(t))
 	changed := w.Changed()
-	w.change(func(w *world) { delete(w.pods, agentA) })
+	w.change(func(w *testEnv) { delete(w.pods, agentA) })
 	w.RemovePod(agentA)
-	require.Equal(t, []observe.Key{{ID: idOne}}, w.told())
+	require.Equal(t, []observe.Key{{ID: idOne}}, w.reported())
 	<-changed
 	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.NoError(t, err)
@@ -70,15 +71,15 @@ func TestAnAgentsEndIsHeardAtOnce(t *testing.T) {
 	require.Equal(t, []string{"pods"}, w.asking("pods", "sandbox"), "the Sandbox makes no difference")
 
 	require.NoError(t, w.Scan(t.Context()))
-	require.Equal(t, []observe.Key{{ID: idOne}}, w.told(), "a scan reminds")
-	w.change(func(w *world) { delete(w.containers, idOne) })
+	require.Equal(t, []observe.Key{{ID: idOne}}, w.reported(), "a scan reports it again")
+	w.change(func(w *testEnv) { delete(w.containers, idOne) })
 	w.Gone(observe.Key{ID: idOne})
 	require.Empty(t, w.verdicts(t))
 }
 
-func TestAPodThatHasEndedIsGone(t *testing.T) {
+func TestEndedPodCountsAsGone(t *testing.T) {
 	w := synced(t)
-	w.place(t, one(w))
+	w.addContainer(t, one(w))
 	require.Equal(t, verdict.AgentPodUnknown, w.verdict(t))
 	w.SetPod(agentA, true)
 	require.Equal(t, verdict.AgentPodGone, w.verdict(t))
@@ -86,8 +87,8 @@ func TestAPodThatHasEndedIsGone(t *testing.T) {
 
 func TestAgentsThatTheAPIServerNeverHad(t *testing.T) {
 	w := synced(t)
-	w.change(func(w *world) { w.running[agentA] = true })
-	w.place(t, one(w))
+	w.change(func(w *testEnv) { w.running[agentA] = true })
+	w.addContainer(t, one(w))
 	key := observe.Key{ID: idOne}
 	for range 3 {
 		require.Equal(t, verdict.AnotherCluster, w.verdict(t), "the node runs it")
@@ -96,29 +97,29 @@ func TestAgentsThatTheAPIServerNeverHad(t *testing.T) {
 		require.Equal(t, verdict.AnotherCluster, f.Verdict.Reason)
 		w.clock.Step(time.Hour)
 	}
-	w.change(func(w *world) { delete(w.running, agentA) })
-	require.Equal(t, verdict.AnotherCluster, w.verdict(t), "nobody has looked yet")
+	w.change(func(w *testEnv) { delete(w.running, agentA) })
+	require.Equal(t, verdict.AnotherCluster, w.verdict(t), "no scan yet")
 	require.NoError(t, w.Scan(t.Context()))
-	require.Equal(t, verdict.AgentPodUnknown, w.verdict(t), "its Pod may be starting anew")
+	require.Equal(t, verdict.AgentPodUnknown, w.verdict(t), "its Pod may be restarting")
 	w.clock.Step(grace - 1)
 	require.Equal(t, verdict.AgentPodUnknown, w.verdict(t))
-	require.Empty(t, w.told())
+	require.Empty(t, w.reported())
 	w.clock.Step(1)
 	require.Equal(t, verdict.AgentPodGone, w.verdict(t))
-	require.Equal(t, []observe.Key{key}, w.told())
+	require.Equal(t, []observe.Key{key}, w.reported())
 
-	w.change(func(w *world) { w.running[agentA] = true })
+	w.change(func(w *testEnv) { w.running[agentA] = true })
 	f, err := w.Confirm(t.Context(), key)
 	require.NoError(t, err)
-	require.Equal(t, verdict.AnotherCluster, f.Verdict.Reason, "it has begun to run since")
+	require.Equal(t, verdict.AnotherCluster, f.Verdict.Reason, "it runs again")
 }
 
-func TestAnAbsentSandboxIsWaitedFor(t *testing.T) {
+func TestAbsentSandboxHasAGracePeriod(t *testing.T) {
 	w := synced(t)
 	w.alive(agentA)
 	s := sandbox(uidOne, agentA, 1)
 	w.write(s)
-	w.place(t, one(w))
+	w.addContainer(t, one(w))
 	w.erase(s)
 	require.Equal(t, verdict.WithinGrace, w.verdict(t))
 	w.clock.Step(grace - 1)
@@ -127,55 +128,55 @@ func TestAnAbsentSandboxIsWaitedFor(t *testing.T) {
 	require.Equal(t, verdict.Assigned, w.verdict(t))
 	w.erase(s)
 	w.clock.Step(grace - 1)
-	require.Equal(t, verdict.WithinGrace, w.verdict(t), "the time begins anew")
-	w.told()
+	require.Equal(t, verdict.WithinGrace, w.verdict(t), "the grace period restarts")
+	w.reported()
 	w.clock.Step(1)
 	require.Equal(t, verdict.SandboxAbsent, w.verdict(t))
-	require.Len(t, w.told(), 1)
+	require.Len(t, w.reported(), 1)
 	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.NoError(t, err)
 	require.Equal(t, verdict.SandboxAbsent, f.Verdict.Reason)
-	require.Equal(t, []string{"get", "pods", "sandbox"}, w.asking("get", "pods", "sandbox"), "who it is comes first")
+	require.Equal(t, []string{"get", "pods", "sandbox"}, w.asking("get", "pods", "sandbox"), "the identity comes first")
 }
 
-// TestASandboxThatWentElsewhereIsNotWaitedFor: it is no more in the cache of this node, and the API server says where it is.
-func TestASandboxThatWentElsewhereIsNotWaitedFor(t *testing.T) {
+// TestSandboxOnAnotherNodeNeedsNoGrace: it left the cache of this node, and the API server says where it is.
+func TestSandboxOnAnotherNodeNeedsNoGrace(t *testing.T) {
 	w := start(t)
 	s := sandbox(uidOne, agentA, 1)
 	w.write(s)
-	w.place(t, one(w))
-	w.change(func(w *world) { w.sandboxes["ns/one"] = sandbox(uidOne, "agent-elsewhere", 2) })
+	w.addContainer(t, one(w))
+	w.change(func(w *testEnv) { w.sandboxes["ns/one"] = sandbox(uidOne, "agent-elsewhere", 2) })
 	w.RemoveSandbox(&s.ObjectMeta)
-	require.Eventually(t, func() bool { return slices.Contains(w.told(), observe.Key{ID: idOne}) }, patience, tick)
+	require.Eventually(t, func() bool { return slices.Contains(w.reported(), observe.Key{ID: idOne}) }, testkit.Timeout, testkit.Tick)
 	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.NoError(t, err)
 	require.Equal(t, verdict.AttemptOver, f.Verdict.Reason)
 }
 
-// TestTheAPIServersOwnWordCounts where a cache shows no Sandbox that is there, as on a node whose name is no label: it is
-// asked once in each interval, not again and again.
-func TestTheAPIServersOwnWordCounts(t *testing.T) {
+// TestLiveAnswerReplacesTheCache where a cache does not show an existing Sandbox, as on a node whose name is no label value. The
+// API server is asked once per interval.
+func TestLiveAnswerReplacesTheCache(t *testing.T) {
 	w := synced(t)
 	w.alive(agentA)
-	w.change(func(w *world) { w.sandboxes["ns/one"] = sandbox(uidOne, agentA, 1) })
-	w.place(t, one(w))
+	w.change(func(w *testEnv) { w.sandboxes["ns/one"] = sandbox(uidOne, agentA, 1) })
+	w.addContainer(t, one(w))
 	w.clock.Step(grace)
 	require.Equal(t, verdict.SandboxAbsent, w.verdict(t))
 	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.NoError(t, err)
 	require.Equal(t, verdict.Assigned, f.Verdict.Reason)
-	w.told()
+	w.reported()
 	w.clock.Step(interval - 1)
 	require.Equal(t, verdict.Assigned, w.verdict(t))
-	require.Empty(t, w.told())
+	require.Empty(t, w.reported())
 	w.clock.Step(1)
 	require.Equal(t, verdict.WithinGrace, w.verdict(t))
 	w.clock.Step(grace)
 	require.Equal(t, verdict.SandboxAbsent, w.verdict(t))
-	require.Len(t, w.told(), 1, "it is asked again")
+	require.Len(t, w.reported(), 1, "it is confirmed again")
 }
 
-func TestConfirmLooksAtEverythingAnew(t *testing.T) {
+func TestConfirmObservesEverythingAgain(t *testing.T) {
 	later := sandbox(uidOne, "agent-b", 2)
 	released := sandbox(uidOne, "", 1)
 	expired := sandbox(uidOne, "", 0)
@@ -185,29 +186,29 @@ func TestConfirmLooksAtEverythingAnew(t *testing.T) {
 	deleted := sandbox(uidOne, agentA, 1)
 	deleted.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	for name, c := range map[string]struct {
-		change func(w *world)
+		change func(w *testEnv)
 		want   verdict.Reason
 	}{
-		"still absent":          {func(*world) {}, verdict.SandboxAbsent},
-		"there":                 {func(w *world) { w.sandboxes["ns/one"] = sandbox(uidOne, agentA, 1) }, verdict.Assigned},
-		"being deleted":         {func(w *world) { w.sandboxes["ns/one"] = deleted }, verdict.SandboxTerminating},
-		"another sandbox":       {func(w *world) { w.sandboxes["ns/one"] = sandbox("v", agentA, 1) }, verdict.SandboxReplaced},
-		"a later attempt":       {func(w *world) { w.sandboxes["ns/one"] = later }, verdict.AttemptOver},
-		"its attempt is over":   {func(w *world) { w.sandboxes["ns/one"] = released }, verdict.AttemptOver},
-		"expired, not seen yet": {func(w *world) { w.sandboxes["ns/one"] = expired }, verdict.CreateInFlight},
-		"garbled":               {func(w *world) { w.sandboxes["ns/one"] = garbled }, verdict.AssignmentUnreadable},
-		"the agent is gone":     {func(w *world) { delete(w.pods, agentA) }, verdict.AgentPodGone},
-		"it was never written":  {func(w *world) { w.containers[idOne] = one(w, unwritten) }, verdict.NotPersisted},
-		"it became a slot":      {func(w *world) { w.containers[idOne] = one(w, toSlot) }, verdict.SlotOfAgent},
-		"its labels are broken": {func(w *world) { w.containers[idOne] = one(w, broken) }, verdict.Unidentified},
-		"a label names another": {func(w *world) {
+		"still absent":          {func(*testEnv) {}, verdict.SandboxAbsent},
+		"there":                 {func(w *testEnv) { w.sandboxes["ns/one"] = sandbox(uidOne, agentA, 1) }, verdict.Assigned},
+		"being deleted":         {func(w *testEnv) { w.sandboxes["ns/one"] = deleted }, verdict.SandboxTerminating},
+		"another sandbox":       {func(w *testEnv) { w.sandboxes["ns/one"] = sandbox("v", agentA, 1) }, verdict.SandboxReplaced},
+		"a later attempt":       {func(w *testEnv) { w.sandboxes["ns/one"] = later }, verdict.AttemptOver},
+		"its attempt is over":   {func(w *testEnv) { w.sandboxes["ns/one"] = released }, verdict.AttemptOver},
+		"expired, not seen yet": {func(w *testEnv) { w.sandboxes["ns/one"] = expired }, verdict.CreateInFlight},
+		"garbled":               {func(w *testEnv) { w.sandboxes["ns/one"] = garbled }, verdict.AssignmentUnreadable},
+		"the agent is gone":     {func(w *testEnv) { delete(w.pods, agentA) }, verdict.AgentPodGone},
+		"it was never written":  {func(w *testEnv) { w.containers[idOne] = one(w, unwritten) }, verdict.NotPersisted},
+		"it became a slot":      {func(w *testEnv) { w.containers[idOne] = one(w, toSlot) }, verdict.SlotOfAgent},
+		"its labels are broken": {func(w *testEnv) { w.containers[idOne] = one(w, broken) }, verdict.Unidentified},
+		"a label names another": {func(w *testEnv) {
 			w.containers[idOne] = one(w, func(c *observe.Container) { c.Identity.AgentUID = "agent-b" })
 		}, verdict.AgentPodUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := synced(t)
 			w.alive(agentA)
-			w.place(t, one(w))
+			w.addContainer(t, one(w))
 			w.clock.Step(grace)
 			require.Equal(t, verdict.SandboxAbsent, w.verdict(t))
 			w.change(c.change)
@@ -228,7 +229,7 @@ func broken(c *observe.Container) {
 	c.Identity, c.Defect = identity.Identity{AgentUID: agentA}, "attempt is missing"
 }
 
-func TestAnErrorIsNoEvidence(t *testing.T) {
+func TestErrorIsNoEvidence(t *testing.T) {
 	away := errors.New("connection refused")
 	for _, what := range []string{"get", "pods", "sandbox", "runs"} {
 		t.Run(what, func(t *testing.T) {
@@ -236,37 +237,37 @@ func TestAnErrorIsNoEvidence(t *testing.T) {
 			if what != "runs" {
 				w.alive(agentA)
 			}
-			w.place(t, one(w))
+			w.addContainer(t, one(w))
 			w.clock.Step(grace)
 			require.Len(t, w.verdicts(t), 1)
-			w.change(func(w *world) { w.fail[what] = away })
+			w.change(func(w *testEnv) { w.fail[what] = away })
 			_, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 			require.ErrorIs(t, err, away)
 		})
 	}
 	w := synced(t)
 	w.alive(agentA)
-	w.place(t, one(w))
-	w.change(func(w *world) { w.fail["list"] = away; delete(w.containers, idOne) })
+	w.addContainer(t, one(w))
+	w.change(func(w *testEnv) { w.fail["list"] = away; delete(w.containers, idOne) })
 	require.ErrorIs(t, w.Scan(t.Context()), away)
-	require.Contains(t, w.verdicts(t), idOne, "what cannot be seen is not gone")
+	require.Contains(t, w.verdicts(t), idOne, "an error does not remove it")
 }
 
-func TestWhatIsNoMoreIsForgotten(t *testing.T) {
+func TestRemovedContainerIsDropped(t *testing.T) {
 	w := synced(t)
-	w.place(t, one(w))
-	w.change(func(w *world) { delete(w.containers, idOne) })
+	w.addContainer(t, one(w))
+	w.change(func(w *testEnv) { delete(w.containers, idOne) })
 	_, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.True(t, errdefs.IsNotFound(err))
 	require.Empty(t, w.verdicts(t))
-	w.place(t, one(w))
-	w.change(func(w *world) { w.containers[idOne] = one(w, func(c *observe.Container) { c.Managed = false }) })
+	w.addContainer(t, one(w))
+	w.change(func(w *testEnv) { w.containers[idOne] = one(w, func(c *observe.Container) { c.Managed = false }) })
 	_, err = w.Confirm(t.Context(), observe.Key{ID: idOne})
-	require.True(t, errdefs.IsNotFound(err), "it is not ours any more")
+	require.True(t, errdefs.IsNotFound(err), "it is no longer managed")
 	require.Empty(t, w.verdicts(t))
 }
 
-func TestTheTraceOfTheCreateIsKnown(t *testing.T) {
+func TestConfirmReturnsTheTraceOfTheCreate(t *testing.T) {
 	w := synced(t)
 	for name, c := range map[string]struct {
 		record *anypb.Any
@@ -277,58 +278,58 @@ func TestTheTraceOfTheCreateIsKnown(t *testing.T) {
 		"torn":    {&anypb.Any{TypeUrl: pack(t, &agentv1.SandboxRecord{}).GetTypeUrl(), Value: []byte{0xff}}, ""},
 		"none":    {nil, ""},
 	} {
-		w.place(t, one(w, func(x *observe.Container) { x.Record = c.record }))
+		w.addContainer(t, one(w, func(x *observe.Container) { x.Record = c.record }))
 		f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 		require.NoError(t, err)
 		require.Equal(t, c.want, f.Traceparent, name)
 	}
-	require.Equal(t, 2, w.logged("record of a container cannot be read", idOne))
+	require.Equal(t, 2, w.logged("record of a container is unreadable", idOne))
 }
 
-// TestLabelsThatDoNotAddUp keep their container as long as its agent lives, are told of once, and counted.
-func TestLabelsThatDoNotAddUp(t *testing.T) {
+// TestInconsistentLabels keep their container as long as its agent lives; they are logged once and counted.
+func TestInconsistentLabels(t *testing.T) {
 	w := synced(t)
 	w.alive(agentA)
-	w.place(t, one(w, broken))
+	w.addContainer(t, one(w, broken))
 	for range 3 {
 		w.clock.Step(interval)
 		require.NoError(t, w.Scan(t.Context()))
 	}
 	require.Equal(t, verdict.Unidentified, w.verdict(t))
-	require.Empty(t, w.told())
-	require.Equal(t, 1, w.logged("labels of a container do not add up", idOne, "attempt is missing"))
+	require.Empty(t, w.reported())
+	require.Equal(t, 1, w.logged("container has inconsistent labels", idOne, "attempt is missing"))
 	require.InDelta(t, 1, w.gauge(t, "fastsandbox_janitor_unreadable_labels"), 0)
 	require.InDelta(t, 1, w.gauge(t, "fastsandbox_janitor_verdicts", "keep", "unidentified"), 0)
-	w.change(func(w *world) { delete(w.pods, agentA) })
+	w.change(func(w *testEnv) { delete(w.pods, agentA) })
 	w.RemovePod(agentA)
-	require.NotEmpty(t, w.told(), "whose it was is to be read")
+	require.NotEmpty(t, w.reported(), "its agent is known")
 	f, err := w.Confirm(t.Context(), observe.Key{ID: idOne})
 	require.NoError(t, err)
 	require.Equal(t, verdict.AgentPodGone, f.Verdict.Reason)
 }
 
-// TestAScanThatFailsIsSaid, counted, and not the last.
-func TestAScanThatFailsIsSaid(t *testing.T) {
+// TestFailedScanIsLogged, counted and repeated.
+func TestFailedScanIsLogged(t *testing.T) {
 	w := start(t)
-	w.place(t, one(w))
-	w.change(func(w *world) { w.fail["list"] = errors.New("read-only file system") })
-	w.stepUntil(t, func() bool { return w.logged("looking at the node", "read-only file system") > 0 }, time.Second)
+	w.addContainer(t, one(w))
+	w.change(func(w *testEnv) { w.fail["list"] = errors.New("read-only file system") })
+	w.stepUntil(t, func() bool { return w.logged("examining the node", "read-only file system") > 0 }, time.Second)
 	require.Positive(t, w.gauge(t, "fastsandbox_janitor_scans_total", "error"))
 	require.Contains(t, w.verdicts(t), idOne)
 	scanned := w.gauge(t, "fastsandbox_janitor_scans_total", "ok")
-	w.change(func(w *world) { delete(w.fail, "list") })
+	w.change(func(w *testEnv) { delete(w.fail, "list") })
 	w.stepUntil(t, func() bool { return w.gauge(t, "fastsandbox_janitor_scans_total", "ok") > scanned }, time.Second)
 }
 
-// TestALeftoverThatWasFoundTooEarly is told of once there is something by which it can be confirmed.
-func TestALeftoverThatWasFoundTooEarly(t *testing.T) {
-	w := newWorld(t)
+// TestRemnantFoundBeforeTheSync is reported once it can be confirmed.
+func TestRemnantFoundBeforeTheSync(t *testing.T) {
+	w := newTestEnv(t)
 	defer w.end(t)
-	w.change(func(w *world) { w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartSnapshot}} })
+	w.change(func(w *testEnv) { w.pieces = []ctrd.Piece{{ID: idOne, Part: ctrd.PartSnapshot}} })
 	require.NoError(t, w.Scan(t.Context()))
 	w.clock.Step(leftover)
 	require.NoError(t, w.Scan(t.Context()))
-	require.Empty(t, w.told())
+	require.Empty(t, w.reported())
 	w.SetSynced()
-	require.Equal(t, []observe.Key{{ID: idOne, Remnant: true, Kind: verdict.Snapshot}}, w.told())
+	require.Equal(t, []observe.Key{{ID: idOne, Remnant: true, Kind: verdict.Snapshot}}, w.reported())
 }
