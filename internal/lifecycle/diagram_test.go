@@ -12,8 +12,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/lifecycle"
 )
 
-// render draws what Next does, as the package comment has it: a stateDiagram of Mermaid, as seed 002's is, with the events
-// that leave a phase, each marked if it does so only while the sandbox is assigned, or only while it is not.
+// render returns the state diagram of the package comment, in Mermaid's syntax, as Next implements it: the events that leave a
+// phase, with a note if they do so only while the sandbox is assigned, or only while it is not.
 func render() []string {
 	type edge struct{ from, to lifecycle.Phase }
 	var edges []edge
@@ -65,7 +65,7 @@ func render() []string {
 	return out
 }
 
-// TestDiagram holds the drawing in the package comment to the code.
+// TestDiagram compares the diagram in the package comment with Next.
 func TestDiagram(t *testing.T) {
 	raw, err := os.ReadFile("lifecycle.go")
 	require.NoError(t, err)
@@ -73,5 +73,5 @@ func TestDiagram(t *testing.T) {
 	at := slices.Index(lines, "//\tstateDiagram-v2")
 	require.GreaterOrEqual(t, at, 0, "the package comment has no diagram")
 	end := at + slices.Index(lines[at:], "//")
-	require.Equal(t, strings.Join(render(), "\n"), strings.Join(lines[at:end], "\n"), "draw it anew")
+	require.Equal(t, strings.Join(render(), "\n"), strings.Join(lines[at:end], "\n"), "replace the diagram by the expected one")
 }

@@ -1,5 +1,6 @@
-// Package lifecycle is the life of a sandbox (seed 002) as a pure state machine: what phase follows which event, and what
-// has to be done about it. It knows neither Kubernetes nor agents, keeps nothing, and may be used from anywhere at once.
+// Package lifecycle is the lifecycle of a sandbox (seed 002) as a pure state machine: Next returns the phase that follows an
+// event, and the actions to carry out. It does not depend on Kubernetes or on agents, has no state, and may be called
+// concurrently.
 //
 //	stateDiagram-v2
 //	[*] --> Pending: ResetWhileLost
@@ -44,37 +45,36 @@
 //	Failed --> Terminating: DeleteRequested (assigned)
 //	Failed --> [*]: DeleteRequested (not assigned)
 //
-// assigned: while the sandbox has an assignment, so that a container of it may exist. A phase that an event does not leave
-// is not drawn; of those events, AgentLost keeps the phase (the condition AgentLost tells), AgentCompleted keeps Running
-// (the condition Finished tells), and a Failed sandbox that is still assigned is held for its logs (AgentCrashed) or
-// cleaned up (AgentFailed -> Remove, AgentTerminated -> Release). Next has the actions.
+// "(assigned)" means that the sandbox has an assignment, so that its container may exist. Events that keep the phase are not
+// shown: AgentLost sets the condition AgentLost, AgentCompleted sets the condition Finished on a Running sandbox, and a Failed
+// sandbox that is still assigned keeps its container for the logs (AgentCrashed) or is cleaned up (AgentFailed -> Remove,
+// AgentTerminated -> Release). Next returns the actions.
 //
-// ExpireTimePassed, ResetRequested and AgentRefused are answered with Remove while the sandbox is assigned, and the phase
-// stays: the event remains true, is raised again once the container is gone and the assignment is cleared, and moves the
-// phase then. So no phase ever claims that a container is gone that may still exist, whenever the process that drives the
-// machine dies.
+// While the sandbox is assigned, the answer to ExpireTimePassed, ResetRequested and AgentRefused is Remove, and the phase does
+// not change. The event is raised again after the container is removed and the assignment is cleared, and changes the phase
+// then. So a phase never says that a container is gone while it may exist, even if the controller dies at any point.
 package lifecycle
 
-// Phase is where a sandbox is in its life. The values equal those of the custom resource.
+// Phase is the phase of a sandbox. The values are those of the custom resource.
 type Phase string
 
-// The phases of seed 002, and the two ends of a life that no custom resource shows.
+// The phases of seed 002, and None and Gone, which no custom resource has.
 const (
-	// None is a sandbox that nobody has looked at yet.
+	// None: the controller has not processed the sandbox yet.
 	None Phase = ""
-	// Pending waits for an agent.
+	// Pending: waits to be placed on an agent.
 	Pending Phase = "Pending"
-	// Bound is assigned to an agent that was asked to create it.
+	// Bound: assigned to an agent, which creates the container.
 	Bound Phase = "Bound"
-	// Running is what its agent reports; also, with the condition Finished, after the process ended with code 0.
+	// Running: the agent reports that the process runs or, with the condition Finished, that it ended with code 0.
 	Running Phase = "Running"
-	// Terminating is being deleted until its agent says that it is gone.
+	// Terminating: deleted, but the agent has not reported yet that the container is removed.
 	Terminating Phase = "Terminating"
-	// Expired is past its expire time: container gone, record kept.
+	// Expired: past its expire time. The container is removed, the record is kept.
 	Expired Phase = "Expired"
-	// Failed could not be created, or its process ended with an error.
+	// Failed: the container could not be created, or its process ended with an error.
 	Failed Phase = "Failed"
-	// Gone is deleted: nothing is left but to let the record go.
+	// Gone: deleted. Only the finalizer of the record is left to be removed.
 	Gone Phase = "Gone"
 )
 
@@ -83,53 +83,55 @@ func Phases() []Phase {
 	return []Phase{None, Pending, Bound, Running, Terminating, Expired, Failed, Gone}
 }
 
-// State is what Next decides on.
+// State is the state on which Next decides.
 type State struct {
 	// Phase is the phase.
 	Phase Phase
-	// Assigned tells that the sandbox has an assignment, so that a container of it may exist. It is true from before the
-	// agent is first asked until after the agent said that the container is gone.
+	// Assigned: the sandbox has an assignment, so that its container may exist. It is set before the agent is asked for the
+	// container, and cleared after the agent has reported its removal.
 	Assigned bool
-	// Finished tells that the process ended by itself with code 0. Such a sandbox is never run again by itself.
+	// Finished: the process ended with code 0. Such a sandbox is started again only by a reset.
 	Finished bool
 }
 
-// Event is something that was observed. Most are levels rather than edges: they are raised as long as they are true.
+// Event is an observation. Most events are levels: they are raised as long as they are true.
 type Event int
 
 // The events.
 const (
-	// Accepted: the record is seen for the first time, and is kept from vanishing.
+	// Accepted: the record is processed for the first time, and has its finalizer.
 	Accepted Event = iota + 1
 	// Scheduled: an assignment is written.
 	Scheduled
-	// Unassigned: there is no assignment. In a phase that claims one, whoever took it away died before the phase followed.
+	// Unassigned: there is no assignment. In a phase that implies one, the controller died after it cleared the assignment and
+	// before it changed the phase.
 	Unassigned
-	// AgentCreating: the agent reports that it is at it.
+	// AgentCreating: the agent reports that it creates the container.
 	AgentCreating
-	// AgentRefused: the agent cannot take the sandbox, through no fault of the request (full, port taken, unreachable).
+	// AgentRefused: the agent cannot run the sandbox, for a reason that is not in the request (no capacity, port conflict,
+	// unreachable).
 	AgentRefused
 	// AgentRunning: the agent reports a running process.
 	AgentRunning
 	// AgentCompleted: the process ended with code 0.
 	AgentCompleted
-	// AgentCrashed: the process ended with another code, or was killed.
+	// AgentCrashed: the process ended with another code or by a signal.
 	AgentCrashed
-	// AgentFailed: the sandbox could not be created and never will be: the request is at fault.
+	// AgentFailed: the container cannot be created by any agent: the request is invalid.
 	AgentFailed
-	// AgentTerminated: the agent says that the container is gone, or the agent's Pod is.
+	// AgentTerminated: the agent reports that the container is removed, or the agent's Pod does not exist.
 	AgentTerminated
-	// AgentLost: the agent cannot be reached or is gone, and the failure policy does not act (yet).
+	// AgentLost: the agent is unreachable or its Pod does not exist, and the failure policy does not act (yet).
 	AgentLost
-	// RecoveryTimeoutOver: AgentLost has lasted for the recovery timeout, and the policy is AutoRecreate.
+	// RecoveryTimeoutOver: AgentLost has lasted for the recovery timeout, and the failure policy is AutoRecreate.
 	RecoveryTimeoutOver
-	// DeleteRequested: somebody deletes the record.
+	// DeleteRequested: the record is being deleted.
 	DeleteRequested
-	// ExpireTimePassed: the expire time is over.
+	// ExpireTimePassed: the expire time has passed.
 	ExpireTimePassed
 	// ResetRequested: the reset revision is later than the accepted one.
 	ResetRequested
-	// ResetWhileLost: the same, and the agent is lost, so that its word cannot be waited for.
+	// ResetWhileLost: like ResetRequested, but the agent is lost, so that its report cannot be waited for.
 	ResetWhileLost
 )
 
@@ -142,7 +144,7 @@ func Events() []Event {
 	return out
 }
 
-// String is the event's name.
+// String returns the name of the event.
 func (e Event) String() string {
 	switch e {
 	case Accepted:
@@ -182,25 +184,26 @@ func (e Event) String() string {
 	}
 }
 
-// Action is what an event makes necessary. Every action may be repeated.
+// Action is a step that an event requires. Every action is idempotent.
 type Action string
 
 // The actions.
 const (
-	// Allocate asks the allocator for a place and writes the assignment.
+	// Allocate reserves capacity at the allocator and writes the assignment.
 	Allocate Action = "Allocate"
 	// Create asks the assigned agent for the container, unless the agent has it already.
 	Create Action = "Create"
-	// Remove asks the assigned agent to end the container, waits for its word, and then does what Release does.
+	// Remove asks the assigned agent to remove the container, waits for its report, and then does what Release does.
 	Remove Action = "Remove"
-	// Release gives the place up and clears the assignment without the agent's word. The next attempt has another fence.
+	// Release gives up the reservation and clears the assignment without waiting for the agent. The next attempt has another
+	// fence.
 	Release Action = "Release"
-	// RecordEnd keeps exit code and finish time, and sets the condition Finished.
+	// RecordEnd records exit code and finish time, and sets the condition Finished.
 	RecordEnd Action = "RecordEnd"
-	// AcceptReset records the reset revision as acted on and forgets the last container's end.
+	// AcceptReset records that the reset revision is carried out, and clears exit code and finish time.
 	AcceptReset Action = "AcceptReset"
 	// MarkLost sets the condition AgentLost.
 	MarkLost Action = "MarkLost"
-	// Finalize lets the record go.
+	// Finalize removes the finalizer of the record.
 	Finalize Action = "Finalize"
 )

@@ -17,7 +17,7 @@ type (
 	action = lifecycle.Action
 )
 
-// answer is what Next says; the zero answer is "nothing": the phase stays and nothing is done.
+// answer is the result of Next. The zero answer keeps the phase and has no actions.
 type answer struct {
 	phase   phase
 	actions []action
@@ -32,7 +32,7 @@ const (
 	recordEnd, acceptReset, markLost, fin = lifecycle.RecordEnd, lifecycle.AcceptReset, lifecycle.MarkLost, lifecycle.Finalize
 )
 
-// table is every state that means something x every event that it answers. What is not listed is ignored.
+// table has every valid state and the answer to every event that has a meaning in it. Other events are ignored.
 func table() map[state]map[event]answer {
 	waitingUnassigned := func(p phase) map[event]answer {
 		return map[event]answer{
@@ -113,7 +113,7 @@ func table() map[state]map[event]answer {
 
 		{Phase: failed, Assigned: true}: with(ended(failed, release), lifecycle.AgentFailed, to(failed, remove)),
 		{Phase: failed}:                 unassigned(nil),
-		// No reset: an expired sandbox is left by deletion alone.
+		// Only deletion leaves Expired; a reset does not.
 		{Phase: expired}: {lifecycle.DeleteRequested: to(gone, fin)},
 		{Phase: expired, Assigned: true}: {
 			lifecycle.DeleteRequested:  to(terminating, remove),
@@ -129,7 +129,7 @@ func TestEveryStateAndEvent(t *testing.T) {
 	rows := table()
 	for _, p := range lifecycle.Phases() {
 		for _, assigned := range []bool{false, true} {
-			require.Contains(t, rows, state{Phase: p, Assigned: assigned}, "the table misses a state")
+			require.Contains(t, rows, state{Phase: p, Assigned: assigned}, "state is missing in the table")
 		}
 	}
 	for s, row := range rows {
@@ -164,15 +164,14 @@ func TestEventsHaveNames(t *testing.T) {
 	seen := map[string]bool{}
 	for _, e := range lifecycle.Events() {
 		require.NotContains(t, e.String(), "unknown")
-		require.False(t, seen[e.String()], "%s is there twice", e)
+		require.False(t, seen[e.String()], "%s is a duplicate", e)
 		seen[e.String()] = true
 	}
 }
 
-// TestContainersAreNeverForgotten walks random lives with an agent that may lose its container record, and holds the
-// machine to what everything else relies on: a life ends, or its assignment is given up, only by Remove or Release; and
-// a deleted sandbox is deleted in two steps from anywhere.
-func TestContainersAreNeverForgotten(t *testing.T) {
+// TestAssignmentIsClearedOnlyByRelease follows random events, and checks the invariants that the controller relies on: the
+// assignment is cleared only by Remove or Release, and the deletion of a sandbox takes two steps from every state.
+func TestAssignmentIsClearedOnlyByRelease(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := state{Phase: none}
 		events := lifecycle.Events()
@@ -188,9 +187,9 @@ func TestContainersAreNeverForgotten(t *testing.T) {
 				has[a] = true
 			}
 			if s.Assigned && (p == gone || p == pending) && p != s.Phase {
-				require.True(t, has[release], "%v --%s--> %s forgets a container", s, e, p)
+				require.True(t, has[release], "%v --%s--> %s leaks a container", s, e, p)
 			}
-			require.False(t, has[fin] && p != gone, "the record is let go in phase %s", p)
+			require.False(t, has[fin] && p != gone, "the record is finalized in phase %s", p)
 			require.False(t, has[create] && !s.Assigned, "created without an assignment")
 			require.False(t, s.Assigned && p == expired && s.Phase != expired, "expired with a container")
 			// Carry the actions out.
@@ -198,7 +197,7 @@ func TestContainersAreNeverForgotten(t *testing.T) {
 			case has[release] || has[remove]:
 				s.Assigned = false
 			case has[allocate]:
-				s.Assigned = rapid.Bool().Draw(t, "place")
+				s.Assigned = rapid.Bool().Draw(t, "placed")
 			}
 			s.Finished = has[recordEnd] && p == running || s.Finished && !has[acceptReset] && p != pending
 			s.Phase = p

@@ -1,7 +1,7 @@
 package lifecycle
 
-// Next returns the phase that follows event e in state s and what is to be done, in that order. ok is false if the event
-// means nothing in the state: the phase is then s.Phase and nothing is to be done. Pure; any values are allowed.
+// Next returns the phase that follows event e in state s, and the actions to carry out, in their order. If the event has no
+// meaning in the state, ok is false, the phase is s.Phase and there are no actions. Every value of s and e is allowed.
 func Next(s State, e Event) (phase Phase, actions []Action, ok bool) {
 	switch {
 	case s.Phase == Gone:
@@ -33,7 +33,7 @@ func Next(s State, e Event) (phase Phase, actions []Action, ok bool) {
 	}
 }
 
-// waiting tells that the sandbox has not been seen to run.
+// waiting reports whether the sandbox has not been observed to run yet.
 func (s State) waiting() bool { return s.Phase == None || s.Phase == Pending || s.Phase == Bound }
 
 func nextPlacement(s State, e Event) (Phase, []Action, bool) {
@@ -55,24 +55,24 @@ func nextPlacement(s State, e Event) (Phase, []Action, bool) {
 	}
 }
 
-// nextReport follows the assigned agent's word; without an assignment nobody may speak for the sandbox.
+// nextReport handles reports of the assigned agent. Without an assignment no agent can report on the sandbox.
 func nextReport(s State, e Event) (Phase, []Action, bool) {
-	if e == AgentFailed && s.waiting() && !s.Assigned { // refused before there was an agent
+	if e == AgentFailed && s.waiting() && !s.Assigned { // refused before an agent was asked
 		return Failed, nil, true
 	}
 	if !s.Assigned || s.Phase == Expired {
 		return s.Phase, nil, false
 	}
 	switch {
-	case e == AgentTerminated && s.Finished: // nobody asked for it, but all was done
+	case e == AgentTerminated && s.Finished: // not requested, but the process had completed
 		return s.Phase, []Action{Release}, true
 	case e == AgentTerminated:
 		return Failed, []Action{Release}, true
 	case e == AgentFailed && !s.Finished:
 		return Failed, []Action{Remove}, true
-	case s.Phase == Failed, s.Finished && e != AgentCompleted: // an older word than the last one
+	case s.Phase == Failed, s.Finished && e != AgentCompleted: // an outdated report
 		return s.Phase, nil, false
-	case e == AgentCreating && s.Phase == Running: // a running process is not created again
+	case e == AgentCreating && s.Phase == Running: // outdated: a running process is not created again
 		return s.Phase, nil, false
 	case e == AgentCreating:
 		return Bound, nil, true
@@ -85,13 +85,13 @@ func nextReport(s State, e Event) (Phase, []Action, bool) {
 	}
 }
 
-// nextLoss lets nobody act for a sandbox that is done, however it ended: recreating it would run it twice.
+// nextLoss ignores the loss of the agent for a sandbox whose process has ended: recreating it would run it twice.
 func nextLoss(s State, e Event) (Phase, []Action, bool) {
 	if !s.Assigned || s.Finished || s.Phase == Expired || s.Phase == Failed {
 		return s.Phase, nil, false
 	}
 	if e == AgentLost {
-		if s.waiting() { // one that was not even looked at, made on the fast path, is as bound as any
+		if s.waiting() { // also None: on the fast path the container is created before the resource
 			return Bound, []Action{MarkLost}, true
 		}
 		return s.Phase, []Action{MarkLost}, true
@@ -103,14 +103,14 @@ func nextExpire(s State) (Phase, []Action, bool) {
 	switch {
 	case s.Assigned:
 		return s.Phase, []Action{Remove}, true
-	case s.Phase == Expired, s.Phase == Failed: // how it failed is worth more than that it expired, too
+	case s.Phase == Expired, s.Phase == Failed: // the failure is worth more to the user than the expiry
 		return s.Phase, nil, false
 	default:
 		return Expired, nil, true
 	}
 }
 
-// nextReset leaves an Expired sandbox alone: its end was set beforehand, and seed 002 knows no way out of it but deletion.
+// nextReset ignores a reset of an Expired sandbox: in seed 002 only deletion leaves Expired.
 func nextReset(s State, e Event) (Phase, []Action, bool) {
 	switch {
 	case s.Phase == Expired:
