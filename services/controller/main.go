@@ -13,8 +13,8 @@ func main() {
 	daemon.Main(daemon.Program{
 		Name:  "controller",
 		Short: "Reconcile Sandboxes and SandboxPools",
-		Long: `controller drives Sandbox resources through their life (create, delete, expire, reset, loss of an agent) and keeps
-the agent Pods of SandboxPools. It reserves places at the allocator, and asks agents for containers. One replica acts at a time.`,
+		Long: `controller reconciles Sandboxes (create, delete, expire, reset, loss of an agent) and the agent Pods of SandboxPools. It
+reserves capacity at the allocator, and asks agents for containers. Only one replica is active at a time.`,
 		Example: "  controller --namespace=fast-sandbox-system --allocator-address=kubernetes:///allocator.fast-sandbox-system:9090 \\\n" +
 			"    --tls-cert-file=tls.crt --tls-key-file=tls.key --tls-ca-file=ca.crt",
 		Config: cfg,

@@ -166,7 +166,7 @@ type PoolImageStatus struct {
 	Image string `json:"image"`
 	// readyNodes is the number of nodes of the pool's agents that have the image.
 	ReadyNodes int32 `json:"readyNodes"`
-	// nodes lists the nodes of the pool's agents.
+	// nodes lists the nodes of the pool's agents. Of more than 100 nodes, those that are not ready are listed first.
 	// +listType=map
 	// +listMapKey=node
 	// +optional

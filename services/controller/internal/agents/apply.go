@@ -7,9 +7,10 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// begin starts a reading of the Registry. Until SYNCED the last reading stands, unsynced.
+// begin starts a reading of the Registry. Until SYNCED, the previous reading is served as unsynced.
 func (x *Index) begin() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -17,14 +18,14 @@ func (x *Index) begin() {
 	x.synced, x.staging = false, &fresh
 }
 
-// end marks that the stream has broken. What was read stays, as the last word.
+// end records that the stream has ended. The content stays, as unsynced.
 func (x *Index) end() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.synced, x.staging = false, nil
 }
 
-// apply takes one message of the stream in and tells the subscribers.
+// apply processes one message of the stream and notifies the subscribers.
 func (x *Index) apply(m *allocatorv1.WatchAgentsResponse) {
 	ch, subscribers := x.update(m)
 	for _, s := range subscribers {
@@ -60,19 +61,19 @@ func (x *Index) update(m *allocatorv1.WatchAgentsResponse) (changes, []Subscribe
 	case allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES:
 		target.putSandboxes(uid, m, now, ch)
 	case allocatorv1.WatchAgentsResponse_TYPE_AGENT_GONE:
-		target.dropAgent(uid, ch)
+		target.removeAgent(uid, ch)
 	case allocatorv1.WatchAgentsResponse_TYPE_SYNCED:
 		x.swap(ch)
 		ch.synced = true
 	case allocatorv1.WatchAgentsResponse_TYPE_UNSPECIFIED:
 	}
-	if x.staging != nil { // nobody sees it yet
+	if x.staging != nil { // not visible yet
 		return changes{}, nil
 	}
 	return ch, x.subscribers
 }
 
-// swap makes the staged reading the live one. Whatever was or is known may have changed.
+// swap replaces the live content with the staged one. Everything in either may have changed.
 func (x *Index) swap(ch changes) {
 	if x.staging == nil {
 		return
@@ -94,24 +95,24 @@ func (c *content) putAgent(uid string, a *allocatorv1.Agent, reports []*agentv1.
 	}
 	e := c.agents[uid]
 	if e == nil {
-		e = &entry{agent: a, reports: map[reportKey]*report{}}
+		e = &entry{agent: a, reports: map[identity.Fence]*report{}}
 		c.agents[uid] = e
 	}
-	standingChanged := e.agent.GetReady() != a.GetReady() || e.agent.GetReason() != a.GetReason()
+	statusChanged := e.agent.GetReady() != a.GetReady() || e.agent.GetReason() != a.GetReason()
 	e.agent = a
 	ch.pools[e.pool()] = true
-	listed := make(map[reportKey]bool, len(reports))
+	listed := make(map[identity.Fence]bool, len(reports))
 	for _, r := range reports {
-		listed[keyOf(r)] = true
+		listed[fenceOf(uid, r)] = true
 		c.put(uid, e, r, now, ch)
 	}
-	for k, r := range e.reports {
-		if !listed[k] {
-			if r.goneAt.IsZero() {
+	for f, r := range e.reports {
+		if !listed[f] {
+			if r.terminatedAt.IsZero() {
 				ch.sandbox(r.SandboxReport)
 			}
-			c.forget(uid, e, k)
-		} else if standingChanged {
+			c.remove(e, f)
+		} else if statusChanged {
 			ch.sandbox(r.SandboxReport)
 		}
 	}
@@ -128,54 +129,55 @@ func (c *content) putSandboxes(uid string, m *allocatorv1.WatchAgentsResponse, n
 	for _, r := range m.GetSandboxes() {
 		c.put(uid, e, r, now, ch)
 	}
-	for k, r := range e.reports {
-		if !r.goneAt.IsZero() && now.Sub(r.goneAt) > tombstoneTime {
-			c.forget(uid, e, k)
+	for f, r := range e.reports {
+		if !r.terminatedAt.IsZero() && now.Sub(r.terminatedAt) > terminatedRetention {
+			c.remove(e, f)
 		}
 	}
 	ch.pools[e.pool()] = true
 }
 
 func (c *content) put(uid string, e *entry, r *agentv1.SandboxReport, now time.Time, ch changes) {
-	k := keyOf(r)
-	old := e.reports[k]
+	f := fenceOf(uid, r)
+	old := e.reports[f]
 	if old != nil && proto.Equal(old.SandboxReport, r) {
 		return
 	}
 	fresh := &report{SandboxReport: r}
 	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
-		fresh.goneAt = now
+		fresh.terminatedAt = now
 	}
-	e.reports[k] = fresh
-	if c.bySbx[k.uid] == nil {
-		c.bySbx[k.uid] = map[string]bool{}
+	e.reports[f] = fresh
+	if c.bySandbox[f.SandboxUID] == nil {
+		c.bySandbox[f.SandboxUID] = map[string]bool{}
 	}
-	c.bySbx[k.uid][uid] = true
+	c.bySandbox[f.SandboxUID][uid] = true
 	ch.sandbox(r)
 }
 
-func (c *content) forget(uid string, e *entry, k reportKey) {
-	delete(e.reports, k)
+// remove removes a report of an agent.
+func (c *content) remove(e *entry, f identity.Fence) {
+	delete(e.reports, f)
 	for other := range e.reports {
-		if other.uid == k.uid {
+		if other.SandboxUID == f.SandboxUID {
 			return
 		}
 	}
-	delete(c.bySbx[k.uid], uid)
-	if len(c.bySbx[k.uid]) == 0 {
-		delete(c.bySbx, k.uid)
+	delete(c.bySandbox[f.SandboxUID], f.AgentUID)
+	if len(c.bySandbox[f.SandboxUID]) == 0 {
+		delete(c.bySandbox, f.SandboxUID)
 	}
 }
 
-func (c *content) dropAgent(uid string, ch changes) {
+func (c *content) removeAgent(uid string, ch changes) {
 	e := c.agents[uid]
 	if e == nil {
 		return
 	}
 	ch.pools[e.pool()] = true
-	for k, r := range e.reports {
+	for f, r := range e.reports {
 		ch.sandbox(r.SandboxReport)
-		c.forget(uid, e, k)
+		c.remove(e, f)
 	}
 	delete(c.agents, uid)
 }

@@ -19,11 +19,11 @@ import (
 
 const (
 	probeTimeout = 2 * time.Second
-	// probeReuse is how long the answer of a probe serves all sandboxes of the agent.
+	// probeReuse is how long the result of a probe is used for all sandboxes of the agent.
 	probeReuse = 2 * time.Second
 )
 
-// Conns are the connections to agents, one for each address.
+// Conns are the connections to agents, one for each address. Create it with NewConns.
 type Conns struct {
 	config rpc.ClientConfig
 	clock  clock.PassiveClock
@@ -32,21 +32,21 @@ type Conns struct {
 	mu     sync.Mutex
 	closed bool
 	conns  map[string]*grpc.ClientConn
-	probes map[string]probe
+	probes map[string]probeResult
 }
 
-type probe struct {
+type probeResult struct {
 	at       time.Time
 	snapshot *agentv1.AgentSnapshot
 	err      error
 }
 
-// NewConns returns connections that are made as they are needed.
+// NewConns returns Conns without connections; they are opened on first use.
 func NewConns(config rpc.ClientConfig, c clock.PassiveClock) *Conns {
-	return &Conns{config: config, clock: c, conns: map[string]*grpc.ClientConn{}, probes: map[string]probe{}}
+	return &Conns{config: config, clock: c, conns: map[string]*grpc.ClientConn{}, probes: map[string]probeResult{}}
 }
 
-// Client is a client of the agent at the address (host:port). It does no I/O.
+// Client returns a client of the agent at the address (host:port). It does no I/O.
 func (c *Conns) Client(address string) (agentv1.AgentServiceClient, error) {
 	if address == "" {
 		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent has no address yet")
@@ -54,7 +54,7 @@ func (c *Conns) Client(address string) (agentv1.AgentServiceClient, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, fault.New(errdefs.ErrUnavailable, fault.Cancelled, "this process is ending")
+		return nil, fault.New(errdefs.ErrUnavailable, fault.Cancelled, "the controller is shutting down")
 	}
 	conn := c.conns[address]
 	if conn == nil {
@@ -67,7 +67,7 @@ func (c *Conns) Client(address string) (agentv1.AgentServiceClient, error) {
 	return agentv1.NewAgentServiceClient(conn), nil
 }
 
-// Drop closes the connection to an address. Calls on it fail as cancelled; the next call connects anew.
+// Drop closes the connection to an address. Its calls fail as canceled; the next call opens a connection again.
 func (c *Conns) Drop(address string) {
 	c.mu.Lock()
 	conn := c.conns[address]
@@ -75,11 +75,11 @@ func (c *Conns) Drop(address string) {
 	delete(c.probes, address)
 	c.mu.Unlock()
 	if conn != nil {
-		_ = conn.Close() // fails only if it is closed already
+		_ = conn.Close() // fails only if it is already closed
 	}
 }
 
-// Close closes all connections, for good.
+// Close closes all connections. Client fails afterwards.
 func (c *Conns) Close() error {
 	c.mu.Lock()
 	conns := c.conns
@@ -92,46 +92,47 @@ func (c *Conns) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot asks the agent itself what it has, within 2 s. An answer up to 2 s old is given again: all the sandboxes of an
-// agent in doubt ask at once. If another agent has the address by now, that is AgentUnavailable.
+// Snapshot returns the agent's own snapshot, which may be up to 2 s old: all sandboxes of an agent ask at the same time. It
+// returns AgentUnavailable if the agent does not answer within 2 s, or if another agent has the address.
 func (c *Conns) Snapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
 	c.mu.Lock()
 	last, ok := c.probes[address]
 	c.mu.Unlock()
 	if !ok || c.clock.Since(last.at) > probeReuse {
 		v, _, _ := c.flight.Do(address, func() (any, error) {
-			snapshot, err := c.ask(ctx, address)
-			p := probe{at: c.clock.Now(), snapshot: snapshot, err: err}
+			snapshot, err := c.probe(ctx, address)
+			p := probeResult{at: c.clock.Now(), snapshot: snapshot, err: err}
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.probes[address] = p
 			return p, nil
 		})
-		last, _ = v.(probe)
+		last, _ = v.(probeResult)
 	}
 	if last.err != nil {
 		return nil, last.err
 	}
-	return sent(last.snapshot, address, agentUID)
+	return verifySender(last.snapshot, address, agentUID)
 }
 
-// Ask is Snapshot with an answer that is always new.
-func (c *Conns) Ask(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
-	snapshot, err := c.ask(ctx, address)
+// FreshSnapshot is like Snapshot, but always asks the agent.
+func (c *Conns) FreshSnapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
+	snapshot, err := c.probe(ctx, address)
 	if err != nil {
 		return nil, err
 	}
-	return sent(snapshot, address, agentUID)
+	return verifySender(snapshot, address, agentUID)
 }
 
-func sent(s *agentv1.AgentSnapshot, address, agentUID string) (*agentv1.AgentSnapshot, error) {
+// verifySender returns the snapshot if it was sent by the agent with the uid.
+func verifySender(s *agentv1.AgentSnapshot, address, agentUID string) (*agentv1.AgentSnapshot, error) {
 	if got := s.GetInfo().GetPodUid(); got != agentUID {
-		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent %s answers at %s in place of %s", got, address, agentUID)
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent %s answers at %s instead of %s", got, address, agentUID)
 	}
 	return s, nil
 }
 
-func (c *Conns) ask(ctx context.Context, address string) (*agentv1.AgentSnapshot, error) {
+func (c *Conns) probe(ctx context.Context, address string) (*agentv1.AgentSnapshot, error) {
 	client, err := c.Client(address)
 	if err != nil {
 		return nil, err
@@ -140,14 +141,14 @@ func (c *Conns) ask(ctx context.Context, address string) (*agentv1.AgentSnapshot
 	defer cancel()
 	stream, err := client.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("asking agent at %s: %w", address, rpc.FromStatus(err))
+		return nil, fmt.Errorf("probing agent at %s: %w", address, rpc.FromStatus(err))
 	}
 	first, err := stream.Recv()
 	if err != nil {
-		return nil, fmt.Errorf("asking agent at %s: %w", address, rpc.FromStatus(err))
+		return nil, fmt.Errorf("probing agent at %s: %w", address, rpc.FromStatus(err))
 	}
 	if first.GetSnapshot() == nil {
-		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent at %s began without a snapshot", address)
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent at %s sent no snapshot first", address)
 	}
 	return first.GetSnapshot(), nil
 }

@@ -1,6 +1,6 @@
-// Package agents is what the controller knows of agents: an index of the allocator's Registry, kept by one WatchAgents
-// stream, and the connections to the agents themselves. It decides nothing and writes nothing. Everything exported is
-// safe for concurrent use; subscribers are called without any lock held.
+// Package agents is the controller's view of the agents: an index of the allocator's Registry, which one WatchAgents stream
+// keeps up to date, and the connections to the agents. It makes no decisions and writes nothing. All exported functions and
+// methods may be called concurrently; subscribers are called without a lock held.
 package agents
 
 import (
@@ -12,124 +12,120 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// tombstoneTime is how long the word that a container is gone is kept for whoever waits for it.
-const tombstoneTime = 5 * time.Minute
+// terminatedRetention is how long the report of a container that was removed is kept.
+const terminatedRetention = 5 * time.Minute
 
-// Agent is the Registry's view of one agent. Its messages are shared: never change them.
+// Agent is the Registry's view of an agent. Its messages are shared and must not be modified.
 type Agent struct {
 	*allocatorv1.Agent
-	// Sandboxes are the reports of its sandboxes, the terminated ones left out.
+	// Sandboxes are the reports of its sandboxes, without terminated ones.
 	Sandboxes []*agentv1.SandboxReport
 }
 
-// Standing is what the Registry lets one say of an agent.
-type Standing int
+// Status is what the Registry knows about the availability of an agent.
+type Status int
 
-// The standings.
+// The statuses.
 const (
-	// Unknown: the Registry cannot be read now, or has not been read yet. Nothing follows from it.
-	Unknown Standing = iota
-	// Present: the agent is heard of and takes sandboxes.
-	Present
-	// Quiet: the agent takes no sandboxes, or has not been heard of yet. The Registry does not tell whether it still is heard
-	// of: the agent itself has to be asked.
-	Quiet
-	// Silent: the Registry has heard of the agent, and not any more for its heartbeat timeout.
+	// Unknown: the Registry cannot be read now, or has not been read yet. It permits no conclusion.
+	Unknown Status = iota
+	// Ready: the agent sends heartbeats and accepts sandboxes.
+	Ready
+	// NotReady: the agent accepts no sandboxes, or has not sent a heartbeat yet. The Registry does not show whether it still
+	// sends heartbeats: only the agent itself can say so.
+	NotReady
+	// Silent: the agent has sent no heartbeat for the Registry's heartbeat timeout.
 	Silent
-	// Absent: the Registry knows no such agent.
+	// Absent: the Registry does not have the agent.
 	Absent
 )
 
-// reasonHeartbeat is the Registry's word (allocator.v1.Agent.reason) for an agent that it does not hear any more. What
-// the Registry says counts, not the time that it says: its clock may be another than this process's.
+// reasonHeartbeat is the Registry's reason (allocator.v1.Agent.reason) for an agent whose heartbeats have stopped. The
+// reason counts and not the heartbeat's time, because the allocator's clock may differ from that of this process.
 const reasonHeartbeat = "HeartbeatTimeout"
 
-// Subscriber is told of changes. Its functions must not block; nil ones are left out.
+// Subscriber receives changes. Nil functions are ignored.
 type Subscriber struct {
-	// Sandbox: the report of a sandbox, or the standing of its agent, has changed.
+	// Sandbox: the report of a sandbox, or the status of its agent, has changed.
 	Sandbox func(sandbox types.NamespacedName)
-	// Pool: the agents of a pool, or what runs on them, have changed.
+	// Pool: the agents of a pool, or the sandboxes on them, have changed.
 	Pool func(pool types.NamespacedName)
-	// Synced: the whole Registry has been read anew, and anything may have changed meanwhile.
+	// Synced: the whole Registry was read again. Anything may have changed since it was read last.
 	Synced func()
 }
 
-// Index is the Registry's content. Make it with NewIndex.
+// Index is the content of the Registry. Create it with NewIndex.
 type Index struct {
 	clock clock.PassiveClock
 
 	mu          sync.RWMutex
 	synced      bool
 	live        content
-	staging     *content // of a stream that has not sent SYNCED yet
+	staging     *content // read from a stream that has not sent SYNCED yet
 	subscribers []Subscriber
 }
 
-// content is one reading of the Registry.
+// content is the Registry as it was read by one stream.
 type content struct {
-	agents map[string]*entry          // by Pod uid
-	bySbx  map[string]map[string]bool // sandbox uid -> Pod uids of the agents that report it
+	agents    map[string]*entry          // by Pod uid
+	bySandbox map[string]map[string]bool // sandbox uid -> Pod uids of the agents that report it
 }
 
 type entry struct {
 	agent   *allocatorv1.Agent
-	reports map[reportKey]*report
-}
-
-type reportKey struct {
-	uid     string
-	attempt int64
+	reports map[identity.Fence]*report
 }
 
 type report struct {
 	*agentv1.SandboxReport
-	goneAt time.Time // when it became TERMINATED; zero before
+	terminatedAt time.Time // when the container was reported as removed; zero before
 }
 
 // NewIndex returns an empty index that is not synced.
 func NewIndex(c clock.PassiveClock) *Index { return &Index{clock: c, live: newContent()} }
 
 func newContent() content {
-	return content{agents: map[string]*entry{}, bySbx: map[string]map[string]bool{}}
+	return content{agents: map[string]*entry{}, bySandbox: map[string]map[string]bool{}}
 }
 
-// Subscribe adds a subscriber for as long as the index lives.
+// Subscribe adds a subscriber. It cannot be removed.
 func (x *Index) Subscribe(s Subscriber) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.subscribers = append(x.subscribers, s)
 }
 
-// Synced tells whether the index follows the Registry now.
+// Synced reports whether the index follows the Registry now.
 func (x *Index) Synced() bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return x.synced
 }
 
-// Report is the last word of the fence's agent on the fence's container, or nil. A container that is gone is reported as
-// TERMINATED for a while.
-func (x *Index) Report(f *agentv1.Fence) *agentv1.SandboxReport {
+// Report returns the last report of the fence's agent on the fence's container, or nil. The report of a container that was
+// removed is kept for five minutes, in the state TERMINATED.
+func (x *Index) Report(f identity.Fence) *agentv1.SandboxReport {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if e := x.live.agents[f.GetAgentUid()]; e != nil {
-		if r := e.reports[reportKey{f.GetSandboxUid(), f.GetAttempt()}]; r != nil {
+	if e := x.live.agents[f.AgentUID]; e != nil {
+		if r := e.reports[f]; r != nil {
 			return r.SandboxReport
 		}
 	}
 	return nil
 }
 
-// Reports are the words of all agents on all containers of a sandbox that are not known to be gone.
+// Reports returns the reports of all agents on all containers of a sandbox that are not removed.
 func (x *Index) Reports(sandboxUID string) []*agentv1.SandboxReport {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	var out []*agentv1.SandboxReport
-	for uid := range x.live.bySbx[sandboxUID] {
-		for k, r := range x.live.agents[uid].reports {
-			if k.uid == sandboxUID && r.goneAt.IsZero() {
+	for uid := range x.live.bySandbox[sandboxUID] {
+		for f, r := range x.live.agents[uid].reports {
+			if f.SandboxUID == sandboxUID && r.terminatedAt.IsZero() {
 				out = append(out, r.SandboxReport)
 			}
 		}
@@ -137,7 +133,7 @@ func (x *Index) Reports(sandboxUID string) []*agentv1.SandboxReport {
 	return out
 }
 
-// Agent is the agent whose Pod has the uid.
+// Agent returns the agent with the Pod uid.
 func (x *Index) Agent(podUID string) (Agent, bool) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -148,7 +144,7 @@ func (x *Index) Agent(podUID string) (Agent, bool) {
 	return e.view(), true
 }
 
-// Pool are the agents of a pool, in no order.
+// Pool returns the agents of a pool, in no particular order.
 func (x *Index) Pool(pool types.NamespacedName) []Agent {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -161,8 +157,8 @@ func (x *Index) Pool(pool types.NamespacedName) []Agent {
 	return out
 }
 
-// Standing tells how the agent stands.
-func (x *Index) Standing(podUID string) Standing {
+// Status returns the status of the agent with the Pod uid.
+func (x *Index) Status(podUID string) Status {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	e := x.live.agents[podUID]
@@ -172,18 +168,18 @@ func (x *Index) Standing(podUID string) Standing {
 	case e == nil:
 		return Absent
 	case e.agent.GetReady():
-		return Present
+		return Ready
 	case e.agent.GetReason() == reasonHeartbeat:
 		return Silent
 	default:
-		return Quiet
+		return NotReady
 	}
 }
 
 func (e *entry) view() Agent {
 	a := Agent{Agent: e.agent}
 	for _, r := range e.reports {
-		if r.goneAt.IsZero() {
+		if r.terminatedAt.IsZero() {
 			a.Sandboxes = append(a.Sandboxes, r.SandboxReport)
 		}
 	}
@@ -194,7 +190,7 @@ func (e *entry) pool() types.NamespacedName {
 	return types.NamespacedName{Namespace: e.agent.GetInfo().GetNamespace(), Name: e.agent.GetInfo().GetPool()}
 }
 
-// changes collects who is to be told.
+// changes collects what the subscribers have to receive.
 type changes struct {
 	sandboxes, pools map[types.NamespacedName]bool
 	synced           bool
@@ -208,6 +204,9 @@ func (c changes) sandbox(r *agentv1.SandboxReport) {
 	c.sandboxes[types.NamespacedName{Namespace: r.GetRecord().GetNamespace(), Name: r.GetRecord().GetName()}] = true
 }
 
-func keyOf(r *agentv1.SandboxReport) reportKey {
-	return reportKey{r.GetRecord().GetFence().GetSandboxUid(), r.GetRecord().GetFence().GetAttempt()}
+// fenceOf returns the key of an agent's report. The agent that sent the report counts, not the one that the record names.
+func fenceOf(agentUID string, r *agentv1.SandboxReport) identity.Fence {
+	f := identity.FenceOf(r.GetRecord().GetFence())
+	f.AgentUID = agentUID
+	return f
 }

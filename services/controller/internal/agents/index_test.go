@@ -19,20 +19,22 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// feed is an AllocatorService whose watch sends what the test puts into it, and ends when told to.
-type feed struct {
+// allocator is an AllocatorService whose WatchAgents sends the events of the test.
+type allocator struct {
 	allocatorv1.UnimplementedAllocatorServiceServer
 	events chan *allocatorv1.WatchAgentsResponse // nil ends the stream
 }
 
-// WatchAgents sends the script.
-func (f *feed) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.ServerStreamingServer[allocatorv1.WatchAgentsResponse]) error {
+// WatchAgents implements allocatorv1.AllocatorServiceServer.
+func (f *allocator) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.ServerStreamingServer[allocatorv1.WatchAgentsResponse]) error {
 	for {
 		select {
 		case <-s.Context().Done():
@@ -48,20 +50,21 @@ func (f *feed) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.ServerStrea
 	}
 }
 
-// told collects what subscribers are told.
-type told struct {
+// notifications records what a subscriber received.
+type notifications struct {
 	mu     sync.Mutex
 	names  map[string]int
 	synced int
 }
 
-func (c *told) add(n types.NamespacedName) {
+func (c *notifications) add(n types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.names[n.Name]++
 }
 
-func (c *told) take(name string) bool {
+// take reports whether the name was received since it was taken last.
+func (c *notifications) take(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := c.names[name]
@@ -69,9 +72,9 @@ func (c *told) take(name string) bool {
 	return n > 0
 }
 
-func setUp(t *testing.T) (*feed, *agents.Index, *told) {
+func setUp(t *testing.T) (*allocator, *agents.Index, *notifications) {
 	t.Helper()
-	f := &feed{events: make(chan *allocatorv1.WatchAgentsResponse)}
+	f := &allocator{events: make(chan *allocatorv1.WatchAgentsResponse)}
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
 	allocatorv1.RegisterAllocatorServiceServer(server, f)
@@ -81,7 +84,7 @@ func setUp(t *testing.T) (*feed, *agents.Index, *told) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })}})
 	require.NoError(t, err)
 	index := agents.NewIndex(clock.RealClock{})
-	c := &told{names: map[string]int{}}
+	c := &notifications{names: map[string]int{}}
 	index.Subscribe(agents.Subscriber{Sandbox: c.add, Pool: c.add, Synced: func() { c.mu.Lock(); c.synced++; c.mu.Unlock() }})
 	conns := agents.NewConns(rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}}, clock.RealClock{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -99,8 +102,8 @@ func setUp(t *testing.T) (*feed, *agents.Index, *told) {
 	return f, index, c
 }
 
-func agentMessage(kind allocatorv1.WatchAgentsResponse_Type, uid string, ready bool, heard *timestamppb.Timestamp, reports ...*agentv1.SandboxReport) *allocatorv1.WatchAgentsResponse {
-	return &allocatorv1.WatchAgentsResponse{Type: kind, Sandboxes: reports, Agent: &allocatorv1.Agent{Ready: ready, LastHeartbeatTime: heard, Address: "x:1",
+func agentMessage(kind allocatorv1.WatchAgentsResponse_Type, uid string, ready bool, heartbeat *timestamppb.Timestamp, reports ...*agentv1.SandboxReport) *allocatorv1.WatchAgentsResponse {
+	return &allocatorv1.WatchAgentsResponse{Type: kind, Sandboxes: reports, Agent: &allocatorv1.Agent{Ready: ready, LastHeartbeatTime: heartbeat, Address: "x:1",
 		Info: &agentv1.AgentInfo{PodUid: uid, Namespace: "ns", Pool: "pool-of-" + uid}}}
 }
 
@@ -117,79 +120,78 @@ const (
 	terminated    = agentv1.SandboxState_SANDBOX_STATE_TERMINATED
 )
 
-func fence(agent, uid string, attempt int64) *agentv1.Fence {
-	return &agentv1.Fence{AgentUid: agent, SandboxUid: uid, Attempt: attempt}
+func fence(agent, uid string, attempt int64) identity.Fence {
+	return identity.Fence{AgentUID: agent, SandboxUID: uid, Attempt: attempt}
 }
 
-func eventually(t *testing.T, is func() bool) {
+func eventually(t *testing.T, condition func() bool) {
 	t.Helper()
-	require.Eventually(t, is, 20*time.Second, 2*time.Millisecond)
+	require.Eventually(t, condition, testkit.Timeout, testkit.Tick)
 }
 
 func TestIndexFollowsTheStream(t *testing.T) {
-	f, index, told := setUp(t)
+	f, index, received := setUp(t)
 	now := timestamppb.Now()
 	f.events <- agentMessage(kindAgent, "a", true, now, report("s1", 1, running), report("s2", 1, running))
 	f.events <- agentMessage(kindAgent, "b", true, now, report("s1", 2, running))
 	require.False(t, index.Synced())
-	require.Nil(t, index.Report(fence("a", "s1", 1)), "shown before the registry was read whole")
+	require.Nil(t, index.Report(fence("a", "s1", 1)), "visible before SYNCED")
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
 	eventually(t, index.Synced)
 	require.NotNil(t, index.Report(fence("a", "s1", 1)))
-	require.Nil(t, index.Report(fence("b", "s1", 1)), "another agent's")
+	require.Nil(t, index.Report(fence("b", "s1", 1)), "reported by another agent")
 	require.Len(t, index.Reports("s1"), 2)
 	require.Len(t, index.Pool(types.NamespacedName{Namespace: "ns", Name: "pool-of-a"}), 1)
-	eventually(t, func() bool { return told.take("name-s1") && told.take("pool-of-b") })
+	eventually(t, func() bool { return received.take("name-s1") && received.take("pool-of-b") })
 
-	// A change, and an end that stays readable.
+	// The report of a container that was removed stays readable.
 	f.events <- agentMessage(kindSandboxes, "a", true, now, report("s1", 1, terminated))
-	eventually(t, func() bool { return told.take("name-s1") })
+	eventually(t, func() bool { return received.take("name-s1") })
 	require.Equal(t, terminated, index.Report(fence("a", "s1", 1)).GetState())
-	require.Len(t, index.Reports("s1"), 1, "a container that is gone is not on any agent")
+	require.Len(t, index.Reports("s1"), 1, "a removed container is on no agent")
 	a, ok := index.Agent("a")
 	require.True(t, ok)
 	require.Len(t, a.Sandboxes, 1)
 
-	// What an agent's whole word leaves out is gone from it.
-	told.take("name-s2")
+	// A full report of an agent that does not list a sandbox removes it.
+	received.take("name-s2")
 	f.events <- agentMessage(kindAgent, "a", true, now)
-	eventually(t, func() bool { return told.take("name-s2") })
+	eventually(t, func() bool { return received.take("name-s2") })
 	require.Nil(t, index.Report(fence("a", "s2", 1)))
 
-	// An agent that goes takes its reports along.
-	told.take("name-s1")
+	// The reports of an agent that is removed are removed, too.
+	received.take("name-s1")
 	f.events <- agentMessage(kindGone, "b", false, now)
-	eventually(t, func() bool { return told.take("name-s1") })
+	eventually(t, func() bool { return received.take("name-s1") })
 	require.Empty(t, index.Reports("s1"))
 	_, ok = index.Agent("b")
 	require.False(t, ok)
 }
 
-// TestStreamThatBreaks: what was known stays as the last word, unsynced, until all is read again; then what has gone
-// meanwhile is told of.
-func TestStreamThatBreaks(t *testing.T) {
-	f, index, told := setUp(t)
+// TestBrokenStreamKeepsContent: after the stream has broken, the content stays until the Registry is read again. Then the
+// subscribers receive the names of sandboxes that were removed in between.
+func TestBrokenStreamKeepsContent(t *testing.T) {
+	f, index, received := setUp(t)
 	now := timestamppb.Now()
 	f.events <- agentMessage(kindAgent, "a", true, now, report("s1", 1, running))
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
-	eventually(t, func() bool { return index.Synced() && told.take("name-s1") })
+	eventually(t, func() bool { return index.Synced() && received.take("name-s1") })
 	f.events <- nil
 	eventually(t, func() bool { return !index.Synced() })
 	require.NotNil(t, index.Report(fence("a", "s1", 1)))
-	require.Equal(t, agents.Unknown, index.Standing("a"))
+	require.Equal(t, agents.Unknown, index.Status("a"))
 	f.events <- agentMessage(kindAgent, "b", true, now)
 	require.NotNil(t, index.Report(fence("a", "s1", 1)))
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
-	eventually(t, func() bool { return index.Synced() && told.take("name-s1") })
+	eventually(t, func() bool { return index.Synced() && received.take("name-s1") })
 	require.Nil(t, index.Report(fence("a", "s1", 1)))
-	told.mu.Lock()
-	require.Equal(t, 2, told.synced)
-	told.mu.Unlock()
+	received.mu.Lock()
+	require.Equal(t, 2, received.synced)
+	received.mu.Unlock()
 }
 
-// TestReplicaThatDoesNotLead: the stream is refused, or ends before it has synced, until some replica leads. Nothing
-// is concluded from what came before that.
-func TestReplicaThatDoesNotLead(t *testing.T) {
+// TestUnsyncedStreamIsDiscarded: replicas that do not lead refuse the stream or end it before SYNCED.
+func TestUnsyncedStreamIsDiscarded(t *testing.T) {
 	f, index, _ := setUp(t)
 	now := timestamppb.Now()
 	f.events <- nil
@@ -202,29 +204,29 @@ func TestReplicaThatDoesNotLead(t *testing.T) {
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
 	eventually(t, index.Synced)
 	require.NotNil(t, index.Report(fence("a", "s1", 1)))
-	require.Equal(t, agents.Absent, index.Standing("stale"))
+	require.Equal(t, agents.Absent, index.Status("stale"))
 }
 
-// TestStanding: what the Registry says of an agent counts, and no time that it says.
-func TestStanding(t *testing.T) {
+// TestStatus: the Registry's reason counts, not its timestamps.
+func TestStatus(t *testing.T) {
 	f, index, _ := setUp(t)
 	old := timestamppb.New(time.Now().Add(-time.Minute))
-	for uid, reason := range map[string]string{"ready": "", "draining": "Draining", "silent": "HeartbeatTimeout", "unheard": "Connecting"} {
+	for uid, reason := range map[string]string{"ready": "", "draining": "Draining", "silent": "HeartbeatTimeout", "connecting": "Connecting"} {
 		m := agentMessage(kindAgent, uid, uid == "ready", old)
 		m.Agent.Reason = reason
 		f.events <- m
 	}
-	require.Equal(t, agents.Unknown, index.Standing("ready"), "not read yet")
+	require.Equal(t, agents.Unknown, index.Status("ready"), "not synced yet")
 	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
 	eventually(t, index.Synced)
-	for uid, want := range map[string]agents.Standing{
-		"ready": agents.Present, "draining": agents.Quiet, "silent": agents.Silent, "unheard": agents.Quiet, "nobody": agents.Absent,
+	for uid, want := range map[string]agents.Status{
+		"ready": agents.Ready, "draining": agents.NotReady, "silent": agents.Silent, "connecting": agents.NotReady, "removed": agents.Absent,
 	} {
-		require.Equal(t, want, index.Standing(uid), uid)
+		require.Equal(t, want, index.Status(uid), uid)
 	}
 }
 
-func TestConnsAfterTheEnd(t *testing.T) {
+func TestClosedConnsRefuseClients(t *testing.T) {
 	conns := agents.NewConns(rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}}, clock.RealClock{})
 	_, err := conns.Client("")
 	require.ErrorContains(t, err, "no address")
@@ -236,5 +238,5 @@ func TestConnsAfterTheEnd(t *testing.T) {
 	require.Error(t, err)
 	require.NoError(t, conns.Close())
 	_, err = conns.Client("127.0.0.1:1")
-	require.Error(t, err, "a connection after the end would have no owner")
+	require.Error(t, err, "nothing would close the connection")
 }

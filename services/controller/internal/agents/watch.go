@@ -9,56 +9,50 @@ import (
 	"k8s.io/utils/clock"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-const (
-	minBackoff = 100 * time.Millisecond
-	maxBackoff = time.Second
-)
-
-// Watcher keeps an index in step with the allocator.
+// Watcher keeps an index up to date with the allocator.
 type Watcher struct {
-	// Allocator is where the Registry is.
+	// Allocator has the Registry.
 	Allocator allocatorv1.AllocatorServiceClient
-	// Index is what is kept.
+	// Index is kept up to date.
 	Index *Index
-	// Conns loses the connections to agents that are gone.
+	// Conns are the connections to agents. Those of removed agents are closed.
 	Conns *Conns
 	// Clock times the reconnects.
 	Clock clock.Clock
 }
 
-// Start watches until ctx ends, and connects anew whenever the stream breaks: at once the first time, then after 100 ms,
-// doubling up to 1 s until a stream has synced again. So it follows the allocator's lead from one replica to the other; one
-// that does not lead may refuse the stream, or end it.
+// Start watches until ctx ends. A stream that was synced and breaks is opened again at once, others with backoff. An
+// allocator replica that does not lead refuses the stream or ends it, so that the stream follows the leader.
 func (w *Watcher) Start(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx).WithName("agents")
-	delay := time.Duration(0)
+	delays := backoff.New(w.Clock, backoff.Policy{Initial: 100 * time.Millisecond, Max: time.Second})
 	for {
 		synced, err := w.watch(ctx)
 		w.Index.end()
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // the end was asked for, and broke the stream
+			return nil //nolint:nilerr // the stream ended because ctx did
 		}
 		if synced {
-			delay = 0
-			log.Info("agent stream broken", "err", errorText(err))
-		} else {
-			log.V(2).Info("agent stream not to be had", "err", errorText(err))
+			delays.Reset()
+			log.Info("agent stream broken", obs.KeyError, err)
+			continue
 		}
-		select {
-		case <-ctx.Done():
+		log.V(2).Info("agent stream unavailable", obs.KeyError, err)
+		if delays.Wait(ctx) != nil {
 			return nil
-		case <-w.Clock.After(delay):
 		}
-		delay = min(max(2*delay, minBackoff), maxBackoff)
 	}
 }
 
-// NeedLeaderElection is true: only the leader acts on what is known.
+// NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader uses the index.
 func (w *Watcher) NeedLeaderElection() bool { return true }
 
+// watch follows one stream until it breaks, and reports whether it was synced.
 func (w *Watcher) watch(ctx context.Context) (synced bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -73,19 +67,12 @@ func (w *Watcher) watch(ctx context.Context) (synced bool, err error) {
 			return synced, fmt.Errorf("watching agents: %w", rpc.FromStatus(err))
 		}
 		w.Index.apply(m)
-		switch m.GetType() { //nolint:exhaustive // only two matter here
+		switch m.GetType() { //nolint:exhaustive // the others only change the index
 		case allocatorv1.WatchAgentsResponse_TYPE_SYNCED:
 			synced = true
-			logr.FromContextOrDiscard(ctx).WithName("agents").Info("registry read")
+			logr.FromContextOrDiscard(ctx).WithName("agents").Info("registry synced")
 		case allocatorv1.WatchAgentsResponse_TYPE_AGENT_GONE:
 			w.Conns.Drop(m.GetAgent().GetAddress())
 		}
 	}
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return "end of stream"
-	}
-	return err.Error()
 }

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	apifields "k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -33,6 +33,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/fields"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/sandbox"
 )
@@ -121,7 +122,10 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 	if err != nil {
 		return nil, err
 	}
-	if err := sandboxes.SetupWithManager(ctx, m); err != nil {
+	if err := fields.Register(ctx, m.GetFieldIndexer()); err != nil {
+		return nil, err
+	}
+	if err := sandboxes.SetupWithManager(m); err != nil {
 		return nil, err
 	}
 	pools, err := pool.New(pool.Config{
@@ -135,7 +139,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 	if err != nil {
 		return nil, err
 	}
-	return m, pools.SetupWithManager(ctx, m)
+	return m, pools.SetupWithManager(m)
 }
 
 func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader.Lock) (manager.Manager, error) {
@@ -153,7 +157,7 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{cfg.Namespace: {
-				FieldSelector: fields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
+				FieldSelector: apifields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
 		}, DefaultTransform: cache.TransformStripManagedFields()},
 		LeaderElection: cfg.LeaderElect, LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &cfg.Lease.LeaseDuration, RenewDeadline: &cfg.Lease.RenewDeadline, RetryPeriod: &cfg.Lease.RetryPeriod,

@@ -19,11 +19,11 @@ import (
 
 func noPorts(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = nil }
 
-// events are the notes of all Events with the reason.
-func (w *world) events(reason string) []string {
-	w.t.Helper()
+// events returns the notes of all Events with the reason.
+func (env *testEnv) events(reason string) []string {
+	env.t.Helper()
 	var list eventsv1.EventList
-	require.NoError(w.t, kube.List(w.ctx, &list, client.InNamespace(w.namespace)))
+	require.NoError(env.t, kube.List(env.ctx, &list, client.InNamespace(env.namespace)))
 	var out []string
 	for _, e := range list.Items {
 		if e.Reason == reason {
@@ -33,31 +33,31 @@ func (w *world) events(reason string) []string {
 	return out
 }
 
-func (w *world) tellsOnce(reason, words string) {
-	w.t.Helper()
-	w.eventually(func() bool { return len(w.events(reason)) > 0 }, func() string { return "no Event " + reason })
-	require.Len(w.t, w.events(reason), 1)
-	require.Contains(w.t, w.events(reason)[0], words)
+func (env *testEnv) hasOneEvent(reason, words string) {
+	env.t.Helper()
+	env.eventually(func() bool { return len(env.events(reason)) > 0 }, func() string { return "no Event " + reason })
+	require.Len(env.t, env.events(reason), 1)
+	require.Contains(env.t, env.events(reason)[0], words)
 }
 
-func (w *world) changePool(change func(*v1alpha1.SandboxPool)) {
-	w.t.Helper()
-	p := w.getPool()
+func (env *testEnv) changePool(change func(*v1alpha1.SandboxPool)) {
+	env.t.Helper()
+	p := env.getPool()
 	old := p.DeepCopy()
 	change(p)
-	require.NoError(w.t, kube.Patch(w.ctx, p, client.MergeFrom(old)))
+	require.NoError(env.t, kube.Patch(env.ctx, p, client.MergeFrom(old)))
 }
 
-func (w *world) progresses(reason, words string) {
-	w.t.Helper()
+func (env *testEnv) waitForProgressing(reason, words string) {
+	env.t.Helper()
 	var c metav1.Condition
-	w.eventually(func() bool {
-		c = poolCondition(w.getPool(), v1alpha1.ConditionProgressing)
+	env.eventually(func() bool {
+		c = poolCondition(env.getPool(), v1alpha1.ConditionProgressing)
 		return c.Reason == reason && strings.Contains(c.Message, words)
 	}, func() string { return "the condition Progressing says " + c.Reason + ": " + c.Message })
 }
 
-func isThere(pods []corev1.Pod, a *agent) bool {
+func hasPodOf(pods []corev1.Pod, a *agent) bool {
 	for _, p := range pods {
 		if string(p.UID) == a.info.GetPodUid() {
 			return true
@@ -66,106 +66,106 @@ func isThere(pods []corev1.Pod, a *agent) bool {
 	return false
 }
 
-// upOthers brings those Pods up that have no agent yet.
-func (w *world) upOthers(known ...*agent) []*agent {
-	w.t.Helper()
+// startOtherAgents starts agents in the Pods that have none.
+func (env *testEnv) startOtherAgents(known ...*agent) []*agent {
+	env.t.Helper()
 	var out []*agent
 next:
-	for _, p := range w.pods() {
+	for _, p := range env.pods() {
 		for _, a := range known {
 			if a.info.GetPodUid() == string(p.UID) {
 				continue next
 			}
 		}
-		out = append(out, w.up(p))
+		out = append(out, env.startAgentIn(p))
 	}
 	return out
 }
 
-// TestRolloutKillsNobody: the template changes under a running sandbox. New agents come, new sandboxes go there, the old
-// agent goes with its last sandbox.
-func TestRolloutKillsNobody(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	old := w.up(w.settles(1)[0])
-	w.runs("s", noPorts)
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
-	w.eventually(func() bool { return len(w.pods()) == 2 }, func() string { return "no agent of the new template" })
-	w.progresses("RollingOut", "0 of 2 agents are of the present template and ready; none drains")
+// TestRolloutKeepsSandboxes: after a change of the template, new sandboxes are placed on new agents, and the old agent is
+// deleted after its last sandbox.
+func TestRolloutKeepsSandboxes(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	old := env.startAgentIn(env.waitForAgents(1)[0])
+	env.runSandbox("s", noPorts)
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
+	env.eventually(func() bool { return len(env.pods()) == 2 }, func() string { return "no agent of the new template" })
+	env.waitForProgressing("RollingOut", "0 of 2 agents are ready and up to date with the template; no agent is draining")
 	require.False(t, old.isDraining(), "drained before the new agent was ready")
-	fresh := w.upOthers(old)[0]
-	w.eventually(old.isDraining, func() string { return "the old agent does not drain" })
-	w.progresses("Draining", "1 agent drains and waits for 1 sandbox")
-	require.Equal(t, int32(1), w.getPool().Status.DrainingAgents)
-	require.Equal(t, v1alpha1.DrainOutdated, w.pod(old.info.GetPodName()).Annotations[v1alpha1.AnnotationDraining])
-	s := w.runs("s2", noPorts)
+	fresh := env.startOtherAgents(old)[0]
+	env.eventually(old.isDraining, func() string { return "the old agent is not drained" })
+	env.waitForProgressing("Draining", "1 agent is draining, waiting for 1 sandbox")
+	require.Equal(t, int32(1), env.getPool().Status.DrainingAgents)
+	require.Equal(t, v1alpha1.DrainOutdated, env.pod(old.info.GetPodName()).Annotations[v1alpha1.AnnotationDraining])
+	s := env.runSandbox("s2", noPorts)
 	require.Equal(t, fresh.info.GetPodName(), s.Status.AssignedPod)
-	w.stays(500*time.Millisecond, "the old agent went with a sandbox on it", func() bool { return isThere(w.pods(), old) })
-	require.Equal(t, v1alpha1.PhaseRunning, w.get("s").Status.Phase)
-	require.Equal(t, int64(1), w.get("s").Status.Attempt)
+	env.consistently(500*time.Millisecond, "the old agent was deleted with a sandbox", func() bool { return hasPodOf(env.pods(), old) })
+	require.Equal(t, v1alpha1.PhaseRunning, env.get("s").Status.Phase)
+	require.Equal(t, int64(1), env.get("s").Status.Attempt)
 	require.Zero(t, old.deleteCalls())
-	w.delete("s")
-	w.eventually(func() bool { return !isThere(w.pods(), old) }, func() string { return "the empty agent stays" })
-	w.progresses("Settled", "")
+	env.delete("s")
+	env.eventually(func() bool { return !hasPodOf(env.pods(), old) }, func() string { return "the empty agent is not deleted" })
+	env.waitForProgressing("Settled", "")
 }
 
-// TestTemplateThatIsChangedBack: the agent that drained serves again, and no third one is made.
-func TestTemplateThatIsChangedBack(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
-	old := w.up(w.settles(1)[0])
-	w.runs("s", noPorts)
+// TestTemplateChangedBack: the draining agent is resumed, and no other one is created.
+func TestTemplateChangedBack(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
+	old := env.startAgentIn(env.waitForAgents(1)[0])
+	env.runSandbox("s", noPorts)
 	image := func(name string) {
-		w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = name })
+		env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = name })
 	}
 	image("agent:2") // poolMax has no room: the old agent drains first
-	w.eventually(old.isDraining, func() string { return "the old agent does not drain" })
-	w.settles(2) // beyond poolMax, as long as it drains
-	fresh := w.upOthers(old)[0]
+	env.eventually(old.isDraining, func() string { return "the old agent is not drained" })
+	env.waitForAgents(2) // beyond poolMax, as long as it drains
+	fresh := env.startOtherAgents(old)[0]
 	image("agent:test")
-	w.eventually(func() bool { return !isThere(w.pods(), fresh) && !old.isDraining() }, func() string { return "it does not go back" })
-	w.settles(1)
-	require.Empty(t, w.pod(old.info.GetPodName()).Annotations[v1alpha1.AnnotationDraining])
-	w.progresses("Settled", "")
-	require.Equal(t, v1alpha1.PhaseRunning, w.get("s").Status.Phase)
+	env.eventually(func() bool { return !hasPodOf(env.pods(), fresh) && !old.isDraining() }, func() string { return "the rollout is not reverted" })
+	env.waitForAgents(1)
+	require.Empty(t, env.pod(old.info.GetPodName()).Annotations[v1alpha1.AnnotationDraining])
+	env.waitForProgressing("Settled", "")
+	require.Equal(t, v1alpha1.PhaseRunning, env.get("s").Status.Phase)
 }
 
-// TestTemplateThatDoesNotWork stops the rollout before any old agent goes.
-func TestTemplateThatDoesNotWork(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 2 })
-	w.settles(2)
-	agents := w.upOthers()
-	w.progresses("Settled", "")
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:broken" })
-	w.settles(3) // never gets ready
-	w.stays(700*time.Millisecond, "an old agent goes", func() bool {
-		return !agents[0].isDraining() && !agents[1].isDraining() && len(w.pods()) == 3
+// TestBrokenTemplate: the rollout stops before an old agent is drained.
+func TestBrokenTemplate(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 2 })
+	env.waitForAgents(2)
+	agents := env.startOtherAgents()
+	env.waitForProgressing("Settled", "")
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:broken" })
+	env.waitForAgents(3) // never gets ready
+	env.consistently(700*time.Millisecond, "an old agent is drained", func() bool {
+		return !agents[0].isDraining() && !agents[1].isDraining() && len(env.pods()) == 3
 	})
-	// Put right: the broken one, which never started, goes at once.
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:test" })
-	w.settles(2)
-	require.True(t, isThere(w.pods(), agents[0]) && isThere(w.pods(), agents[1]))
+	// After the template is corrected, the broken agent, which never started, is deleted at once.
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:test" })
+	env.waitForAgents(2)
+	require.True(t, hasPodOf(env.pods(), agents[0]) && hasPodOf(env.pods(), agents[1]))
 }
 
-// TestDemandComesBackToADrainingAgent: an idle agent was drained, in vain, for it had just been given a sandbox that the
-// Registry had not heard of. It stays, and serves again when there is need for it.
-func TestDemandComesBackToADrainingAgent(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 2, PoolMax: 2} })
-	w.settles(2)
-	agents := w.upOthers()
+// TestDrainingAgentIsResumed: an idle agent is drained, but has just got a sandbox that the Registry does not know of yet. It
+// stays, and is resumed when the pool needs it.
+func TestDrainingAgentIsResumed(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 2, PoolMax: 2} })
+	env.waitForAgents(2)
+	agents := env.startOtherAgents()
 	for _, a := range agents {
-		a.set(func(a *agent) { a.mute = true })
+		a.set(func(a *agent) { a.unreported = true })
 		fence := &agentv1.Fence{SandboxUid: "fast-" + a.info.GetPodName()[len(a.info.GetPodName())-5:], Attempt: 1, AgentUid: a.info.GetPodUid()}
 		a.put(&agentv1.SandboxReport{State: agentv1.SandboxState_SANDBOX_STATE_RUNNING, ContainerId: idOf(fence),
-			Record: &agentv1.SandboxRecord{Fence: fence, Namespace: w.namespace, Name: "x"}})
+			Record: &agentv1.SandboxRecord{Fence: fence, Namespace: env.namespace, Name: "x"}})
 	}
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 1 })
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 1 })
 	drained := func() *agent {
 		for _, a := range agents {
 			if a.isDraining() {
@@ -174,166 +174,166 @@ func TestDemandComesBackToADrainingAgent(t *testing.T) {
 		}
 		return nil
 	}
-	w.eventually(func() bool { return drained() != nil }, func() string { return "none drains" })
-	w.progresses("Draining", "waits for 1 sandbox")
-	w.stays(500*time.Millisecond, "an agent with a sandbox went", func() bool { return len(w.pods()) == 2 })
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 2 })
-	w.eventually(func() bool { return drained() == nil }, func() string { return "it does not serve again" })
-	w.settles(2)
-	require.True(t, isThere(w.pods(), agents[0]) && isThere(w.pods(), agents[1]))
-	w.progresses("Settled", "")
+	env.eventually(func() bool { return drained() != nil }, func() string { return "no agent is draining" })
+	env.waitForProgressing("Draining", "waiting for 1 sandbox")
+	env.consistently(500*time.Millisecond, "an agent with a sandbox was deleted", func() bool { return len(env.pods()) == 2 })
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 2 })
+	env.eventually(func() bool { return drained() == nil }, func() string { return "it is not resumed" })
+	env.waitForAgents(2)
+	require.True(t, hasPodOf(env.pods(), agents[0]) && hasPodOf(env.pods(), agents[1]))
+	env.waitForProgressing("Settled", "")
 }
 
-// TestAgentWithATombstoneStays: its deletions are not known to the API server yet.
-func TestAgentWithATombstoneStays(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
-	a := w.up(w.settles(1)[0])
-	a.set(func(a *agent) { a.sticky = []*agentv1.Tombstone{{Name: "gone"}} })
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 0 })
-	w.eventually(a.isDraining, func() string { return "does not drain" })
-	w.stays(500*time.Millisecond, "it went with its tombstone", func() bool { return len(w.pods()) == 1 })
-	a.set(func(a *agent) { a.sticky = nil })
-	w.settles(0)
+// TestDrainWaitsForTombstones: the API server does not know of the agent's deletions yet.
+func TestDrainWaitsForTombstones(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
+	a := env.startAgentIn(env.waitForAgents(1)[0])
+	a.set(func(a *agent) { a.kept = []*agentv1.Tombstone{{Name: "gone"}} })
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 0 })
+	env.eventually(a.isDraining, func() string { return "it is not drained" })
+	env.consistently(500*time.Millisecond, "it was deleted with its tombstone", func() bool { return len(env.pods()) == 1 })
+	a.set(func(a *agent) { a.kept = nil })
+	env.waitForAgents(0)
 }
 
-// TestReservationDoesNotHoldADrainedAgent: whoever holds it is refused there, so that the Pod does not wait for its end.
-func TestReservationDoesNotHoldADrainedAgent(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	a := w.up(w.settles(1)[0])
-	w.runs("s", noPorts)
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
-	w.settles(2)
-	w.upOthers(a)
-	w.eventually(a.isDraining, func() string { return "does not drain" })
-	w.allocator.reserves(a, 2)
-	w.progresses("Draining", "waits for 1 sandbox")
-	w.stays(400*time.Millisecond, "it went with its sandbox", func() bool { return isThere(w.pods(), a) })
-	w.delete("s")
-	w.eventually(func() bool { return !isThere(w.pods(), a) }, func() string { return "the reservation holds it" })
+// TestDrainIgnoresReservations: the agent refuses their holders.
+func TestDrainIgnoresReservations(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	a := env.startAgentIn(env.waitForAgents(1)[0])
+	env.runSandbox("s", noPorts)
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
+	env.waitForAgents(2)
+	env.startOtherAgents(a)
+	env.eventually(a.isDraining, func() string { return "it is not drained" })
+	env.allocator.setReserved(a, 2)
+	env.waitForProgressing("Draining", "waiting for 1 sandbox")
+	env.consistently(400*time.Millisecond, "it was deleted with its sandbox", func() bool { return hasPodOf(env.pods(), a) })
+	env.delete("s")
+	env.eventually(func() bool { return !hasPodOf(env.pods(), a) }, func() string { return "it is not deleted" })
 }
 
-// TestDrainOfAnAgentThatDoesNotAnswer: it may have sandboxes that nobody else knows of, and stays until its Pod has ended.
-func TestDrainOfAnAgentThatDoesNotAnswer(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	a := w.up(w.settles(1)[0])
+// TestDrainOfSilentAgent: it may have sandboxes that are known to no other component, and stays until its Pod terminates.
+func TestDrainOfSilentAgent(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	a := env.startAgentIn(env.waitForAgents(1)[0])
 	a.stop()
-	w.allocator.silent(a, time.Now().Add(-time.Hour), false)
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{} })
-	w.tellsOnce("DrainStuck", a.info.GetPodName())
-	w.stays(500*time.Millisecond, "deleted on no evidence", func() bool { return len(w.pods()) == 1 })
-	// It does not count: what is wanted again is made.
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
-	w.settles(2)
-	require.Len(t, w.events("DrainStuck"), 1)
-	pod := w.pod(a.info.GetPodName())
+	env.allocator.setHeartbeat(a, time.Now().Add(-time.Hour), false)
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{} })
+	env.hasOneEvent("DrainStuck", a.info.GetPodName())
+	env.consistently(500*time.Millisecond, "deleted although it may have sandboxes", func() bool { return len(env.pods()) == 1 })
+	// It does not count: a new agent is created instead.
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
+	env.waitForAgents(2)
+	require.Len(t, env.events("DrainStuck"), 1)
+	pod := env.pod(a.info.GetPodName())
 	old := pod.DeepCopy()
 	pod.Status.Phase = corev1.PodFailed
-	require.NoError(t, kube.Status().Patch(w.ctx, pod, client.MergeFrom(old)))
-	w.settles(1)
+	require.NoError(t, kube.Status().Patch(env.ctx, pod, client.MergeFrom(old)))
+	env.waitForAgents(1)
 }
 
-// TestAgentThatCannotBeDrained is one of an earlier version, and has to be replaced all the same.
-func TestAgentThatCannotBeDrained(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	a := w.up(w.settles(1)[0])
-	a.set(func(a *agent) { a.old = true })
-	w.runs("s", noPorts)
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
-	w.settles(2)
-	w.upOthers(a)
-	w.progresses("Draining", "waits for 1 sandbox")
-	w.stays(400*time.Millisecond, "it went with its sandbox", func() bool { return len(w.pods()) == 2 })
-	w.delete("s")
-	w.eventually(func() bool { return !isThere(w.pods(), a) }, func() string { return "it stays" })
+// TestAgentWithoutDrain: an agent of an earlier version is replaced, too.
+func TestAgentWithoutDrain(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	a := env.startAgentIn(env.waitForAgents(1)[0])
+	a.set(func(a *agent) { a.cannotDrain = true })
+	env.runSandbox("s", noPorts)
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Image = "agent:2" })
+	env.waitForAgents(2)
+	env.startOtherAgents(a)
+	env.waitForProgressing("Draining", "waiting for 1 sandbox")
+	env.consistently(400*time.Millisecond, "it was deleted with its sandbox", func() bool { return len(env.pods()) == 2 })
+	env.delete("s")
+	env.eventually(func() bool { return !hasPodOf(env.pods(), a) }, func() string { return "it is not deleted" })
 }
 
-// TestDrainByHand: a person drains an agent by its annotation. It goes when it is empty, and another one comes.
-func TestDrainByHand(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	a := w.up(w.settles(1)[0])
-	w.runs("s", noPorts)
+// TestManualDrain: a person annotates the Pod. Another agent is created, and the Pod is deleted when it is empty.
+func TestManualDrain(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	a := env.startAgentIn(env.waitForAgents(1)[0])
+	env.runSandbox("s", noPorts)
 	mark := func(reason *string) {
-		pod := w.pod(a.info.GetPodName())
+		pod := env.pod(a.info.GetPodName())
 		old := pod.DeepCopy()
 		delete(pod.Annotations, v1alpha1.AnnotationDraining)
 		if reason != nil {
 			pod.Annotations = map[string]string{v1alpha1.AnnotationDraining: *reason}
 		}
-		require.NoError(t, kube.Patch(w.ctx, pod, client.MergeFrom(old)))
+		require.NoError(t, kube.Patch(env.ctx, pod, client.MergeFrom(old)))
 	}
-	word := "disk is failing"
-	mark(&word)
-	w.eventually(a.isDraining, func() string { return "does not drain" })
-	w.settles(2)
+	reason := "disk is failing"
+	mark(&reason)
+	env.eventually(a.isDraining, func() string { return "it is not drained" })
+	env.waitForAgents(2)
 	mark(nil)
-	w.eventually(func() bool { return !a.isDraining() }, func() string { return "does not serve again" })
-	mark(&word)
-	w.eventually(a.isDraining, func() string { return "does not drain again" })
-	w.delete("s")
-	w.eventually(func() bool { return !isThere(w.pods(), a) }, func() string { return "it does not go" })
+	env.eventually(func() bool { return !a.isDraining() }, func() string { return "it is not resumed" })
+	mark(&reason)
+	env.eventually(a.isDraining, func() string { return "it is not drained again" })
+	env.delete("s")
+	env.eventually(func() bool { return !hasPodOf(env.pods(), a) }, func() string { return "it is not deleted" })
 }
 
 func TestDeletedPoolDrains(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 2, PoolMax: 2} })
-	w.settles(2)
-	w.upOthers()
-	s := w.runs("s", noPorts)
-	done := w.runs("done", noPorts)
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 2, PoolMax: 2} })
+	env.waitForAgents(2)
+	env.startOtherAgents()
+	s := env.runSandbox("s", noPorts)
+	done := env.runSandbox("done", noPorts)
 	var on *agent
-	for _, a := range w.allocator.all() {
+	for _, a := range env.allocator.all() {
 		if a.info.GetPodName() == s.Status.AssignedPod {
 			on = a
 		}
 	}
 	require.Equal(t, s.Status.AssignedPod, done.Status.AssignedPod)
-	w.ends(on, string(done.UID)+"-1", 0, "Completed")
-	require.NoError(t, kube.Delete(w.ctx, w.getPool()))
-	w.eventually(func() bool { return len(w.pods()) == 1 }, func() string { return "the idle agent stays" })
-	require.True(t, isThere(w.pods(), on), "the agent with the sandboxes went")
-	w.progresses("Deleting", "1 agent drains and waits for 2 sandboxes, of which 1 ended and only have to be deleted")
-	w.tellsOnce("Deleting", "being deleted")
-	require.Equal(t, metav1.ConditionFalse, poolCondition(w.getPool(), v1alpha1.ConditionReady).Status)
-	w.stays(400*time.Millisecond, "a sandbox ended with its pool", func() bool { return w.get("s").Status.Phase == v1alpha1.PhaseRunning && len(w.pods()) == 1 })
-	w.delete("done")
-	w.delete("s")
-	w.eventually(func() bool {
-		return !w.poolIsThere() && len(w.pods()) == 0
-	}, func() string { return "the pool stays" })
+	env.exitProcess(on, string(done.UID)+"-1", 0, "Completed")
+	require.NoError(t, kube.Delete(env.ctx, env.getPool()))
+	env.eventually(func() bool { return len(env.pods()) == 1 }, func() string { return "the idle agent is not deleted" })
+	require.True(t, hasPodOf(env.pods(), on), "the agent with the sandboxes was deleted")
+	env.waitForProgressing("Deleting", "1 agent is draining, waiting for 2 sandboxes, of which 1 ended and will be deleted after ttlAfterFinished")
+	env.hasOneEvent("Deleting", "being deleted")
+	require.Equal(t, metav1.ConditionFalse, poolCondition(env.getPool(), v1alpha1.ConditionReady).Status)
+	env.consistently(400*time.Millisecond, "a sandbox was removed with its pool", func() bool { return env.get("s").Status.Phase == v1alpha1.PhaseRunning && len(env.pods()) == 1 })
+	env.delete("done")
+	env.delete("s")
+	env.eventually(func() bool {
+		return !env.poolExists() && len(env.pods()) == 0
+	}, func() string { return "the pool is not removed" })
 }
 
-func (w *world) poolIsThere() bool {
-	return kube.Get(w.ctx, client.ObjectKey{Namespace: w.namespace, Name: "pool"}, &v1alpha1.SandboxPool{}) == nil
+func (env *testEnv) poolExists() bool {
+	return kube.Get(env.ctx, client.ObjectKey{Namespace: env.namespace, Name: "pool"}, &v1alpha1.SandboxPool{}) == nil
 }
 
-// TestNamespaceGoesWithEverythingInIt deletes what a namespace's controller deletes, all at once: the finalizers of pool
-// and sandboxes do not wait for each other.
-func TestNamespaceGoesWithEverythingInIt(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	a := w.up(w.settles(1)[0])
-	w.runs("s", noPorts)
-	w.fast(a, "f", 1, noPorts)
-	w.reachesPhase("f", v1alpha1.PhaseRunning)
-	require.NoError(t, kube.DeleteAllOf(w.ctx, &v1alpha1.SandboxPool{}, client.InNamespace(w.namespace)))
-	require.NoError(t, kube.DeleteAllOf(w.ctx, &v1alpha1.Sandbox{}, client.InNamespace(w.namespace)))
+// TestNamespaceDeletion deletes all resources of a namespace at once: the finalizers of pools and sandboxes do not wait for
+// each other.
+func TestNamespaceDeletion(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	a := env.startAgentIn(env.waitForAgents(1)[0])
+	env.runSandbox("s", noPorts)
+	env.fastSandbox(a, "f", 1, noPorts)
+	env.waitForPhase("f", v1alpha1.PhaseRunning)
+	require.NoError(t, kube.DeleteAllOf(env.ctx, &v1alpha1.SandboxPool{}, client.InNamespace(env.namespace)))
+	require.NoError(t, kube.DeleteAllOf(env.ctx, &v1alpha1.Sandbox{}, client.InNamespace(env.namespace)))
 	a.stop()
-	require.NoError(t, kube.DeleteAllOf(w.ctx, &corev1.Pod{}, client.InNamespace(w.namespace), client.GracePeriodSeconds(0)))
-	w.allocator.gone(a)
-	w.vanishes("s")
-	w.vanishes("f")
-	w.eventually(func() bool { return !w.poolIsThere() }, func() string { return "the pool stays" })
-	require.Empty(t, w.pods())
+	require.NoError(t, kube.DeleteAllOf(env.ctx, &corev1.Pod{}, client.InNamespace(env.namespace), client.GracePeriodSeconds(0)))
+	env.allocator.remove(a)
+	env.waitForRemoval("s")
+	env.waitForRemoval("f")
+	env.eventually(func() bool { return !env.poolExists() }, func() string { return "the pool is not removed" })
+	require.Empty(t, env.pods())
 }

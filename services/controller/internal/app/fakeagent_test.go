@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
@@ -23,42 +24,45 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// agent is an AgentService that keeps its word as agent_service.proto has it, without any containers: creates repeat,
-// deletes leave a tombstone, failures leave nothing. Its behaviour is scripted by the exported fields, under mu.
+// agent implements AgentService without containers: creates are idempotent, a deleted fence cannot be created again, a failed
+// create leaves nothing. The fields below mu script it.
 type agent struct {
 	agentv1.UnimplementedAgentServiceServer
 
-	info    *agentv1.AgentInfo
-	address string
-	stop    func()
-	changed func(*agent, *agentv1.SandboxReport) // tells the allocator
-	accepts func(_ *agent, draining bool)        // likewise
+	info      *agentv1.AgentInfo
+	address   string
+	stop      func()
+	changed   func(*agent, *agentv1.SandboxReport) // notifies the allocator
+	accepting func(_ *agent, draining bool)        // likewise
 
-	mu         sync.Mutex
-	term       int64 // the highest seen
-	draining   bool
-	old        bool // of a version that cannot be drained
-	drains     []*agentv1.DrainRequest
-	sticky     []*agentv1.Tombstone              // what the agent has not been told to forget
-	reports    map[string]*agentv1.SandboxReport // by container id
-	tombstones map[string]bool
-	creates    []*agentv1.CreateSandboxRequest
-	deletes    []*agentv1.Fence
-	// createErr answers creates while it is not nil; gate, while not nil, holds them until it is closed.
+	mu          sync.Mutex
+	term        int64 // the highest seen
+	draining    bool
+	cannotDrain bool // a version without Drain
+	drains      []*agentv1.DrainRequest
+	kept        []*agentv1.Tombstone              // tombstones that were not forgotten
+	reports     map[string]*agentv1.SandboxReport // by container id
+	tombstones  map[string]bool
+	creates     []*agentv1.CreateSandboxRequest
+	deletes     []*agentv1.DeleteSandboxRequest
+	pins        []*agentv1.SetPinnedImagesRequest
+	// pinErr, while it is not nil, is the result of SetPinnedImages.
+	pinErr error
+	// createErr, while it is not nil, is the result of creates; gate, while it is not nil, blocks them until it is closed.
 	createErr error
 	gate      chan struct{}
-	// deleteGate holds deletes until it is closed; mute keeps the Registry from hearing of new sandboxes.
+	// deleteGate blocks deletes until it is closed; unreported keeps new sandboxes from the Registry.
 	deleteGate chan struct{}
-	// deaf holds creates before the first word.
-	deaf chan struct{}
-	mute bool
+	// answerGate blocks creates before their first response.
+	answerGate chan struct{}
+	unreported bool
 }
 
 func idOf(f *agentv1.Fence) string { return f.GetSandboxUid() + "-" + string(rune('0'+f.GetAttempt())) }
 
 func startAgent(t *testing.T, info *agentv1.AgentInfo, registry *allocator) *agent {
 	t.Helper()
-	a := &agent{info: info, changed: registry.changed, accepts: registry.accepts, reports: map[string]*agentv1.SandboxReport{}, tombstones: map[string]bool{}}
+	a := &agent{info: info, changed: registry.changed, accepting: registry.setAccepting, reports: map[string]*agentv1.SandboxReport{}, tombstones: map[string]bool{}}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := grpc.NewServer(
@@ -85,7 +89,7 @@ func startAgent(t *testing.T, info *agentv1.AgentInfo, registry *allocator) *age
 	return a
 }
 
-// guard refuses what a deposed leader asks.
+// guard refuses calls with a lower term than the highest one so far.
 func (a *agent) guard(ctx context.Context) error {
 	term, err := rpc.TermOf(ctx)
 	if err != nil {
@@ -100,13 +104,13 @@ func (a *agent) guard(ctx context.Context) error {
 	return nil
 }
 
-// Drain takes no new sandboxes, or takes them again.
+// Drain implements agentv1.AgentServiceServer.
 func (a *agent) Drain(_ context.Context, req *agentv1.DrainRequest) (*agentv1.DrainResponse, error) {
 	if req.GetAgentUid() != a.info.GetPodUid() {
-		return nil, rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "another agent is meant"))
+		return nil, rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the fence names another agent"))
 	}
 	a.mu.Lock()
-	if a.old {
+	if a.cannotDrain {
 		a.mu.Unlock()
 		return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 	}
@@ -114,7 +118,7 @@ func (a *agent) Drain(_ context.Context, req *agentv1.DrainRequest) (*agentv1.Dr
 	a.drains = append(a.drains, req)
 	n := len(a.reports)
 	a.mu.Unlock()
-	a.accepts(a, !req.GetResume())
+	a.accepting(a, !req.GetResume())
 	return &agentv1.DrainResponse{Sandboxes: int32(n)}, nil
 }
 
@@ -122,24 +126,24 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 	f := req.GetRecord().GetFence()
 	a.mu.Lock()
 	a.creates = append(a.creates, req)
-	gate, deaf, refusal := a.gate, a.deaf, a.createErr
+	gate, answerGate, refusal := a.gate, a.answerGate, a.createErr
 	if a.draining && a.reports[idOf(f)] == nil {
-		refusal = fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent drains")
+		refusal = fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent is draining")
 	}
 	if f.GetAgentUid() != a.info.GetPodUid() || a.tombstones[idOf(f)] {
-		refusal = fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "this fence is not in force")
+		refusal = fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the fence was deleted")
 	}
 	there := a.reports[idOf(f)]
 	if s := there.GetState(); s == agentv1.SandboxState_SANDBOX_STATE_FAILED || s == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
-		there = nil // a try that is over: it is begun anew
+		there = nil // an earlier create that has ended
 	}
 	a.mu.Unlock()
 	if refusal != nil {
 		return rpc.ToStatus(refusal)
 	}
-	if deaf != nil {
+	if answerGate != nil {
 		select {
-		case <-deaf:
+		case <-answerGate:
 		case <-s.Context().Done():
 			return rpc.ToStatus(s.Context().Err())
 		}
@@ -161,11 +165,11 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 		a.mu.Lock()
 		if a.tombstones[idOf(f)] {
 			a.mu.Unlock()
-			return rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "deleted meanwhile"))
+			return rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the fence was deleted"))
 		}
 		a.reports[idOf(f)], there = r, r
 		a.mu.Unlock()
-		a.tell(r)
+		a.report(r)
 	}
 	return s.Send(&agentv1.CreateSandboxResponse{Stage: agentv1.CreateStage_CREATE_STAGE_STARTED, Report: there})
 }
@@ -173,11 +177,11 @@ func (a *agent) CreateSandbox(req *agentv1.CreateSandboxRequest, s grpc.ServerSt
 func (a *agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, s grpc.ServerStreamingServer[agentv1.DeleteSandboxResponse]) error {
 	f := req.GetFence()
 	a.mu.Lock()
-	a.deletes = append(a.deletes, f)
+	a.deletes = append(a.deletes, req)
 	gate, there := a.deleteGate, a.reports[idOf(f)] != nil
 	a.mu.Unlock()
 	if f.GetAgentUid() != a.info.GetPodUid() {
-		return rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "another agent is meant"))
+		return rpc.ToStatus(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the fence names another agent"))
 	}
 	if there {
 		if err := s.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT}); err != nil {
@@ -199,15 +203,26 @@ func (a *agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, s grpc.ServerSt
 	if r != nil {
 		gone := proto.CloneOf(r)
 		gone.State = agentv1.SandboxState_SANDBOX_STATE_TERMINATED
-		a.tell(gone)
+		a.report(gone)
 	}
 	return s.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_REMOVED})
+}
+
+// SetPinnedImages implements agentv1.AgentServiceServer.
+func (a *agent) SetPinnedImages(_ context.Context, req *agentv1.SetPinnedImagesRequest) (*agentv1.SetPinnedImagesResponse, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pins = append(a.pins, req)
+	if a.pinErr != nil {
+		return nil, rpc.ToStatus(a.pinErr)
+	}
+	return &agentv1.SetPinnedImagesResponse{}, nil
 }
 
 func (a *agent) WatchStatus(_ *agentv1.WatchStatusRequest, s grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
 	snapshot := &agentv1.AgentSnapshot{Info: a.info, Sandboxes: a.all()}
 	a.mu.Lock()
-	snapshot.Accepting, snapshot.Tombstones = !a.draining, a.sticky
+	snapshot.Accepting, snapshot.Tombstones = !a.draining, a.kept
 	if a.draining {
 		snapshot.NotAcceptingReason = "Draining"
 	}
@@ -230,29 +245,29 @@ func (a *agent) all() []*agentv1.SandboxReport {
 	return out
 }
 
-// put makes a sandbox of this agent as the fast path would have it made, or changes one.
+// put adds a sandbox, as a create on the fast path does, or changes one.
 func (a *agent) put(r *agentv1.SandboxReport) {
 	a.mu.Lock()
 	a.reports[idOf(r.GetRecord().GetFence())] = r
 	a.mu.Unlock()
-	a.tell(r)
+	a.report(r)
 }
 
-// lose takes a container away that nobody deleted.
-func (a *agent) lose(id string) {
+// removeContainer removes a container that was not deleted.
+func (a *agent) removeContainer(id string) {
 	a.mu.Lock()
 	r := proto.CloneOf(a.reports[id])
 	delete(a.reports, id)
 	a.mu.Unlock()
 	r.State = agentv1.SandboxState_SANDBOX_STATE_TERMINATED
-	a.tell(r)
+	a.report(r)
 }
 
-func (a *agent) tell(r *agentv1.SandboxReport) {
+func (a *agent) report(r *agentv1.SandboxReport) {
 	a.mu.Lock()
-	mute := a.mute
+	unreported := a.unreported
 	a.mu.Unlock()
-	if !mute {
+	if !unreported {
 		a.changed(a, proto.CloneOf(r))
 	}
 }
@@ -279,6 +294,27 @@ func (a *agent) seenTerm() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.term
+}
+
+// gracePeriods returns the grace periods of all delete calls; -1 if a call had none.
+func (a *agent) gracePeriods() []time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []time.Duration
+	for _, d := range a.deletes {
+		if d.GetGracePeriod() == nil {
+			out = append(out, -1)
+			continue
+		}
+		out = append(out, d.GetGracePeriod().AsDuration())
+	}
+	return out
+}
+
+func (a *agent) pinCalls() []*agentv1.SetPinnedImagesRequest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]*agentv1.SetPinnedImagesRequest(nil), a.pins...)
 }
 
 func (a *agent) deleteCalls() int {

@@ -22,29 +22,29 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// allocator is an AllocatorService with a Registry of fake agents: the first that is ready, not excluded and has room
-// gets the sandbox; the same uid and attempt is answered with the same agent.
+// allocator implements AllocatorService with a Registry of fake agents. It chooses the first agent that is ready and not
+// excluded, and the same agent again for the same uid and attempt.
 type allocator struct {
 	allocatorv1.UnimplementedAllocatorServiceServer
 
 	address string
 	stop    func()
 
-	mu        sync.Mutex
-	order     []string // agents' uids
-	agents    map[string]*agent
-	meta      map[string]*allocatorv1.Agent
-	places    map[string]string // container id -> agent uid
-	allocates []*allocatorv1.AllocateRequest
-	released  map[string]bool
-	watchers  map[chan *allocatorv1.WatchAgentsResponse]bool
-	// refuse answers Allocate while it is not nil.
+	mu           sync.Mutex
+	order        []string // agents' uids
+	agents       map[string]*agent
+	meta         map[string]*allocatorv1.Agent
+	reservations map[string]string // container id -> agent uid
+	allocates    []*allocatorv1.AllocateRequest
+	released     map[string]bool
+	watchers     map[chan *allocatorv1.WatchAgentsResponse]bool
+	// refuse, while it is not nil, is the result of Allocate.
 	refuse error
 }
 
 func startAllocator(t *testing.T) *allocator {
 	t.Helper()
-	a := &allocator{agents: map[string]*agent{}, meta: map[string]*allocatorv1.Agent{}, places: map[string]string{},
+	a := &allocator{agents: map[string]*agent{}, meta: map[string]*allocatorv1.Agent{}, reservations: map[string]string{},
 		released: map[string]bool{}, watchers: map[chan *allocatorv1.WatchAgentsResponse]bool{}}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -77,8 +77,8 @@ func (a *allocator) all() []*agent {
 	return out
 }
 
-// gone takes an agent out of the Registry, as its Pod's end does.
-func (a *allocator) gone(x *agent) {
+// remove removes an agent, as the deletion of its Pod does.
+func (a *allocator) remove(x *agent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := x.info.GetPodUid()
@@ -87,8 +87,8 @@ func (a *allocator) gone(x *agent) {
 	a.order = slices.DeleteFunc(a.order, func(s string) bool { return s == uid })
 }
 
-// silent says when an agent was heard of for the last time; now means that it is well.
-func (a *allocator) silent(x *agent, since time.Time, ready bool) {
+// setHeartbeat sets the time of the last heartbeat of an agent, and whether it is ready.
+func (a *allocator) setHeartbeat(x *agent, since time.Time, ready bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := x.info.GetPodUid()
@@ -101,8 +101,8 @@ func (a *allocator) silent(x *agent, since time.Time, ready bool) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }
 
-// reserves says how many places of an agent are taken.
-func (a *allocator) reserves(x *agent, n int32) {
+// setReserved sets the capacity of an agent that is in use.
+func (a *allocator) setReserved(x *agent, n int32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := x.info.GetPodUid()
@@ -112,8 +112,8 @@ func (a *allocator) reserves(x *agent, n int32) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }
 
-// slots says how an agent is off for slots, as an allocator does: without its sandboxes.
-func (a *allocator) slots(x *agent, free, wanted int32, off string) {
+// setSlots sets the slots of an agent. Like the allocator, it sends the agent without its sandboxes.
+func (a *allocator) setSlots(x *agent, free, wanted int32, off string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := x.info.GetPodUid()
@@ -123,8 +123,19 @@ func (a *allocator) slots(x *agent, free, wanted int32, off string) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, uid, nil)
 }
 
-// accepts tells whether an agent takes sandboxes; unlike the others it may be called for one that is not in the Registry.
-func (a *allocator) accepts(x *agent, draining bool) {
+// setPinned sets the pinned images of an agent.
+func (a *allocator) setPinned(x *agent, images ...*agentv1.PinnedImage) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid := x.info.GetPodUid()
+	m := proto.CloneOf(a.meta[uid])
+	m.PinnedImages = images
+	a.meta[uid] = m
+	a.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, uid, nil)
+}
+
+// setAccepting sets whether an agent accepts sandboxes. The agent may be missing in the Registry.
+func (a *allocator) setAccepting(x *agent, draining bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := x.info.GetPodUid()
@@ -172,7 +183,7 @@ func (a *allocator) allocateCalls() int {
 	return len(a.allocates)
 }
 
-// Allocate reserves a place.
+// Allocate implements allocatorv1.AllocatorServiceServer.
 func (a *allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest) (*allocatorv1.AllocateResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -181,7 +192,7 @@ func (a *allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest
 		return nil, rpc.ToStatus(a.refuse)
 	}
 	fence := &agentv1.Fence{SandboxUid: req.GetSandboxUid(), Attempt: req.GetAttempt()}
-	uid := a.places[idOf(fence)]
+	uid := a.reservations[idOf(fence)]
 	for _, candidate := range a.order {
 		info := a.agents[candidate].info
 		fits := a.meta[candidate].GetReady() && info.GetNamespace() == req.GetNamespace() && info.GetPool() == req.GetPool()
@@ -190,16 +201,16 @@ func (a *allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest
 		}
 	}
 	if uid == "" {
-		return nil, rpc.ToStatus(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "no place in pool %s", req.GetPool()).RetryIn(100 * time.Millisecond))
+		return nil, rpc.ToStatus(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "no capacity in pool %s", req.GetPool()).RetryIn(100 * time.Millisecond))
 	}
-	a.places[idOf(fence)] = uid
+	a.reservations[idOf(fence)] = uid
 	fence.AgentUid = uid
 	info := a.meta[uid].GetInfo()
 	return &allocatorv1.AllocateResponse{Assignment: &allocatorv1.Assignment{
 		Fence: fence, AgentPod: info.GetPodName(), NodeName: info.GetNodeName(), AgentAddress: a.meta[uid].GetAddress()}}, nil
 }
 
-// Release gives a place up.
+// Release implements allocatorv1.AllocatorServiceServer.
 func (a *allocator) Release(_ context.Context, req *allocatorv1.ReleaseRequest) (*allocatorv1.ReleaseResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,7 +218,7 @@ func (a *allocator) Release(_ context.Context, req *allocatorv1.ReleaseRequest) 
 	return &allocatorv1.ReleaseResponse{}, nil
 }
 
-// WatchAgents sends what there is and then every change.
+// WatchAgents implements allocatorv1.AllocatorServiceServer.
 func (a *allocator) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.ServerStreamingServer[allocatorv1.WatchAgentsResponse]) error {
 	events := make(chan *allocatorv1.WatchAgentsResponse, 1024)
 	a.mu.Lock()

@@ -25,31 +25,31 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-func (w *world) pool(change ...func(*v1alpha1.SandboxPool)) *v1alpha1.SandboxPool {
-	w.t.Helper()
-	p := &v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "pool"}, Spec: v1alpha1.SandboxPoolSpec{
+func (env *testEnv) pool(change ...func(*v1alpha1.SandboxPool)) *v1alpha1.SandboxPool {
+	env.t.Helper()
+	p := &v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: env.namespace, Name: "pool"}, Spec: v1alpha1.SandboxPoolSpec{
 		Capacity: v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 4, BufferMin: 1, BufferMax: 4}, MaxSandboxesPerPod: 2,
 		AgentTemplate: v1alpha1.AgentTemplate{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "agent", Image: "agent:test"}}}},
 	}}
 	for _, c := range change {
 		c(p)
 	}
-	require.NoError(w.t, kube.Create(w.ctx, p))
+	require.NoError(env.t, kube.Create(env.ctx, p))
 	return p
 }
 
-func (w *world) getPool() *v1alpha1.SandboxPool {
-	w.t.Helper()
+func (env *testEnv) getPool() *v1alpha1.SandboxPool {
+	env.t.Helper()
 	var p v1alpha1.SandboxPool
-	require.NoError(w.t, kube.Get(w.ctx, client.ObjectKey{Namespace: w.namespace, Name: "pool"}, &p))
+	require.NoError(env.t, kube.Get(env.ctx, client.ObjectKey{Namespace: env.namespace, Name: "pool"}, &p))
 	return &p
 }
 
-// pods are the pool's agent Pods that are not on their way out.
-func (w *world) pods() []corev1.Pod {
-	w.t.Helper()
+// pods returns the pool's agent Pods that are not being deleted.
+func (env *testEnv) pods() []corev1.Pod {
+	env.t.Helper()
 	var list corev1.PodList
-	require.NoError(w.t, kube.List(w.ctx, &list, client.InNamespace(w.namespace), client.MatchingLabels{v1alpha1.LabelPool: "pool"}))
+	require.NoError(env.t, kube.List(env.ctx, &list, client.InNamespace(env.namespace), client.MatchingLabels{v1alpha1.LabelPool: "pool"}))
 	var out []corev1.Pod
 	for _, p := range list.Items {
 		if p.DeletionTimestamp == nil {
@@ -59,23 +59,31 @@ func (w *world) pods() []corev1.Pod {
 	return out
 }
 
-func (w *world) settles(n int) []corev1.Pod {
-	w.t.Helper()
-	w.eventually(func() bool { return len(w.pods()) == n && int(w.getPool().Status.CurrentAgents) == n },
-		func() string { return "the pool has not the agents that it should have" })
-	w.stays(300*time.Millisecond, "the pool does not settle", func() bool { return len(w.pods()) == n })
-	return w.pods()
+func (env *testEnv) waitForAgents(n int) []corev1.Pod {
+	env.t.Helper()
+	env.eventually(func() bool { return len(env.pods()) == n && int(env.getPool().Status.CurrentAgents) == n },
+		func() string { return "the pool has a different number of agents" })
+	env.consistently(300*time.Millisecond, "the number of agents changes", func() bool { return len(env.pods()) == n })
+	return env.pods()
 }
 
-// up makes an agent run in a Pod that the controller made, as a kubelet and the Registry would have it.
-func (w *world) up(p corev1.Pod) *agent {
-	w.t.Helper()
+// bind assigns a Pod to a node, as the scheduler does.
+func (env *testEnv) bind(p corev1.Pod, node string) corev1.Pod {
+	env.t.Helper()
+	require.NoError(env.t, kube.SubResource("binding").Create(env.ctx, &p, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}))
+	return *env.pod(p.Name)
+}
+
+// startAgentIn starts an agent in a Pod of the controller, and makes the Pod ready.
+func (env *testEnv) startAgentIn(p corev1.Pod) *agent {
+	env.t.Helper()
 	old := p.DeepCopy()
 	p.Status.Phase = corev1.PodRunning
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	require.NoError(w.t, kube.Status().Patch(w.ctx, &p, client.MergeFrom(old)))
-	a := startAgent(w.t, &agentv1.AgentInfo{PodName: p.Name, PodUid: string(p.UID), Namespace: w.namespace, Pool: "pool", NodeName: "node-1", Capacity: 2}, w.allocator)
-	w.allocator.add(a)
+	require.NoError(env.t, kube.Status().Patch(env.ctx, &p, client.MergeFrom(old)))
+	a := startAgent(env.t, &agentv1.AgentInfo{PodName: p.Name, PodUid: string(p.UID), Namespace: env.namespace, Pool: "pool", NodeName: "node-1", Capacity: 2}, env.allocator)
+	env.allocator.add(a)
 	return a
 }
 
@@ -87,151 +95,151 @@ func poolCondition(p *v1alpha1.SandboxPool, kind string) metav1.Condition {
 }
 
 func TestPoolKeepsItsAgents(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	pods := w.settles(1)
-	require.True(t, metav1.IsControlledBy(&pods[0], w.getPool()))
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	pods := env.waitForAgents(1)
+	require.True(t, metav1.IsControlledBy(&pods[0], env.getPool()))
 	require.Contains(t, pods[0].Name, "pool-agent-")
-	require.Equal(t, metav1.ConditionFalse, poolCondition(w.getPool(), v1alpha1.ConditionReady).Status)
+	require.Equal(t, metav1.ConditionFalse, poolCondition(env.getPool(), v1alpha1.ConditionReady).Status)
 
-	w.up(pods[0])
-	w.eventually(func() bool {
-		p := w.getPool()
+	env.startAgentIn(pods[0])
+	env.eventually(func() bool {
+		p := env.getPool()
 		return poolCondition(p, v1alpha1.ConditionReady).Status == metav1.ConditionTrue &&
 			poolCondition(p, v1alpha1.ConditionProgressing).Status == metav1.ConditionFalse && p.Status.Capacity == 2 && p.Status.FreeCapacity == 2
 	}, func() string { return "the pool is not ready" })
-	require.Equal(t, w.getPool().Generation, w.getPool().Status.ObservedGeneration)
+	require.Equal(t, env.getPool().Generation, env.getPool().Status.ObservedGeneration)
 
-	// A Pod that is deleted is replaced, and so is one that has failed.
-	require.NoError(t, kube.Delete(w.ctx, &pods[0], client.GracePeriodSeconds(0)))
-	w.eventually(func() bool { p := w.pods(); return len(p) == 1 && p[0].UID != pods[0].UID }, func() string { return "not replaced" })
-	failed := w.settles(1)[0]
+	// A Pod that is deleted or has failed is replaced.
+	require.NoError(t, kube.Delete(env.ctx, &pods[0], client.GracePeriodSeconds(0)))
+	env.eventually(func() bool { p := env.pods(); return len(p) == 1 && p[0].UID != pods[0].UID }, func() string { return "not replaced" })
+	failed := env.waitForAgents(1)[0]
 	old := failed.DeepCopy()
 	failed.Status.Phase = corev1.PodFailed
-	require.NoError(t, kube.Status().Patch(w.ctx, &failed, client.MergeFrom(old)))
-	w.eventually(func() bool { p := w.pods(); return len(p) == 1 && p[0].UID != failed.UID }, func() string { return "a failed agent is not replaced" })
+	require.NoError(t, kube.Status().Patch(env.ctx, &failed, client.MergeFrom(old)))
+	env.eventually(func() bool { p := env.pods(); return len(p) == 1 && p[0].UID != failed.UID }, func() string { return "a failed agent is not replaced" })
 }
 
-// TestScale goes the way of `kubectl scale` and of the horizontal autoscaler.
+// TestScale uses the scale subresource, like `kubectl scale` and the horizontal autoscaler.
 func TestScale(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool()
-	w.settles(1)
+	env := newTestEnv(t)
+	env.start()
+	env.pool()
+	env.waitForAgents(1)
 	d, err := discovery.NewDiscoveryClientForConfig(adminConf)
 	require.NoError(t, err)
 	scales, err := scale.NewForConfig(adminConf, kube.RESTMapper(), dynamic.LegacyAPIPathResolverFunc, scale.NewDiscoveryScaleKindResolver(d))
 	require.NoError(t, err)
 	pools := schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxpools"}
-	current, err := scales.Scales(w.namespace).Get(w.ctx, pools, "pool", metav1.GetOptions{})
+	current, err := scales.Scales(env.namespace).Get(env.ctx, pools, "pool", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.Equal(t, int32(1), current.Spec.Replicas)
 	require.Equal(t, int32(1), current.Status.Replicas)
 	selected, err := labels.Parse(current.Status.Selector)
 	require.NoError(t, err)
-	require.True(t, selected.Matches(labels.Set(w.pods()[0].Labels)))
+	require.True(t, selected.Matches(labels.Set(env.pods()[0].Labels)))
 
 	to := func(n int32) error {
 		patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, n)
-		_, err := scales.Scales(w.namespace).Patch(w.ctx, pools.WithVersion("v1alpha1"), "pool", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		_, err := scales.Scales(env.namespace).Patch(env.ctx, pools.WithVersion("v1alpha1"), "pool", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	}
 	require.NoError(t, to(3))
-	w.settles(3)
-	require.Equal(t, int32(3), w.getPool().Spec.Capacity.PoolMin)
+	env.waitForAgents(3)
+	require.Equal(t, int32(3), env.getPool().Spec.Capacity.PoolMin)
 	err = to(9)
 	require.True(t, apierrors.IsInvalid(err), "%v", err)
 	require.ErrorContains(t, err, "poolMin must not exceed poolMax: to scale further, raise poolMax first")
-	w.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.BufferMax = 1 })
+	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.BufferMax = 1 })
 	require.NoError(t, to(1))
-	w.settles(1)
+	env.waitForAgents(1)
 }
 
 func TestPoolGrowsAndShrinksWithItsLoad(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.BufferMax = 2 })
-	first := w.up(w.settles(1)[0])
-	// Two sandboxes fill the first agent: the buffer of one place needs a second one.
-	w.sandbox("s1", func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = nil })
-	w.sandbox("s2", func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = nil })
-	w.reachesPhase("s1", v1alpha1.PhaseRunning)
-	w.reachesPhase("s2", v1alpha1.PhaseRunning)
-	pods := w.settles(2)
-	w.eventually(func() bool { return w.getPool().Status.ActiveSandboxes == 2 }, func() string { return "its sandboxes are not counted" })
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.BufferMax = 2 })
+	first := env.startAgentIn(env.waitForAgents(1)[0])
+	// Two sandboxes fill the first agent: bufferMin needs a second one.
+	env.sandbox("s1", func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = nil })
+	env.sandbox("s2", func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = nil })
+	env.waitForPhase("s1", v1alpha1.PhaseRunning)
+	env.waitForPhase("s2", v1alpha1.PhaseRunning)
+	pods := env.waitForAgents(2)
+	env.eventually(func() bool { return env.getPool().Status.ActiveSandboxes == 2 }, func() string { return "activeSandboxes is not 2" })
 	var second *agent
 	for _, p := range pods {
 		if string(p.UID) != first.info.GetPodUid() {
-			second = w.up(p)
+			second = env.startAgentIn(p)
 		}
 	}
-	// A fast sandbox has no resource yet: the agent's report alone keeps the agent.
+	// A fast sandbox without a resource keeps its agent by the agent's report.
 	fence := &agentv1.Fence{SandboxUid: "fast-x", Attempt: 1, AgentUid: second.info.GetPodUid()}
 	second.put(&agentv1.SandboxReport{State: agentv1.SandboxState_SANDBOX_STATE_RUNNING, ContainerId: idOf(fence),
-		Record: &agentv1.SandboxRecord{Fence: fence, Namespace: w.namespace, Name: "x"}})
-	w.delete("s1")
-	w.delete("s2")
-	w.vanishes("s1")
-	w.vanishes("s2")
-	// One sandbox and one buffered place fit one agent. The first is idle and goes, the second has the sandbox and stays.
-	w.eventually(func() bool { return len(w.pods()) == 1 }, func() string { return "the idle agent stays" })
-	require.Equal(t, second.info.GetPodUid(), string(w.pods()[0].UID), "the agent with the sandbox went")
+		Record: &agentv1.SandboxRecord{Fence: fence, Namespace: env.namespace, Name: "x"}})
+	env.delete("s1")
+	env.delete("s2")
+	env.waitForRemoval("s1")
+	env.waitForRemoval("s2")
+	// One sandbox and bufferMin fit one agent. The first is idle and is deleted, the second has the sandbox.
+	env.eventually(func() bool { return len(env.pods()) == 1 }, func() string { return "the idle agent is not deleted" })
+	require.Equal(t, second.info.GetPodUid(), string(env.pods()[0].UID), "the agent with the sandbox was deleted")
 }
 
-func TestPoolGrowsForAPortThatIsTaken(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.MaxSandboxesPerPod = 10 })
-	w.settles(1)
-	w.sandbox("s1")
-	w.sandbox("s2") // the same port: places are left, but not for it
-	w.settles(2)
+func TestPoolGrowsForPortConflict(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.MaxSandboxesPerPod = 10 })
+	env.waitForAgents(1)
+	env.sandbox("s1")
+	env.sandbox("s2") // the same port: there is capacity, but not for this port
+	env.waitForAgents(2)
 }
 
-func TestPoolWithABadTemplateSaysSo(t *testing.T) {
-	w := newWorld(t)
-	w.start()
-	w.pool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Name = "other" })
-	w.eventually(func() bool { return poolCondition(w.getPool(), v1alpha1.ConditionReady).Reason == "InvalidTemplate" }, func() string { return "not told" })
-	require.Contains(t, poolCondition(w.getPool(), v1alpha1.ConditionReady).Message, "named agent")
-	require.Empty(t, w.pods())
-	p := w.getPool()
+func TestInvalidTemplateIsReported(t *testing.T) {
+	env := newTestEnv(t)
+	env.start()
+	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.AgentTemplate.Spec.Containers[0].Name = "other" })
+	env.eventually(func() bool { return poolCondition(env.getPool(), v1alpha1.ConditionReady).Reason == "InvalidTemplate" }, func() string { return "the condition is missing" })
+	require.Contains(t, poolCondition(env.getPool(), v1alpha1.ConditionReady).Message, "named agent")
+	require.Empty(t, env.pods())
+	p := env.getPool()
 	old := p.DeepCopy()
 	p.Spec.AgentTemplate.Spec.Containers[0].Name = "agent"
-	require.NoError(t, kube.Patch(w.ctx, p, client.MergeFrom(old)))
-	w.settles(1)
+	require.NoError(t, kube.Patch(env.ctx, p, client.MergeFrom(old)))
+	env.waitForAgents(1)
 }
 
-func TestPoolHasItsCertificate(t *testing.T) {
-	w := newWorld(t)
-	w.config.TLS.Insecure = false
+func TestCertificateIsCopied(t *testing.T) {
+	env := newTestEnv(t)
+	env.config.TLS.Insecure = false
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "agent-tls"}, Data: map[string][]byte{"tls.crt": []byte("one")}}
-	require.NoError(t, kube.Create(w.ctx, secret))
-	t.Cleanup(func() { require.NoError(t, kube.Delete(context.WithoutCancel(w.ctx), secret)) })
-	// Somebody's own Secret of that name is left alone.
-	own := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "agent-tls"}, Data: map[string][]byte{"x": []byte("mine")}}
-	require.NoError(t, kube.Create(w.ctx, own))
-	w.start()
-	w.pool()
-	w.eventually(func() bool { return poolCondition(w.getPool(), v1alpha1.ConditionReady).Reason == "SecretConflict" }, func() string { return "not told" })
-	require.NoError(t, kube.Delete(w.ctx, own))
-	p := w.getPool()
+	require.NoError(t, kube.Create(env.ctx, secret))
+	t.Cleanup(func() { require.NoError(t, kube.Delete(context.WithoutCancel(env.ctx), secret)) })
+	// A user's Secret of that name is not changed.
+	own := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: env.namespace, Name: "agent-tls"}, Data: map[string][]byte{"x": []byte("mine")}}
+	require.NoError(t, kube.Create(env.ctx, own))
+	env.start()
+	env.pool()
+	env.eventually(func() bool { return poolCondition(env.getPool(), v1alpha1.ConditionReady).Reason == "SecretConflict" }, func() string { return "the condition is missing" })
+	require.NoError(t, kube.Delete(env.ctx, own))
+	p := env.getPool()
 	old := p.DeepCopy()
-	p.Spec.Capacity.BufferMax = 5 // any change has the pool looked at again
-	require.NoError(t, kube.Patch(w.ctx, p, client.MergeFrom(old)))
-	pods := w.settles(1)
+	p.Spec.Capacity.BufferMax = 5 // any change reconciles the pool
+	require.NoError(t, kube.Patch(env.ctx, p, client.MergeFrom(old)))
+	pods := env.waitForAgents(1)
 	require.Equal(t, "agent-tls", pods[0].Spec.Volumes[len(pods[0].Spec.Volumes)-1].Secret.SecretName)
 
 	has := func(want string) func() bool {
 		return func() bool {
 			var mirror corev1.Secret
-			err := kube.Get(w.ctx, client.ObjectKey{Namespace: w.namespace, Name: "agent-tls"}, &mirror)
+			err := kube.Get(env.ctx, client.ObjectKey{Namespace: env.namespace, Name: "agent-tls"}, &mirror)
 			return err == nil && string(mirror.Data["tls.crt"]) == want
 		}
 	}
-	w.eventually(has("one"), func() string { return "no copy" })
+	env.eventually(has("one"), func() string { return "no copy" })
 	secret.Data["tls.crt"] = []byte("two")
-	require.NoError(t, kube.Update(w.ctx, secret))
-	w.eventually(has("two"), func() string { return "the copy is not brought up to date" })
+	require.NoError(t, kube.Update(env.ctx, secret))
+	env.eventually(has("two"), func() string { return "the copy is not updated" })
 }

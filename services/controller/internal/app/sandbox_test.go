@@ -28,21 +28,21 @@ func condition(s *v1alpha1.Sandbox, kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// runs has a declared sandbox brought to Running and returns it.
-func (w *world) runs(name string, change ...func(*v1alpha1.Sandbox)) *v1alpha1.Sandbox {
-	w.t.Helper()
-	w.sandbox(name, change...)
-	return w.reaches(name, "Running with a container", func(s *v1alpha1.Sandbox) bool {
+// runSandbox creates a sandbox and waits until it is Running.
+func (env *testEnv) runSandbox(name string, change ...func(*v1alpha1.Sandbox)) *v1alpha1.Sandbox {
+	env.t.Helper()
+	env.sandbox(name, change...)
+	return env.waitFor(name, "Running with a container", func(s *v1alpha1.Sandbox) bool {
 		return s.Status.Phase == v1alpha1.PhaseRunning && s.Status.SandboxID != ""
 	})
 }
 
 func TestDeclaredSandboxRunsAndIsDeleted(t *testing.T) {
-	w := newWorld(t)
-	a := w.agentFor("a")
-	w.start()
+	env := newTestEnv(t)
+	a := env.agentFor("a")
+	env.start()
 	const traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	s := w.runs("web", func(s *v1alpha1.Sandbox) {
+	s := env.runSandbox("web", func(s *v1alpha1.Sandbox) {
 		s.Annotations = map[string]string{v1alpha1.AnnotationTraceparent: traceparent}
 	})
 
@@ -53,7 +53,7 @@ func TestDeclaredSandboxRunsAndIsDeleted(t *testing.T) {
 	require.Equal(t, []string{"10.0.0.9:8080"}, s.Status.Endpoints)
 	require.Equal(t, int64(1), s.Status.Attempt)
 	require.Equal(t, s.Generation, s.Status.ObservedGeneration)
-	require.Equal(t, int64(1), s.Generation, "somebody wrote the spec")
+	require.Equal(t, int64(1), s.Generation, "the spec was written")
 	require.Contains(t, s.Finalizers, v1alpha1.Finalizer)
 	require.Equal(t, "node-1", s.Labels[v1alpha1.LabelNode])
 	require.Equal(t, metav1.ConditionTrue, condition(s, v1alpha1.ConditionReady).Status)
@@ -69,176 +69,176 @@ func TestDeclaredSandboxRunsAndIsDeleted(t *testing.T) {
 	require.Equal(t, "busybox", call.GetRecord().GetSpec().GetImage())
 	require.Equal(t, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG, call.GetRecord().GetConsistencyMode())
 
-	w.delete("web")
-	w.vanishes("web")
+	env.delete("web")
+	env.waitForRemoval("web")
 	require.Empty(t, a.all())
-	require.True(t, w.allocator.wasReleased(uid+"-1"))
-	w.eventually(func() bool {
+	require.True(t, env.allocator.wasReleased(uid+"-1"))
+	env.eventually(func() bool {
 		var list eventsv1.EventList
-		require.NoError(t, kube.List(w.ctx, &list, client.InNamespace(w.namespace)))
+		require.NoError(t, kube.List(env.ctx, &list, client.InNamespace(env.namespace)))
 		seen := map[string]bool{}
 		for _, e := range list.Items {
 			seen[e.Reason] = true
 		}
 		return seen["Running"]
-	}, func() string { return "no Event tells that it ran" })
+	}, func() string { return "there is no Event Running" })
 }
 
-// TestDeleteAtEveryPoint deletes a sandbox at each point of its creation, and holds the controller to the same end: no
-// record, no container, no later create that would be answered.
+// TestDeleteAtEveryPoint deletes a sandbox at each point of its creation. In the end there is no resource, no container, and no
+// later create.
 func TestDeleteAtEveryPoint(t *testing.T) {
 	for name, tc := range map[string]struct {
-		prepare func(w *world, a *agent)
-		at      func(w *world, a *agent)
-		after   func(w *world, a *agent)
+		prepare func(env *testEnv, a *agent)
+		at      func(env *testEnv, a *agent)
+		after   func(env *testEnv, a *agent)
 	}{
-		"at once": {at: func(*world, *agent) {}},
-		"while there is no place": {
-			prepare: func(w *world, _ *agent) {
-				w.allocator.setRefuse(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"))
+		"immediately": {at: func(*testEnv, *agent) {}},
+		"while there is no capacity": {
+			prepare: func(env *testEnv, _ *agent) {
+				env.allocator.setRefuse(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"))
 			},
-			at: func(w *world, _ *agent) { w.reachesPhase("s", v1alpha1.PhasePending) },
+			at: func(env *testEnv, _ *agent) { env.waitForPhase("s", v1alpha1.PhasePending) },
 		},
 		"while the agent creates": {
-			prepare: func(_ *world, a *agent) { a.set(func(a *agent) { a.gate = make(chan struct{}) }) },
-			at: func(w *world, a *agent) {
-				w.eventually(func() bool { return len(a.createCalls()) == 1 }, func() string { return "never asked" })
+			prepare: func(_ *testEnv, a *agent) { a.set(func(a *agent) { a.gate = make(chan struct{}) }) },
+			at: func(env *testEnv, a *agent) {
+				env.eventually(func() bool { return len(a.createCalls()) == 1 }, func() string { return "the agent was not called" })
 			},
-			after: func(_ *world, a *agent) { a.set(func(a *agent) { close(a.gate); a.gate = nil }) },
+			after: func(_ *testEnv, a *agent) { a.set(func(a *agent) { close(a.gate); a.gate = nil }) },
 		},
-		"before the registry has heard of it": {
-			prepare: func(_ *world, a *agent) { a.set(func(a *agent) { a.mute = true }) },
-			at: func(w *world, a *agent) {
-				w.eventually(func() bool { return len(a.all()) == 1 }, func() string { return "never made" })
+		"before the registry has it": {
+			prepare: func(_ *testEnv, a *agent) { a.set(func(a *agent) { a.unreported = true }) },
+			at: func(env *testEnv, a *agent) {
+				env.eventually(func() bool { return len(a.all()) == 1 }, func() string { return "not created" })
 			},
 		},
-		"while running": {at: func(w *world, _ *agent) { w.reachesPhase("s", v1alpha1.PhaseRunning) }},
-		"while the controller is away": {
-			at:    func(w *world, a *agent) { w.reachesPhase("s", v1alpha1.PhaseRunning); w.stop() },
-			after: func(w *world, _ *agent) { w.start() },
+		"while running": {at: func(env *testEnv, _ *agent) { env.waitForPhase("s", v1alpha1.PhaseRunning) }},
+		"while there is no controller": {
+			at:    func(env *testEnv, a *agent) { env.waitForPhase("s", v1alpha1.PhaseRunning); env.stop() },
+			after: func(env *testEnv, _ *agent) { env.start() },
 		},
 		"while the creating controller dies": {
-			prepare: func(_ *world, a *agent) { a.set(func(a *agent) { a.gate = make(chan struct{}) }) },
-			at: func(w *world, a *agent) {
-				w.eventually(func() bool { return len(a.createCalls()) == 1 }, func() string { return "never asked" })
-				w.stop()
+			prepare: func(_ *testEnv, a *agent) { a.set(func(a *agent) { a.gate = make(chan struct{}) }) },
+			at: func(env *testEnv, a *agent) {
+				env.eventually(func() bool { return len(a.createCalls()) == 1 }, func() string { return "the agent was not called" })
+				env.stop()
 			},
-			after: func(w *world, a *agent) { a.set(func(a *agent) { close(a.gate); a.gate = nil }); w.start() },
+			after: func(env *testEnv, a *agent) { a.set(func(a *agent) { close(a.gate); a.gate = nil }); env.start() },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			a := w.agentFor("a")
+			env := newTestEnv(t)
+			a := env.agentFor("a")
 			if tc.prepare != nil {
-				tc.prepare(w, a)
+				tc.prepare(env, a)
 			}
-			w.start()
-			s := w.sandbox("s")
-			tc.at(w, a)
-			w.delete("s")
+			env.start()
+			s := env.sandbox("s")
+			tc.at(env, a)
+			env.delete("s")
 			if tc.after != nil {
-				tc.after(w, a)
+				tc.after(env, a)
 			}
-			w.vanishes("s")
+			env.waitForRemoval("s")
 			for _, r := range a.all() {
-				require.NotEqual(t, string(s.UID), r.GetRecord().GetFence().GetSandboxUid(), "a container is left")
+				require.NotEqual(t, string(s.UID), r.GetRecord().GetFence().GetSandboxUid(), "a container is not removed")
 			}
 			calls := len(a.createCalls())
-			w.stays(400*time.Millisecond, "created after its end", func() bool { return len(a.createCalls()) == calls && len(a.all()) == 0 })
+			env.consistently(400*time.Millisecond, "created after its deletion", func() bool { return len(a.createCalls()) == calls && len(a.all()) == 0 })
 		})
 	}
 }
 
-// TestDeleteWithNothingButTheAnnotation is a fast sandbox that is deleted before any controller saw it: no status, no
-// finalizer but the one that came with it, a container that runs.
-func TestDeleteWithNothingButTheAnnotation(t *testing.T) {
-	w := newWorld(t)
-	a := w.agentFor("a")
-	w.fast(a, "f", 1)
-	w.delete("f")
+// TestDeleteBeforeTheFirstReconcile: a fast sandbox is deleted before a controller has processed it. It has no status, the
+// finalizer that it was created with, and a running container.
+func TestDeleteBeforeTheFirstReconcile(t *testing.T) {
+	env := newTestEnv(t)
+	a := env.agentFor("a")
+	env.fastSandbox(a, "f", 1)
+	env.delete("f")
 	require.Len(t, a.all(), 1)
-	w.start()
-	w.vanishes("f")
+	env.start()
+	env.waitForRemoval("f")
 	require.Empty(t, a.all())
 	require.Empty(t, a.createCalls())
-	require.True(t, w.allocator.wasReleased("fast-f-1"))
+	require.True(t, env.allocator.wasReleased("fast-f-1"))
 }
 
-func TestDeleteWaitsForTheAgentsWord(t *testing.T) {
-	w := newWorld(t)
-	a := w.agentFor("a")
-	w.start()
-	w.runs("s")
+func TestDeleteWaitsForTheAgent(t *testing.T) {
+	env := newTestEnv(t)
+	a := env.agentFor("a")
+	env.start()
+	env.runSandbox("s")
 	gate := make(chan struct{})
 	a.set(func(a *agent) { a.deleteGate = gate })
-	w.delete("s")
-	s := w.reachesPhase("s", v1alpha1.PhaseTerminating)
+	env.delete("s")
+	s := env.waitForPhase("s", v1alpha1.PhaseTerminating)
 	require.Equal(t, "Terminating", condition(s, v1alpha1.ConditionReady).Reason)
-	w.stays(500*time.Millisecond, "the finalizer went before the container", func() bool { return len(w.get("s").Finalizers) == 1 })
+	env.consistently(500*time.Millisecond, "the finalizer was removed before the container", func() bool { return len(env.get("s").Finalizers) == 1 })
 	close(gate)
-	w.vanishes("s")
+	env.waitForRemoval("s")
 }
 
-// TestDeleteWhileTheAgentIsGone: an agent that cannot be reached proves nothing, and the conditions say so; a Pod that is
-// gone does, whatever the Registry knows, for what it left is the janitor's.
-func TestDeleteWhileTheAgentIsGone(t *testing.T) {
-	w := newWorld(t)
-	a := w.agentFor("a")
-	w.start()
-	w.runs("s")
+// TestDeleteWithUnreachableAgent: the deletion waits for an agent that cannot be reached, and the conditions say so. It ends when
+// the agent's Pod does not exist, whatever the Registry says: then the janitor removes the container.
+func TestDeleteWithUnreachableAgent(t *testing.T) {
+	env := newTestEnv(t)
+	a := env.agentFor("a")
+	env.start()
+	env.runSandbox("s")
 	a.stop()
-	w.delete("s")
-	s := w.reaches("s", "stuck", func(s *v1alpha1.Sandbox) bool {
+	env.delete("s")
+	s := env.waitFor("s", "stuck", func(s *v1alpha1.Sandbox) bool {
 		return condition(s, v1alpha1.ConditionReady).Reason == "AgentUnreachable"
 	})
 	require.Equal(t, v1alpha1.PhaseTerminating, s.Status.Phase)
 	require.Equal(t, "Terminating", s.Status.Reason)
-	require.Contains(t, s.Status.Message, "agent a on node node-1 does not answer since 20")
-	w.tellsOnce("AgentUnreachable", "see kubectl describe pod a")
-	version := w.get("s").ResourceVersion
-	w.allocator.silent(a, time.Now().Add(-time.Hour), false)
-	w.stays(600*time.Millisecond, "removed although the Pod is there", func() bool { return len(w.get("s").Finalizers) == 1 })
-	require.Equal(t, version, w.get("s").ResourceVersion, "written again and again")
-	require.Len(t, w.events("AgentUnreachable"), 1)
-	require.NoError(t, kube.Delete(w.ctx, w.pod("a"), client.GracePeriodSeconds(0)))
-	w.vanishes("s")
+	require.Contains(t, s.Status.Message, "agent a on node node-1 has not answered since 20")
+	env.hasOneEvent("AgentUnreachable", "see kubectl describe pod a")
+	version := env.get("s").ResourceVersion
+	env.allocator.setHeartbeat(a, time.Now().Add(-time.Hour), false)
+	env.consistently(600*time.Millisecond, "removed although the Pod exists", func() bool { return len(env.get("s").Finalizers) == 1 })
+	require.Equal(t, version, env.get("s").ResourceVersion, "the status was written again")
+	require.Len(t, env.events("AgentUnreachable"), 1)
+	require.NoError(t, kube.Delete(env.ctx, env.pod("a"), client.GracePeriodSeconds(0)))
+	env.waitForRemoval("s")
 }
 
-// TestDeleteRightAfterTheAgentsPodWasRolled: the agent hangs, as a Pod's network does that is being taken down, and the
-// Registry knows the agent still. With the intervals of production, the deletion ends when the Pod does.
-func TestDeleteRightAfterTheAgentsPodWasRolled(t *testing.T) {
-	for name, known := range map[string]bool{"registry knows it": true, "registry knows it no more": false} {
+// TestDeleteWhileTheAgentPodIsDeleted: the agent does not respond, because the network of its Pod is removed, and the Registry may
+// still have the agent. Even with long intervals, the deletion ends when the Pod is removed.
+func TestDeleteWhileTheAgentPodIsDeleted(t *testing.T) {
+	for name, known := range map[string]bool{"registry has the agent": true, "registry does not have the agent": false} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			a := w.agentFor("a")
-			w.config.DeletionPoll, w.config.RequeueInterval, w.config.HeartbeatTimeout = time.Hour, time.Hour, time.Hour
-			w.start()
-			w.runs("s")
+			env := newTestEnv(t)
+			a := env.agentFor("a")
+			env.config.DeletionPoll, env.config.RequeueInterval, env.config.HeartbeatTimeout = time.Hour, time.Hour, time.Hour
+			env.start()
+			env.runSandbox("s")
 			a.set(func(a *agent) { a.deleteGate = make(chan struct{}) })
-			pod := w.pod("a")
-			require.NoError(t, kube.Delete(w.ctx, pod)) // a Pod on a node waits for its kubelet
-			require.NotNil(t, w.pod("a").DeletionTimestamp)
-			w.delete("s")
-			w.eventually(func() bool { return a.deleteCalls() == 1 }, func() string { return "the agent was not asked" })
+			pod := env.pod("a")
+			require.NoError(t, kube.Delete(env.ctx, pod)) // a Pod on a node waits for its kubelet
+			require.NotNil(t, env.pod("a").DeletionTimestamp)
+			env.delete("s")
+			env.eventually(func() bool { return a.deleteCalls() == 1 }, func() string { return "the agent was not called" })
 			if !known {
-				w.allocator.gone(a)
+				env.allocator.remove(a)
 			}
-			w.stays(300*time.Millisecond, "gone before its Pod", func() bool { return len(w.get("s").Finalizers) == 1 })
-			require.NoError(t, kube.Delete(w.ctx, pod, client.GracePeriodSeconds(0)))
-			w.vanishes("s")
+			env.consistently(300*time.Millisecond, "removed before the Pod", func() bool { return len(env.get("s").Finalizers) == 1 })
+			require.NoError(t, kube.Delete(env.ctx, pod, client.GracePeriodSeconds(0)))
+			env.waitForRemoval("s")
 		})
 	}
 }
 
-// TestDeleteDoesNotWaitForTheAllocator: that the place is free the Registry hears from the agent.
+// TestDeleteDoesNotWaitForTheAllocator: the Registry learns from the agent that the container is removed.
 func TestDeleteDoesNotWaitForTheAllocator(t *testing.T) {
-	w := newWorld(t)
-	a := w.agentFor("a")
-	w.start()
-	w.runs("s")
-	w.allocator.stop()
-	w.delete("s")
-	w.vanishes("s")
+	env := newTestEnv(t)
+	a := env.agentFor("a")
+	env.start()
+	env.runSandbox("s")
+	env.allocator.stop()
+	env.delete("s")
+	env.waitForRemoval("s")
 	require.Empty(t, a.all())
 }
 
@@ -248,78 +248,78 @@ func TestRequestAtFaultFails(t *testing.T) {
 		fault.UserNotFound: "UserNotFound", fault.WorkingDirInvalid: "WorkingDirInvalid", fault.InvalidField: "InvalidField",
 	} {
 		t.Run(word, func(t *testing.T) {
-			w := newWorld(t)
-			a, other := w.agentFor("a"), w.agentFor("b")
+			env := newTestEnv(t)
+			a, other := env.agentFor("a"), env.agentFor("b")
 			a.set(func(a *agent) {
-				a.createErr = fault.New(errdefs.ErrFailedPrecondition, reason, "no such thing: %s", word)
+				a.createErr = fault.New(errdefs.ErrFailedPrecondition, reason, "not found: %s", word)
 			})
-			w.start()
-			w.sandbox("s")
-			s := w.reaches("s", "Failed and released", func(s *v1alpha1.Sandbox) bool {
+			env.start()
+			env.sandbox("s")
+			s := env.waitFor("s", "Failed and released", func(s *v1alpha1.Sandbox) bool {
 				return s.Status.Phase == v1alpha1.PhaseFailed && s.Annotations[v1alpha1.AnnotationAssignment] == "" && s.Status.AssignedPod == ""
 			})
 			require.Equal(t, word, s.Status.Reason)
-			require.Contains(t, s.Status.Message, "no such thing")
+			require.Contains(t, s.Status.Message, "not found")
 			require.Equal(t, word, condition(s, v1alpha1.ConditionReady).Reason)
-			require.True(t, w.allocator.wasReleased(string(s.UID)+"-1"))
-			require.Empty(t, other.createCalls(), "a bad request went on to another agent")
-			w.stays(500*time.Millisecond, "tried again", func() bool { return len(a.createCalls()) == 1 })
-			w.delete("s")
-			w.vanishes("s")
+			require.True(t, env.allocator.wasReleased(string(s.UID)+"-1"))
+			require.Empty(t, other.createCalls(), "an invalid request was sent to another agent")
+			env.consistently(500*time.Millisecond, "created again", func() bool { return len(a.createCalls()) == 1 })
+			env.delete("s")
+			env.waitForRemoval("s")
 		})
 	}
 }
 
-func TestAgentThatRefusesIsPassedOver(t *testing.T) {
+func TestRefusingAgentIsExcluded(t *testing.T) {
 	for name, err := range map[string]error{
 		"full":        fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"),
 		"port":        fault.New(errdefs.ErrResourceExhausted, fault.PortConflict, "taken"),
-		"draining":    fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "on its way out"),
-		"fence":       fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "not in force"),
+		"draining":    fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "draining"),
+		"fence":       fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "fence was deleted"),
 		"unavailable": fault.New(errdefs.ErrUnavailable, fault.ImagePullFailed, "no registry").RetryIn(50 * time.Millisecond),
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			a, b := w.agentFor("a"), w.agentFor("b")
+			env := newTestEnv(t)
+			a, b := env.agentFor("a"), env.agentFor("b")
 			a.set(func(a *agent) { a.createErr = err })
-			w.start()
-			s := w.runs("s")
+			env.start()
+			s := env.runSandbox("s")
 			require.Equal(t, "b", s.Status.AssignedPod)
 			require.Equal(t, int64(2), s.Status.Attempt)
 			require.Len(t, b.all(), 1)
 			if name != "unavailable" {
-				require.Len(t, a.createCalls(), 1, "a refusal is an answer, and was asked for again")
+				require.Len(t, a.createCalls(), 1, "the agent was asked again")
 			}
-			require.NotZero(t, a.deleteCalls(), "the first agent was left without a fence delete")
-			require.True(t, w.allocator.wasReleased(string(s.UID)+"-1"))
+			require.NotZero(t, a.deleteCalls(), "the fence was not deleted on the first agent")
+			require.True(t, env.allocator.wasReleased(string(s.UID)+"-1"))
 		})
 	}
 }
 
-func TestControllerThatDiesWhileCreatingGoesOn(t *testing.T) {
-	w := newWorld(t)
-	a := w.agentFor("a")
+func TestControllerRestartWhileCreating(t *testing.T) {
+	env := newTestEnv(t)
+	a := env.agentFor("a")
 	gate := make(chan struct{})
 	a.set(func(a *agent) { a.gate = gate })
-	w.start()
-	w.sandbox("s")
-	w.reachesPhase("s", v1alpha1.PhaseBound)
-	w.stop()
+	env.start()
+	env.sandbox("s")
+	env.waitForPhase("s", v1alpha1.PhaseBound)
+	env.stop()
 	close(gate)
-	w.start()
-	s := w.reachesPhase("s", v1alpha1.PhaseRunning)
+	env.start()
+	s := env.waitForPhase("s", v1alpha1.PhaseRunning)
 	require.Equal(t, int64(1), s.Status.Attempt)
 	require.Len(t, a.all(), 1)
 }
 
-// fast makes a sandbox as the allocator's fast path does: container first, resource afterwards.
-func (w *world) fast(a *agent, name string, attempt int64, change ...func(*v1alpha1.Sandbox)) *v1alpha1.Sandbox {
-	w.t.Helper()
+// fastSandbox creates a sandbox like the allocator's fast path: the container first, then the resource.
+func (env *testEnv) fastSandbox(a *agent, name string, attempt int64, change ...func(*v1alpha1.Sandbox)) *v1alpha1.Sandbox {
+	env.t.Helper()
 	uid := "fast-" + name
 	fence := &agentv1.Fence{SandboxUid: uid, Attempt: attempt, AgentUid: a.info.GetPodUid()}
 	a.put(&agentv1.SandboxReport{State: agentv1.SandboxState_SANDBOX_STATE_RUNNING, ContainerId: idOf(fence), StartTime: timestamppb.Now(),
-		Record: &agentv1.SandboxRecord{Fence: fence, Namespace: w.namespace, Name: name}})
-	return w.sandbox(name, append(change, func(s *v1alpha1.Sandbox) {
+		Record: &agentv1.SandboxRecord{Fence: fence, Namespace: env.namespace, Name: name}})
+	return env.sandbox(name, append(change, func(s *v1alpha1.Sandbox) {
 		s.Annotations = map[string]string{v1alpha1.AnnotationSandboxUID: uid}
 		s.Finalizers = []string{v1alpha1.Finalizer}
 		s.SetAssignment(&v1alpha1.Assignment{AgentPod: a.info.GetPodName(), AgentUID: a.info.GetPodUid(), NodeName: "node-1",
@@ -327,7 +327,7 @@ func (w *world) fast(a *agent, name string, attempt int64, change ...func(*v1alp
 	})...)
 }
 
-func (w *world) ends(a *agent, id string, code int32, reason string) {
+func (env *testEnv) exitProcess(a *agent, id string, code int32, reason string) {
 	a.mu.Lock()
 	r := proto.CloneOf(a.reports[id])
 	a.mu.Unlock()

@@ -47,9 +47,9 @@ spec:
   agentTemplate: {spec: {containers: [{name: agent, image: a}]}}
 `
 
-// TestManifestsAreRefusedAtOnce sets one field of a good manifest to a bad value; the message must name the field.
-func TestManifestsAreRefusedAtOnce(t *testing.T) {
-	w := newWorld(t)
+// TestInvalidManifests sets one field of a valid manifest to an invalid value. The message names the field.
+func TestInvalidManifests(t *testing.T) {
+	env := newTestEnv(t)
 	set := func(path ...string) func(any) func(map[string]any) {
 		return func(v any) func(map[string]any) {
 			return func(o map[string]any) {
@@ -69,37 +69,37 @@ func TestManifestsAreRefusedAtOnce(t *testing.T) {
 	}{
 		"image missing":           {goodSandbox, set("spec", "image")(nil), "spec.image"},
 		"image empty":             {goodSandbox, set("spec", "image")(""), "spec.image"},
-		"pool no label":           {goodSandbox, set("spec", "poolRef")("Not_A_Label"), "spec.poolRef"},
+		"invalid pool":            {goodSandbox, set("spec", "poolRef")("Not_A_Label"), "spec.poolRef"},
 		"port zero":               {goodSandbox, set("spec", "exposedPorts")(list(int64(0))), "spec.exposedPorts[0]"},
 		"port too high":           {goodSandbox, set("spec", "exposedPorts")(list(int64(65536))), "spec.exposedPorts[0]"},
 		"port twice":              {goodSandbox, set("spec", "exposedPorts")(list(int64(80), int64(80))), "spec.exposedPorts[1]"},
-		"port no number":          {goodSandbox, set("spec", "exposedPorts")(list("http")), "spec.exposedPorts[0]"},
+		"port not an int":         {goodSandbox, set("spec", "exposedPorts")(list("http")), "spec.exposedPorts[0]"},
 		"relative working dir":    {goodSandbox, set("spec", "workingDir")("tmp"), "spec.workingDir"},
 		"unknown policy":          {goodSandbox, set("spec", "failurePolicy")("Sometimes"), "spec.failurePolicy"},
 		"unknown mode":            {goodSandbox, set("spec", "consistencyMode")("Eventual"), "spec.consistencyMode"},
 		"unknown network":         {goodSandbox, set("spec", "network")("Host"), "spec.network"},
-		"expire time no time":     {goodSandbox, set("spec", "expireTime")("tomorrow"), "spec.expireTime"},
+		"invalid expire time":     {goodSandbox, set("spec", "expireTime")("tomorrow"), "spec.expireTime"},
 		"negative recovery":       {goodSandbox, set("spec", "recoveryTimeoutSeconds")(int64(-1)), "spec.recoveryTimeoutSeconds"},
 		"grace too long":          {goodSandbox, set("spec", "terminationGracePeriodSeconds")(int64(3601)), "spec.terminationGracePeriodSeconds"},
 		"unknown resource":        {goodSandbox, set("spec", "resources", "limits")(map[string]any{"gpu": "1"}), "only cpu, memory and pids"},
 		"variable without a name": {goodSandbox, set("spec", "envs")(list(map[string]any{"name": "", "value": "x"})), "spec.envs[0].name"},
 		"variable with an equals": {goodSandbox, set("spec", "envs")(list(map[string]any{"name": "A=B", "value": "x"})), "spec.envs[0].name"},
-		"name no DNS label":       {goodSandbox, set("metadata", "name")("a.b"), "DNS label"},
+		"name not a label":        {goodSandbox, set("metadata", "name")("a.b"), "DNS label"},
 
-		"least above greatest":   {goodPool, set("spec", "capacity", "poolMin")(int64(3)), "poolMin must not exceed poolMax"},
-		"buffer upside down":     {goodPool, set("spec", "capacity", "bufferMin")(int64(3)), "bufferMin must not exceed bufferMax"},
-		"negative least":         {goodPool, set("spec", "capacity", "poolMin")(int64(-1)), "spec.capacity.poolMin"},
-		"no greatest":            {goodPool, set("spec", "capacity", "poolMax")(nil), "spec.capacity.poolMax"},
-		"agents without a place": {goodPool, set("spec", "maxSandboxesPerPod")(int64(0)), "spec.maxSandboxesPerPod"},
-		"runtime with a slash":   {goodPool, set("spec", "runtimeHandler")("a/b"), "spec.runtimeHandler"},
-		"slots upside down":      {goodPool, set("spec", "slots")(map[string]any{"min": int64(3), "max": int64(2)}), "slots.min must not exceed slots.max"},
-		"slots below none":       {goodPool, set("spec", "slots")(map[string]any{"max": int64(-1)}), "spec.slots.max"},
-		"no template":            {goodPool, set("spec", "agentTemplate")(nil), "spec.agentTemplate"},
-		"unknown default limit":  {goodPool, set("spec", "sandboxResources")(map[string]any{"limits": map[string]any{"disk": "1"}}), "only cpu, memory and pids"},
+		"poolMin too large":     {goodPool, set("spec", "capacity", "poolMin")(int64(3)), "poolMin must not exceed poolMax"},
+		"bufferMin too large":   {goodPool, set("spec", "capacity", "bufferMin")(int64(3)), "bufferMin must not exceed bufferMax"},
+		"negative poolMin":      {goodPool, set("spec", "capacity", "poolMin")(int64(-1)), "spec.capacity.poolMin"},
+		"no poolMax":            {goodPool, set("spec", "capacity", "poolMax")(nil), "spec.capacity.poolMax"},
+		"no capacity":           {goodPool, set("spec", "maxSandboxesPerPod")(int64(0)), "spec.maxSandboxesPerPod"},
+		"runtime with a slash":  {goodPool, set("spec", "runtimeHandler")("a/b"), "spec.runtimeHandler"},
+		"slots.min too large":   {goodPool, set("spec", "slots")(map[string]any{"min": int64(3), "max": int64(2)}), "slots.min must not exceed slots.max"},
+		"negative slots":        {goodPool, set("spec", "slots")(map[string]any{"max": int64(-1)}), "spec.slots.max"},
+		"no template":           {goodPool, set("spec", "agentTemplate")(nil), "spec.agentTemplate"},
+		"unknown default limit": {goodPool, set("spec", "sandboxResources")(map[string]any{"limits": map[string]any{"disk": "1"}}), "only cpu, memory and pids"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := decode(t, tc.manifest)
-			o.SetNamespace(w.namespace)
+			o.SetNamespace(env.namespace)
 			tc.change(o.Object)
 			err := kube.Create(t.Context(), o)
 			require.Error(t, err)
@@ -109,15 +109,15 @@ func TestManifestsAreRefusedAtOnce(t *testing.T) {
 	}
 	for _, good := range []string{goodSandbox, goodPool} {
 		o := decode(t, good)
-		o.SetNamespace(w.namespace)
-		require.NoError(t, kube.Create(t.Context(), o), "the manifest that the others derive from")
+		o.SetNamespace(env.namespace)
+		require.NoError(t, kube.Create(t.Context(), o), "the manifest that the others are derived from")
 	}
 }
 
 // TestFixedFieldsCannotChange changes every field of the spec of an existing Sandbox. A new field fails the test until it is
 // listed as fixed or as mutable.
 func TestFixedFieldsCannotChange(t *testing.T) {
-	w := newWorld(t)
+	env := newTestEnv(t)
 	revision := time.Now().Truncate(time.Microsecond)
 	microTime := func(d time.Duration) *metav1.MicroTime { return &metav1.MicroTime{Time: revision.Add(d)} }
 	full := func() v1alpha1.SandboxSpec {
@@ -176,20 +176,20 @@ func TestFixedFieldsCannotChange(t *testing.T) {
 		old := s.DeepCopy()
 		c(&s.Spec)
 		require.NotEqual(t, old.Spec, s.Spec, "the test changes nothing")
-		return kube.Patch(w.ctx, s, client.MergeFrom(old))
+		return kube.Patch(env.ctx, s, client.MergeFrom(old))
 	}
 	for field := range reflect.TypeFor[v1alpha1.SandboxSpec]().Fields() {
 		_, isFixed := fixed[field.Name]
 		_, isMutable := mutable[field.Name]
 		require.True(t, isFixed != isMutable, "list %s as fixed or as mutable", field.Name)
 		t.Run(field.Name, func(t *testing.T) {
-			s := w.sandbox(strings.ToLower(field.Name), func(s *v1alpha1.Sandbox) { s.Spec = full() })
+			s := env.sandbox(strings.ToLower(field.Name), func(s *v1alpha1.Sandbox) { s.Spec = full() })
 			for i, c := range slices.Concat(fixed[field.Name], forbidden[field.Name]) {
-				err := update(w.get(s.Name), c)
+				err := update(env.get(s.Name), c)
 				require.True(t, apierrors.IsInvalid(err), "change %d: %v", i, err)
 			}
 			for i, c := range mutable[field.Name] {
-				require.NoError(t, update(w.get(s.Name), c), "change %d", i)
+				require.NoError(t, update(env.get(s.Name), c), "change %d", i)
 			}
 		})
 	}
@@ -198,7 +198,7 @@ func TestFixedFieldsCannotChange(t *testing.T) {
 			if name == "Image" || name == "Network" { // always set
 				continue
 			}
-			s := w.sandbox("without-"+strings.ToLower(name), func(s *v1alpha1.Sandbox) { s.Spec = v1alpha1.SandboxSpec{Image: "busybox"} })
+			s := env.sandbox("without-"+strings.ToLower(name), func(s *v1alpha1.Sandbox) { s.Spec = v1alpha1.SandboxSpec{Image: "busybox"} })
 			err := update(s, func(s *v1alpha1.SandboxSpec) {
 				f := full()
 				reflect.ValueOf(s).Elem().FieldByName(name).Set(reflect.ValueOf(f).FieldByName(name))
@@ -208,24 +208,24 @@ func TestFixedFieldsCannotChange(t *testing.T) {
 	})
 	t.Run("written by a client that drops empty values", func(t *testing.T) {
 		o := decode(t, goodSandbox)
-		o.SetNamespace(w.namespace)
+		o.SetNamespace(env.namespace)
 		o.SetName("empty")
 		o.Object["spec"] = map[string]any{"image": "busybox", "poolRef": "", "command": []any{}, "args": []any{}, "envs": []any{}, "workingDir": "",
 			"exposedPorts": []any{}, "resources": map[string]any{"limits": map[string]any{}}}
-		require.NoError(t, kube.Create(w.ctx, o))
-		s := w.get("empty")
+		require.NoError(t, kube.Create(env.ctx, o))
+		s := env.get("empty")
 		s.Spec.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate
-		require.NoError(t, kube.Update(w.ctx, s))
+		require.NoError(t, kube.Update(env.ctx, s))
 	})
 	t.Run("quantity in another notation", func(t *testing.T) {
 		o := decode(t, goodSandbox)
-		o.SetNamespace(w.namespace)
+		o.SetNamespace(env.namespace)
 		o.SetName("quantity")
 		require.NoError(t, unstructured.SetNestedField(o.Object, map[string]any{"cpu": "0.5", "memory": "1024Mi", "pids": int64(10)}, "spec", "resources", "limits"))
-		require.NoError(t, kube.Create(w.ctx, o))
-		s := w.get("quantity")
+		require.NoError(t, kube.Create(env.ctx, o))
+		s := env.get("quantity")
 		s.Spec.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate
-		require.NoError(t, kube.Update(w.ctx, s), "the client writes the same quantities as 500m and 1Gi")
+		require.NoError(t, kube.Update(env.ctx, s), "the client writes the same quantities as 500m and 1Gi")
 	})
 }
 

@@ -3,9 +3,7 @@ package pool
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -17,33 +15,34 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// An agent goes in three steps, each of which may be repeated by a process that knows nothing of the one before:
+// An agent is removed in three steps. A controller that starts at any point finds the annotation and continues:
 //
 //	annotation on the Pod -> Drain: it refuses new sandboxes -> empty: the Pod is deleted
 //	        ^                          |
-//	        +---- Drain(resume) -------+ the pool wants it again; the annotation goes last
+//	        +---- Drain(resume) -------+ the pool needs it again; the annotation is removed last
 //
-// The agent's own word decides, for it alone knows what it has admitted: none is admitted after its answer to Drain.
+// The agent's response decides, because only the agent knows what it has admitted: it admits no sandbox after its response.
 
-// drainTimeout bounds what one agent is asked; all of a pool are asked at once.
+// drainTimeout bounds the call to one agent. All agents of a pool are called at the same time.
 const drainTimeout = 2 * time.Second
 
-// drain marks a member for draining, durably; the agent is told by progress.
-func (r *Reconciler) drain(ctx context.Context, s *survey, m *member, reason string) error {
-	if err := r.annotate(ctx, s, m, reason); err != nil {
+// drain annotates the Pod of a member as draining. advanceDrains calls the agent.
+func (r *Reconciler) drain(ctx context.Context, i *inventory, m *member, reason string) error {
+	if err := r.annotate(ctx, i, m, reason); err != nil {
 		return fmt.Errorf("draining agent %s: %w", m.pod.Name, err)
 	}
-	logr.FromContextOrDiscard(ctx).Info("draining agent", "pod", m.pod.Name, "reason", reason, "sandboxes", m.used)
-	r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, "AgentDraining", "DrainAgent", "agent Pod %s takes no new sandboxes (%s) and goes when it has none; it has %d",
-		m.pod.Name, reason, m.used)
+	logr.FromContextOrDiscard(ctx).Info("draining agent", obs.KeyAgent, m.pod.Name, obs.KeyReason, reason, "sandboxes", m.usage.Held)
+	r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentDraining", "DrainAgent",
+		"agent Pod %s accepts no new sandboxes (%s) and is deleted when it has none; it has %d", m.pod.Name, reason, m.usage.Held)
 	return nil
 }
 
-// annotate writes why a Pod drains; empty for not at all.
-func (r *Reconciler) annotate(ctx context.Context, s *survey, m *member, reason string) error {
+// annotate writes why a Pod is drained; an empty reason removes the annotation.
+func (r *Reconciler) annotate(ctx context.Context, i *inventory, m *member, reason string) error {
 	old, next := m.pod, m.pod.DeepCopy()
 	if next.Annotations == nil {
 		next.Annotations = map[string]string{}
@@ -55,111 +54,110 @@ func (r *Reconciler) annotate(ctx context.Context, s *survey, m *member, reason 
 	if err := r.Client.Patch(ctx, next, client.MergeFrom(old)); client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	r.expect.drained(s.name, m.pod.UID, reason)
+	r.expect.drained(i.name, m.pod.UID, reason)
 	m.drain = reason
 	return nil
 }
 
-// resume has a draining agent serve again. One that does not answer is held silent, and another one takes its part.
-func (r *Reconciler) resume(ctx context.Context, s *survey, m *member) error {
-	if err := r.tell(ctx, m, true).err; err != nil {
-		logr.FromContextOrDiscard(ctx).Info("agent does not resume", "pod", m.pod.Name, "err", err.Error())
+// resume makes a draining agent serve again. If it does not answer it counts as silent, and another agent replaces it.
+func (r *Reconciler) resume(ctx context.Context, i *inventory, m *member) error {
+	if err := r.callDrain(ctx, m, true); err != nil {
+		logr.FromContextOrDiscard(ctx).Info("agent not resumed", obs.KeyAgent, m.pod.Name, obs.KeyError, err.Error())
 		return nil
 	}
-	if err := r.annotate(ctx, s, m, ""); err != nil {
+	if err := r.annotate(ctx, i, m, ""); err != nil {
 		return fmt.Errorf("resuming agent %s: %w", m.pod.Name, err)
 	}
 	r.drains.forget(m.pod.UID)
-	r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, "AgentResumed", "DrainAgent", "agent Pod %s takes sandboxes again", m.pod.Name)
+	r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentResumed", "DrainAgent", "agent Pod %s accepts sandboxes again", m.pod.Name)
 	return nil
 }
 
-// progress tells draining agents that they drain, and deletes those that are empty. It returns when to look again.
-func (r *Reconciler) progress(ctx context.Context, s *survey) (time.Duration, error) {
+// advanceDrains calls draining agents, and deletes those that are empty. It returns the time after which to look again.
+func (r *Reconciler) advanceDrains(ctx context.Context, i *inventory) (time.Duration, error) {
 	var wg sync.WaitGroup
-	after := time.Duration(0)
-	for _, m := range s.members {
+	requeue := time.Duration(0)
+	for _, m := range i.members {
 		switch {
 		case m.drain == "" && m.known && m.agent.GetReason() == reasonDraining:
-			// The annotation was taken away by hand, or this process's predecessor died while resuming.
-			after = r.Requeue
+			// A person has removed the annotation, or a controller died while it resumed the agent.
+			requeue = r.Requeue
 			if r.drains.due(m.pod.UID, r.Requeue) {
-				wg.Go(func() { r.tell(ctx, m, true) })
+				wg.Go(func() { _ = r.callDrain(ctx, m, true) }) // repeated until the Registry shows the agent as ready
 			}
-		case m.drain != "" && !neverStarted(m.pod) && (m.used == 0 && !r.drains.silent(m.pod.UID) || r.drains.due(m.pod.UID, r.Requeue)):
-			wg.Go(func() { r.tell(ctx, m, false) })
+		case m.drain != "" && !neverStarted(m.pod) && (!m.usage.Busy() && !r.drains.silent(m.pod.UID) || r.drains.due(m.pod.UID, r.Requeue)):
+			wg.Go(func() { _ = r.callDrain(ctx, m, false) }) // deleteIfEmpty reads the response
 		}
 	}
 	wg.Wait()
-	for _, name := range slices.Sorted(maps.Keys(s.members)) {
-		m := s.members[name]
+	for _, m := range i.sorted() {
 		if m.drain == "" {
 			continue
 		}
-		gone, err := r.retire(ctx, s, m)
+		deleted, err := r.deleteIfEmpty(ctx, i, m)
 		if err != nil {
 			return 0, err
 		}
-		if !gone {
-			after = r.Requeue
+		if !deleted {
+			requeue = r.Requeue
 		}
 	}
-	return after, nil
+	return requeue, nil
 }
 
-// reasonDraining is the agents' word for it (AgentSnapshot.not_accepting_reason).
+// reasonDraining is the reason of a draining agent (AgentSnapshot.not_accepting_reason).
 const reasonDraining = "Draining"
 
-// retire deletes the Pod of a draining agent that has nothing left. Its last word counts, together with what the
-// resources say and, while it can be read, the Registry. One that never started has nothing; one that never was ready,
-// does not answer, and that the Registry never heard of, can have nothing that was acknowledged.
-func (r *Reconciler) retire(ctx context.Context, s *survey, m *member) (bool, error) {
-	r.vacate(m)
+// deleteIfEmpty deletes the Pod of a draining agent that has nothing left, according to its last response, the resources and,
+// while it can be read, the Registry. A Pod in which no agent has started has nothing. An agent that was never ready, does not
+// answer and has sent no heartbeat has nothing that was acknowledged.
+func (r *Reconciler) deleteIfEmpty(ctx context.Context, i *inventory, m *member) (bool, error) {
+	r.dropReservations(m)
 	last := r.drains.last(m.pod.UID)
-	if m.used == 0 { // it was asked now
-		m.used = last.left
+	if m.usage.Held == 0 { // the agent has just answered
+		m.usage.Held = last.sandboxes
 	}
-	if m.used > 0 {
+	if m.usage.Busy() {
 		return false, nil
 	}
 	switch {
 	case neverStarted(m.pod):
-		// Bound to what was read: an agent that starts at this moment changes its Pod.
-		return r.deletePod(ctx, s, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID, ResourceVersion: &m.pod.ResourceVersion})
+		// The precondition fails if an agent starts now, because that changes the Pod.
+		return r.deletePod(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID, ResourceVersion: &m.pod.ResourceVersion})
 	case last.empty:
-		return r.deletePod(ctx, s, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
+		return r.deletePod(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
 	case errdefs.IsNotImplemented(last.err) && r.Index.Synced():
-		// An agent of a version that cannot be drained: what everybody else knows has to do.
-		return r.deletePod(ctx, s, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
+		// This version of the agent cannot be drained: only the resources and the Registry count.
+		return r.deletePod(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
 	case last.err != nil && r.Index.Synced() && m.agent.GetLastHeartbeatTime() == nil && neverReady(m.pod):
-		return r.deletePod(ctx, s, m.pod, "never ready", client.Preconditions{UID: &m.pod.UID})
-	case last.err != nil && r.drains.complain(m.pod.UID, r.Requeue):
-		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeWarning, "DrainStuck", "DrainAgent",
-			"agent Pod %s drains and does not answer; it stays until it does, or until its Pod is gone: %s", m.pod.Name, truncate(last.err.Error()))
+		return r.deletePod(ctx, i, m.pod, reasonNeverReady, client.Preconditions{UID: &m.pod.UID})
+	case last.err != nil && r.drains.reportSilence(m.pod.UID, r.Requeue):
+		r.Recorder.Eventf(i.pool, nil, corev1.EventTypeWarning, "DrainStuck", "DrainAgent",
+			"agent Pod %s is draining and does not answer; it stays until it answers or terminates: %s", m.pod.Name, truncate(last.err.Error()))
 	}
 	return false, nil
 }
 
-// vacate takes the reservations off an agent that has answered Drain: whoever holds one is refused there, so that they are
-// void, however long the Registry keeps them.
-func (r *Reconciler) vacate(m *member) {
+// dropReservations ignores the reservations on an agent that has confirmed Drain: it refuses their holders, however long the
+// Registry keeps them.
+func (r *Reconciler) dropReservations(m *member) {
 	if m.drain != "" && r.drains.last(m.pod.UID).drained {
-		m.used = m.held
+		m.usage.Reserved = 0
 	}
 }
 
-// tell has an agent drain, or resume, and remembers its answer.
-func (r *Reconciler) tell(ctx context.Context, m *member, resume bool) answer {
+// callDrain asks an agent to drain, or to resume, and records its response.
+func (r *Reconciler) callDrain(ctx context.Context, m *member, resume bool) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	a := answer{at: r.Clock.Now()}
-	a.left, a.empty, a.err = r.ask(ctx, m, resume)
-	a.drained = !resume && a.err == nil
-	r.drains.answered(m.pod.UID, a)
-	return a
+	response := drainResponse{at: r.Clock.Now()}
+	response.sandboxes, response.empty, response.err = r.requestDrain(ctx, m, resume)
+	response.drained = !resume && response.err == nil
+	r.drains.answered(m.pod.UID, response)
+	return response.err
 }
 
-func (r *Reconciler) ask(ctx context.Context, m *member, resume bool) (left int, empty bool, err error) {
+func (r *Reconciler) requestDrain(ctx context.Context, m *member, resume bool) (sandboxes int, empty bool, err error) {
 	address := m.agent.GetAddress()
 	if address == "" && m.pod.Status.PodIP != "" {
 		address = net.JoinHostPort(m.pod.Status.PodIP, strconv.Itoa(int(r.Injection.AgentPort)))
@@ -173,19 +171,19 @@ func (r *Reconciler) ask(ctx context.Context, m *member, resume bool) (left int,
 	if err != nil {
 		return 0, false, fmt.Errorf("draining agent %s: %w", m.pod.Name, rpc.FromStatus(err))
 	}
-	left = int(resp.GetSandboxes())
-	if resume || left > 0 {
-		return left, false, nil
+	sandboxes = int(resp.GetSandboxes())
+	if resume || sandboxes > 0 {
+		return sandboxes, false, nil
 	}
-	// A tombstone is a deletion that the API server may not know of yet: it is not lost while the agent keeps it.
-	snapshot, err := r.Agents.Ask(ctx, address, uid)
+	// A tombstone is a deletion that the API server may not have yet. It is lost with the agent.
+	snapshot, err := r.Agents.FreshSnapshot(ctx, address, uid)
 	if err != nil {
-		return 0, false, fmt.Errorf("asking agent %s: %w", m.pod.Name, err)
+		return 0, false, fmt.Errorf("reading snapshot of agent %s: %w", m.pod.Name, err)
 	}
 	return 0, !snapshot.GetAccepting() && len(snapshot.GetSandboxes()) == 0 && len(snapshot.GetTombstones()) == 0, nil
 }
 
-// neverStarted tells that no process of the agent has ever run in the Pod.
+// neverStarted reports whether no process of the agent has run in the Pod.
 func neverStarted(p *corev1.Pod) bool {
 	if p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
 		return false
@@ -198,7 +196,7 @@ func neverStarted(p *corev1.Pod) bool {
 	return true
 }
 
-// neverReady tells that the Pod has not been ready once: the condition has stood still since the kubelet took the Pod in.
+// neverReady reports whether the Pod was never ready: its condition has not changed since the kubelet accepted the Pod.
 func neverReady(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {

@@ -9,105 +9,105 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// drains remember what draining agents said last, by Pod uid. All of it may be lost: agents are asked again.
+// drains remembers the last response of each draining agent, by the uid of its Pod. All of it may be lost: agents are asked
+// again.
 type drains struct {
 	clock clock.PassiveClock
 
-	mu sync.Mutex
-	by map[types.UID]*talk
-	// pods are the Pods of each pool that were seen last.
-	pods map[types.NamespacedName]sets.Set[types.UID]
+	mu     sync.Mutex
+	agents map[types.UID]*drainState
+	pods   map[types.NamespacedName]sets.Set[types.UID] // of each pool
 }
 
-// talk is what was heard of one agent.
-type talk struct {
-	answer
+type drainState struct {
+	drainResponse
 
-	failing time.Time // since when it has not answered; zero while it does
-	told    bool      // that it does not has been told
+	silentSince time.Time // zero while it answers
+	reported    bool      // an Event has reported that it does not answer
 }
 
-// answer is one word of an agent.
-type answer struct {
-	at   time.Time
-	left int
-	// drained tells that it admits no sandbox any more.
+// drainResponse is the response of an agent.
+type drainResponse struct {
+	at time.Time
+	// sandboxes is the number of sandboxes that the agent has.
+	sandboxes int
+	// drained: the agent admits no new sandboxes.
 	drained bool
-	// empty tells that it has no sandbox, gets none, and keeps nothing for anybody.
+	// empty: the agent also has no sandboxes and no tombstones.
 	empty bool
-	// err is why there is no answer.
+	// err is why the agent did not respond.
 	err error
 }
 
 func newDrains(c clock.PassiveClock) *drains {
-	return &drains{clock: c, by: map[types.UID]*talk{}, pods: map[types.NamespacedName]sets.Set[types.UID]{}}
+	return &drains{clock: c, agents: map[types.UID]*drainState{}, pods: map[types.NamespacedName]sets.Set[types.UID]{}}
 }
 
-func (d *drains) answered(pod types.UID, a answer) {
+func (d *drains) answered(pod types.UID, response drainResponse) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := d.by[pod]
-	if t == nil {
-		t = &talk{}
-		d.by[pod] = t
+	s := d.agents[pod]
+	if s == nil {
+		s = &drainState{}
+		d.agents[pod] = s
 	}
-	t.answer = a
+	s.drainResponse = response
 	switch {
-	case a.err == nil:
-		t.failing, t.told = time.Time{}, false
-	case t.failing.IsZero():
-		t.failing = a.at
+	case response.err == nil:
+		s.silentSince, s.reported = time.Time{}, false
+	case s.silentSince.IsZero():
+		s.silentSince = response.at
 	}
 }
 
-// last is the agent's last word; the zero answer if there is none.
-func (d *drains) last(pod types.UID) answer {
+// last returns the agent's last response, or the zero response.
+func (d *drains) last(pod types.UID) drainResponse {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t := d.by[pod]; t != nil {
-		return t.answer
+	if s := d.agents[pod]; s != nil {
+		return s.drainResponse
 	}
-	return answer{}
+	return drainResponse{}
 }
 
-// due tells that the agent was not asked within the interval.
+// due reports whether the agent was not asked within the interval.
 func (d *drains) due(pod types.UID, interval time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := d.by[pod]
-	return t == nil || d.clock.Since(t.at) >= interval
+	s := d.agents[pod]
+	return s == nil || d.clock.Since(s.at) >= interval
 }
 
-// silent tells that the agent did not answer when it was asked last.
+// silent reports whether the agent did not answer when it was asked last.
 func (d *drains) silent(pod types.UID) bool { return d.last(pod).err != nil }
 
-// complain tells once that an agent has not answered for a while.
-func (d *drains) complain(pod types.UID, while time.Duration) bool {
+// reportSilence reports, once, whether the agent has not answered for the duration.
+func (d *drains) reportSilence(pod types.UID, duration time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := d.by[pod]
-	if t == nil || t.told || t.failing.IsZero() || d.clock.Since(t.failing) < while {
+	s := d.agents[pod]
+	if s == nil || s.reported || s.silentSince.IsZero() || d.clock.Since(s.silentSince) < duration {
 		return false
 	}
-	t.told = true
+	s.reported = true
 	return true
 }
 
 func (d *drains) forget(pod types.UID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.by, pod)
+	delete(d.agents, pod)
 }
 
-// keep forgets the Pods of a pool that are not there any more.
-func (d *drains) keep(pool types.NamespacedName, seen sets.Set[types.UID]) {
+// keep forgets the Pods of a pool that do not exist.
+func (d *drains) keep(pool types.NamespacedName, existing sets.Set[types.UID]) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for uid := range d.pods[pool].Difference(seen) {
-		delete(d.by, uid)
+	for uid := range d.pods[pool].Difference(existing) {
+		delete(d.agents, uid)
 	}
-	d.pods[pool] = seen
-	if seen.Len() == 0 {
+	d.pods[pool] = existing
+	if existing.Len() == 0 {
 		delete(d.pods, pool)
 	}
 }

@@ -1,23 +1,19 @@
 package pool
 
 import (
-	"context"
 	"maps"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// expectationTime is how long a Pod that was created may be missing from the cache before it is taken to be gone: it was
-// deleted before the cache ever saw it.
+// expectationTime is how long a Pod that was created may be missing in the cache, before it is assumed to be deleted already.
 const expectationTime = time.Minute
 
-// expectations remember what was done and is not in the cache yet, so that an old cache makes no Pod twice.
+// expectations remembers changes that the cache does not show yet, so that an outdated cache does not cause a second Pod.
 type expectations struct {
 	clock clock.PassiveClock
 
@@ -28,11 +24,11 @@ type expectations struct {
 type expected struct {
 	created map[types.UID]time.Time
 	deleted sets.Set[types.UID]
-	// drains is what was written last of why a Pod drains, until the cache shows it.
-	drains map[types.UID]written
+	// drains are the reasons that were last written to Pods, until the cache shows them.
+	drains map[types.UID]drainReason
 }
 
-type written struct {
+type drainReason struct {
 	reason string
 	at     time.Time
 }
@@ -44,7 +40,7 @@ func newExpectations(c clock.PassiveClock) *expectations {
 func (e *expectations) of(pool types.NamespacedName) *expected {
 	x := e.by[pool]
 	if x == nil {
-		x = &expected{created: map[types.UID]time.Time{}, deleted: sets.New[types.UID](), drains: map[types.UID]written{}}
+		x = &expected{created: map[types.UID]time.Time{}, deleted: sets.New[types.UID](), drains: map[types.UID]drainReason{}}
 		e.by[pool] = x
 	}
 	return x
@@ -65,10 +61,10 @@ func (e *expectations) deleted(pool types.NamespacedName, pod types.UID) {
 func (e *expectations) drained(pool types.NamespacedName, pod types.UID, reason string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.of(pool).drains[pod] = written{reason, e.clock.Now()}
+	e.of(pool).drains[pod] = drainReason{reason, e.clock.Now()}
 }
 
-// draining is why a Pod drains, of which the cache says what is given.
+// draining returns why a Pod is drained, given the reason in the cache.
 func (e *expectations) draining(pool types.NamespacedName, pod types.UID, cached string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -86,7 +82,7 @@ func (e *expectations) isDeleted(pool types.NamespacedName, pod types.UID) bool 
 	return e.of(pool).deleted.Has(pod)
 }
 
-// observe takes in what the cache has and returns how many created Pods it does not have yet.
+// observe updates the expectations with the Pods in the cache, and returns the number of created Pods that it does not have yet.
 func (e *expectations) observe(pool types.NamespacedName, seen sets.Set[types.UID]) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,7 +93,7 @@ func (e *expectations) observe(pool types.NamespacedName, seen sets.Set[types.UI
 		}
 	}
 	x.deleted = x.deleted.Intersection(seen)
-	maps.DeleteFunc(x.drains, func(uid types.UID, _ written) bool { return !seen.Has(uid) })
+	maps.DeleteFunc(x.drains, func(uid types.UID, _ drainReason) bool { return !seen.Has(uid) })
 	return len(x.created)
 }
 
@@ -107,7 +103,7 @@ func (e *expectations) forget(pool types.NamespacedName) {
 	delete(e.by, pool)
 }
 
-// idleness remembers since when agents could have gone without a break.
+// idleness remembers since when agents have been surplus without interruption.
 type idleness struct {
 	clock clock.PassiveClock
 
@@ -119,8 +115,8 @@ func newIdleness(c clock.PassiveClock) *idleness {
 	return &idleness{clock: c, since: map[types.NamespacedName]map[string]time.Time{}}
 }
 
-// settle takes in which agents of a pool could go now and returns for how long each of them could.
-func (i *idleness) settle(pool types.NamespacedName, names []string) map[string]time.Duration {
+// update records the surplus agents of a pool, and returns for how long each has been surplus.
+func (i *idleness) update(pool types.NamespacedName, names []string) map[string]time.Duration {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	old, fresh, out := i.since[pool], map[string]time.Time{}, map[string]time.Duration{}
@@ -142,8 +138,8 @@ func (i *idleness) forget(pool types.NamespacedName) {
 	delete(i.since, pool)
 }
 
-// countsInterval is how often at most the mere counts of a pool are written: they change with each sandbox, of which there
-// may be hundreds a second, and a write costs the API server more than the sandbox itself.
+// countsInterval is the shortest time between two writes of a status in which only counts have changed. They change with each
+// sandbox, of which there may be hundreds a second.
 const countsInterval = time.Second
 
 // pace remembers when the status of pools was written.
@@ -158,7 +154,7 @@ func newPace(c clock.PassiveClock) *pace {
 	return &pace{clock: c, at: map[types.NamespacedName]time.Time{}}
 }
 
-// left is how long mere counts have to wait.
+// left returns the time for which a write of counts has to wait.
 func (p *pace) left(pool types.NamespacedName) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,30 +171,4 @@ func (p *pace) forget(pool types.NamespacedName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.at, pool)
-}
-
-// feed is a source of pools that the Registry has news of. What comes before the controller has started is dropped: it
-// begins with all pools.
-type feed struct {
-	mu    sync.Mutex
-	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
-}
-
-func (f *feed) start(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.queue = q
-	return nil
-}
-
-// feedDelay gathers the many changes of a busy pool into one look.
-const feedDelay = 50 * time.Millisecond
-
-func (f *feed) add(n types.NamespacedName) {
-	f.mu.Lock()
-	q := f.queue
-	f.mu.Unlock()
-	if q != nil {
-		q.AddAfter(reconcile.Request{NamespacedName: n}, feedDelay)
-	}
 }

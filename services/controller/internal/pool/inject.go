@@ -21,67 +21,67 @@ import (
 const (
 	agentContainer = "agent"
 	tlsPath        = "/etc/fast-sandbox/tls"
-	// cgroupPath is where an agent sees the host's cgroups; /sys/fs/cgroup shows it its own alone.
+	// cgroupPath is where the host's cgroups are mounted in an agent; its /sys/fs/cgroup has only its own.
 	cgroupPath = "/host/cgroup"
-	// statePath is what an agent keeps beyond the life of its process, and with it of its container, but not of its Pod:
-	// terms, tombstones, that it drains.
+	// statePath is where an agent keeps what has to survive a restart of its process, but not its Pod: terms, tombstones, pinned
+	// images, and whether it is draining.
 	statePath   = "/var/lib/fast-sandbox"
 	healthPort  = 8081
 	metricsPort = 9091
-	// volumePrefix begins the names of injected volumes; a template's must not.
+	// volumePrefix is the prefix of the names of injected volumes. A template must not use it.
 	volumePrefix = "fsb-"
-	// graceSeconds is how long an agent has to end its calls; its sandboxes are ended by the controller or the janitor.
+	// graceSeconds is how long an agent has to complete its calls. Its sandboxes are removed by the controller or the janitor.
 	graceSeconds = 30
 )
 
-// Injection is what every agent Pod gets beside its pool's template.
+// Injection is what is added to the template in every agent Pod.
 type Injection struct {
 	// AgentPort is the port of the agent's gRPC server.
 	AgentPort int32
-	// ContainerdSocket is the path of containerd's socket on the node, and ContainerdRoot that of its root directory. Both
-	// are at the same paths in the Pod, for containerd and agent tell each other of them.
+	// ContainerdSocket is the path of containerd's socket on the node, and ContainerdRoot that of its root directory. Both have
+	// the same path in the Pod, because containerd and the agent exchange paths.
 	ContainerdSocket, ContainerdRoot string
 	// LogRoot is the directory of the sandboxes' logs, on the node and in the Pod.
 	LogRoot string
-	// SlotRoot is the directory where agents and their slots meet, on the node and in the Pod.
+	// SlotRoot is the directory of the sockets of slots, on the node and in the Pod.
 	SlotRoot string
-	// TLSSecret is the name of the Secret with the agents' certificate; it is not mounted if Insecure.
+	// TLSSecret is the name of the Secret with the agents' certificate. It is not mounted if Insecure.
 	TLSSecret string
-	// Insecure has agents speak plaintext, as the controller does.
+	// Insecure makes agents serve without TLS.
 	Insecure bool
-	// Env is passed on to agents unless their template sets it: where traces go.
+	// Env are the telemetry settings of agents, unless their template sets them.
 	Env []corev1.EnvVar
 }
 
-// templateError is a pool that cannot be made agents of until somebody changes something.
+// templateError is why no agent can be created until the pool, or a Secret, is changed.
 type templateError struct{ reason, message string }
 
-// Error is the message.
+// Error returns the message.
 func (e *templateError) Error() string { return e.message }
 
-// Check tells what is wrong with a pool's template, as a *templateError.
+// Check validates a pool's template. Its error is a *templateError.
 func (i Injection) Check(p *v1alpha1.SandboxPool) error {
 	spec := &p.Spec.AgentTemplate.Spec
 	at := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == agentContainer })
 	switch {
-	case len(validation.IsDNS1123Label(p.Name)) > 0: // it becomes a label, and Sandboxes could not name it
-		return &templateError{"InvalidName", "metadata.name: the name of a SandboxPool is a DNS label: at most 63 lower-case letters, digits and dashes"}
+	case len(validation.IsDNS1123Label(p.Name)) > 0: // it is the value of a label, and of poolRef
+		return &templateError{"InvalidName", "metadata.name: the name of a SandboxPool must be a DNS label: at most 63 lower-case letters, digits and dashes"}
 	case at < 0:
 		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.containers: a container named agent is required"}
 	case spec.Containers[at].Image == "":
 		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.containers[agent].image is required"}
 	case spec.HostNetwork:
-		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.hostNetwork: an agent's sandboxes share its network, which must not be the node's"}
+		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.hostNetwork: the sandboxes of an agent share its network, which must not be the node's"}
 	}
 	for _, v := range spec.Volumes {
 		if len(v.Name) >= len(volumePrefix) && v.Name[:len(volumePrefix)] == volumePrefix {
-			return &templateError{"InvalidTemplate", fmt.Sprintf("spec.agentTemplate.spec.volumes: the name %s is taken by the controller", v.Name)}
+			return &templateError{"InvalidTemplate", fmt.Sprintf("spec.agentTemplate.spec.volumes: the name %s is reserved for the controller", v.Name)}
 		}
 	}
 	return nil
 }
 
-// Pod returns a new agent Pod of a pool. It shares no memory with the pool.
+// Pod returns a new agent Pod of a pool, which shares no memory with the pool.
 func (i Injection) Pod(p *v1alpha1.SandboxPool) (*corev1.Pod, error) {
 	if err := i.Check(p); err != nil {
 		return nil, err
@@ -101,9 +101,9 @@ func (i Injection) Pod(p *v1alpha1.SandboxPool) (*corev1.Pod, error) {
 
 	s := &pod.Spec
 	s.RestartPolicy = corev1.RestartPolicyAlways
-	s.AutomountServiceAccountToken = ptr.To(false) // an agent asks the API server for nothing
+	s.AutomountServiceAccountToken = ptr.To(false) // agents do not use the API server
 	s.EnableServiceLinks = ptr.To(false)
-	s.HostPID = true // to see how sandboxes take signals, and to end what a crashed containerd or runc left of one
+	s.HostPID = true // to read the signal masks of sandboxes, and to kill processes that a crashed containerd or runc has left
 	if s.TerminationGracePeriodSeconds == nil {
 		s.TerminationGracePeriodSeconds = ptr.To(int64(graceSeconds))
 	}
@@ -134,7 +134,7 @@ func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mount
 		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: healthPort, Service: ptr.To("")}},
 			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 3}
 	}
-	// A startup probe lets the others be slow without making a new agent wait.
+	// With a startup probe, a new agent is ready soon although the other probes have long periods.
 	c.StartupProbe = cmpOr(c.StartupProbe, probe(1, 60))
 	c.ReadinessProbe = cmpOr(c.ReadinessProbe, probe(5, 2))
 	c.LivenessProbe = cmpOr(c.LivenessProbe, probe(10, 6))
@@ -144,10 +144,10 @@ func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mount
 	secure(c.SecurityContext)
 }
 
-// secure fills what the template leaves open. Root, because containerd's socket and directories are root's. SYS_ADMIN
-// mounts the root file systems of slots' sandboxes, and image layers for a look at /etc/passwd where they cannot be read
-// side by side; the others read and write directories that belong to any user of any image, and what an overlay does in its
-// layers it does with the capabilities of whoever mounted it.
+// secure fills in what the template does not set. The agent runs as root, because containerd's socket and directories belong
+// to root. It needs SYS_ADMIN to mount the root file systems of sandboxes that claim a slot, and image layers to read
+// /etc/passwd. It needs the other capabilities to access files of any user of an image: an overlay file system accesses its
+// layers with the capabilities of the process that mounted it.
 func secure(s *corev1.SecurityContext) {
 	s.RunAsUser = cmpOr(s.RunAsUser, ptr.To(int64(0)))
 	s.RunAsNonRoot = cmpOr(s.RunAsNonRoot, ptr.To(false))
@@ -160,13 +160,13 @@ func secure(s *corev1.SecurityContext) {
 	})
 }
 
-// volumes adds the volumes to a Pod and returns where the agent wants them.
+// volumes adds the volumes to a Pod, and returns the agent's mounts.
 func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 	host := func(name, path string, kind corev1.HostPathType) {
 		s.Volumes = append(s.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
 			HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &kind}}})
 	}
-	// The socket's directory, not the socket: a containerd that restarts makes a new one.
+	// The directory of the socket, because containerd creates a new socket when it restarts.
 	socketDir := filepath.Dir(i.ContainerdSocket)
 	host("fsb-containerd-run", socketDir, corev1.HostPathDirectory)
 	host("fsb-containerd-root", i.ContainerdRoot, corev1.HostPathDirectory)
@@ -182,7 +182,7 @@ func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 		{Name: "fsb-logs", MountPath: i.LogRoot},
 		{Name: "fsb-cgroup", MountPath: cgroupPath},
 		{Name: "fsb-state", MountPath: statePath},
-		{Name: "fsb-slots", MountPath: i.SlotRoot}, // by default within the one before
+		{Name: "fsb-slots", MountPath: i.SlotRoot}, // by default below statePath
 		{Name: "fsb-tmp", MountPath: "/tmp"},
 	}
 	if !i.Insecure {
@@ -193,7 +193,7 @@ func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 	return mounts
 }
 
-// env sets the agent's environment. What tells the agent who it is wins over the template, the rest does not.
+// env sets the agent's environment. The identity of the agent overrides the template; the telemetry settings do not.
 func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 	field := func(name, path string) corev1.EnvVar {
 		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
@@ -231,7 +231,7 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 	}
 }
 
-// slotBounds are the bounds of slots that a pool sets, as the agent wants them.
+// slotBounds returns the environment variables for the bounds of slots that the pool sets.
 func slotBounds(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 	var out []corev1.EnvVar
 	if s := p.Spec.Slots; s != nil && s.Min != nil {
@@ -243,14 +243,15 @@ func slotBounds(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 	return out
 }
 
-// templateHash names what an agent Pod is made from: the template and whatever is injected into it.
+// templateHash returns a hash of what an agent Pod is created from: the template, and what is injected into it. The pool's images
+// are not part of it, because agents can change them while they run.
 func templateHash(p *v1alpha1.SandboxPool, i Injection) string {
 	parts := []any{p.Spec.AgentTemplate, perAgent(p), p.Spec.RuntimeHandler, i}
-	if bounds := slotBounds(p); len(bounds) > 0 { // agents from before there were slots are not outdated by that
+	if bounds := slotBounds(p); len(bounds) > 0 { // without bounds, the hash is that of versions without slots
 		parts = append(parts, bounds)
 	}
 	raw, err := json.Marshal(parts)
-	if err != nil { // all of it came from JSON
+	if err != nil { // all of it was decoded from JSON
 		panic(err)
 	}
 	sum := sha256.Sum256(raw)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -21,7 +22,7 @@ func injection() pool.Injection {
 		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", TLSSecret: "agent-tls", Env: []corev1.EnvVar{{Name: "OTEL_SERVICE_NAME", Value: "agent"}}}
 }
 
-func aPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
+func newPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
 	p := &v1alpha1.SandboxPool{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "py", UID: "uid-1"},
 		Spec: v1alpha1.SandboxPoolSpec{MaxSandboxesPerPod: 7, RuntimeHandler: "runc",
@@ -36,7 +37,7 @@ func aPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
 	return p
 }
 
-// golden is all that a bare template becomes.
+// golden is the Pod for a minimal template.
 const golden = `
 metadata:
   generateName: py-agent-
@@ -114,11 +115,11 @@ spec:
 `
 
 func TestAgentPod(t *testing.T) {
-	p := aPool()
+	p := newPool()
 	before := p.DeepCopy()
 	got, err := injection().Pod(p)
 	require.NoError(t, err)
-	require.Empty(t, cmp.Diff(before, p), "the pool was changed")
+	require.Empty(t, cmp.Diff(before, p), "the pool was modified")
 	require.Len(t, got.Labels[v1alpha1.LabelTemplateHash], 10)
 	var want corev1.Pod
 	require.NoError(t, yaml.UnmarshalStrict([]byte(golden), &want))
@@ -127,7 +128,7 @@ func TestAgentPod(t *testing.T) {
 }
 
 func TestTemplateIsKept(t *testing.T) {
-	got, err := injection().Pod(aPool(func(s *corev1.PodSpec) {
+	got, err := injection().Pod(newPool(func(s *corev1.PodSpec) {
 		s.TerminationGracePeriodSeconds = ptr.To(int64(5))
 		s.RestartPolicy = corev1.RestartPolicyNever
 		s.Volumes = []corev1.Volume{{Name: "mine"}}
@@ -145,10 +146,10 @@ func TestTemplateIsKept(t *testing.T) {
 	c := got.Spec.Containers[1]
 	env := map[string]string{}
 	for _, e := range c.Env {
-		require.NotContains(t, env, e.Name, "a variable is set twice")
+		require.NotContains(t, env, e.Name, "duplicate variable")
 		env[e.Name] = e.Value
 	}
-	require.Equal(t, "7", env["AGENT_CAPACITY"], "a template cannot forge what the agent is")
+	require.Equal(t, "7", env["AGENT_CAPACITY"], "the template overrides the identity of the agent")
 	require.Equal(t, "mine", env["OTEL_SERVICE_NAME"])
 	require.Equal(t, "/c", env["FSB_DOCKER_CONFIG"])
 	require.True(t, *c.SecurityContext.Privileged)
@@ -162,7 +163,7 @@ func TestTemplateIsKept(t *testing.T) {
 func TestInsecureAgentsHaveNoCertificate(t *testing.T) {
 	i := injection()
 	i.Insecure = true
-	got, err := i.Pod(aPool())
+	got, err := i.Pod(newPool())
 	require.NoError(t, err)
 	for _, v := range got.Spec.Volumes {
 		require.Nil(t, v.Secret)
@@ -170,17 +171,17 @@ func TestInsecureAgentsHaveNoCertificate(t *testing.T) {
 	require.Contains(t, got.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_INSECURE", Value: "true"})
 }
 
-func TestBadTemplates(t *testing.T) {
+func TestInvalidTemplates(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pool    *v1alpha1.SandboxPool
 		message string
 	}{
-		"no agent":     {aPool(func(s *corev1.PodSpec) { s.Containers = s.Containers[:1] }), "containers: a container named agent is required"},
-		"no container": {aPool(func(s *corev1.PodSpec) { s.Containers = nil }), "containers"},
-		"no image":     {aPool(func(s *corev1.PodSpec) { s.Containers[1].Image = "" }), "containers[agent].image"},
-		"host network": {aPool(func(s *corev1.PodSpec) { s.HostNetwork = true }), "hostNetwork"},
-		"our volume":   {aPool(func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{{Name: "fsb-x"}} }), "fsb-x"},
-		"bad name":     {func() *v1alpha1.SandboxPool { p := aPool(); p.Name = "a.b"; return p }(), "metadata.name"},
+		"no agent":     {newPool(func(s *corev1.PodSpec) { s.Containers = s.Containers[:1] }), "containers: a container named agent is required"},
+		"no container": {newPool(func(s *corev1.PodSpec) { s.Containers = nil }), "containers"},
+		"no image":     {newPool(func(s *corev1.PodSpec) { s.Containers[1].Image = "" }), "containers[agent].image"},
+		"host network": {newPool(func(s *corev1.PodSpec) { s.HostNetwork = true }), "hostNetwork"},
+		"our volume":   {newPool(func(s *corev1.PodSpec) { s.Volumes = []corev1.Volume{{Name: "fsb-x"}} }), "fsb-x"},
+		"bad name":     {func() *v1alpha1.SandboxPool { p := newPool(); p.Name = "a.b"; return p }(), "metadata.name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := injection().Pod(tc.pool)
@@ -189,38 +190,40 @@ func TestBadTemplates(t *testing.T) {
 	}
 }
 
-// TestTemplateHash: an agent is outdated when, and only when, a new one would be made otherwise.
+// TestTemplateHash: the hash changes if, and only if, a new Pod would be different.
 func TestTemplateHash(t *testing.T) {
 	hash := func(p *v1alpha1.SandboxPool, i pool.Injection) string {
 		pod, err := i.Pod(p)
 		require.NoError(t, err)
 		return pod.Labels[v1alpha1.LabelTemplateHash]
 	}
-	base := hash(aPool(), injection())
-	same := aPool()
+	base := hash(newPool(), injection())
+	same := newPool()
 	same.Spec.Capacity.PoolMax = 99
-	require.Equal(t, base, hash(same, injection()))
-	require.Equal(t, base, hash(aPool(), injection()))
-	require.NotEqual(t, base, hash(aPool(func(s *corev1.PodSpec) { s.Containers[1].Image = "agent:2" }), injection()))
-	other := aPool()
+	same.Spec.Images = []string{"python"}
+	same.Spec.TTLAfterFinished = &metav1.Duration{Duration: time.Minute}
+	require.Equal(t, base, hash(same, injection()), "images and capacity are applied to running agents")
+	require.Equal(t, base, hash(newPool(), injection()))
+	require.NotEqual(t, base, hash(newPool(func(s *corev1.PodSpec) { s.Containers[1].Image = "agent:2" }), injection()))
+	other := newPool()
 	other.Spec.RuntimeHandler = "crun"
 	require.NotEqual(t, base, hash(other, injection()))
 	moved := injection()
 	moved.ContainerdRoot = "/data/containerd"
-	require.NotEqual(t, base, hash(aPool(), moved))
+	require.NotEqual(t, base, hash(newPool(), moved))
 	seen := map[string]bool{base: true}
 	for _, s := range []v1alpha1.PoolSlots{{Min: ptr.To(int32(1))}, {Max: ptr.To(int32(1))}, {Max: ptr.To(int32(0))}, {Min: ptr.To(int32(1)), Max: ptr.To(int32(1))}} {
-		bounded := aPool()
+		bounded := newPool()
 		bounded.Spec.Slots = &s
 		require.NotContains(t, seen, hash(bounded, injection()))
 		seen[hash(bounded, injection())] = true
 	}
-	unbounded := aPool()
+	unbounded := newPool()
 	unbounded.Spec.Slots = &v1alpha1.PoolSlots{}
-	require.Equal(t, base, hash(unbounded, injection()), "a pool that asks for nothing else is not rolled")
+	require.Equal(t, base, hash(unbounded, injection()), "empty bounds change the hash")
 }
 
-// TestSlotBounds: the pool's bounds win over its template, and what it leaves open the agent decides.
+// TestSlotBounds: the pool's bounds override its template. A bound that is not set is left to the agent.
 func TestSlotBounds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		slots *v1alpha1.PoolSlots
@@ -232,7 +235,7 @@ func TestSlotBounds(t *testing.T) {
 		"bounded": {&v1alpha1.PoolSlots{Min: ptr.To(int32(2)), Max: ptr.To(int32(5))}, map[string]string{"AGENT_SLOTS_MIN": "2", "AGENT_SLOTS_MAX": "5"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := aPool(func(s *corev1.PodSpec) {
+			p := newPool(func(s *corev1.PodSpec) {
 				s.Containers[1].Env = []corev1.EnvVar{{Name: "AGENT_SLOTS_MAX", Value: "77"}}
 			})
 			p.Spec.Slots = tc.slots
@@ -241,7 +244,7 @@ func TestSlotBounds(t *testing.T) {
 			got := map[string]string{}
 			for _, e := range pod.Spec.Containers[1].Env {
 				if strings.HasPrefix(e.Name, "AGENT_SLOTS_") {
-					require.NotContains(t, got, e.Name, "a variable is set twice")
+					require.NotContains(t, got, e.Name, "duplicate variable")
 					got[e.Name] = e.Value
 				}
 			}

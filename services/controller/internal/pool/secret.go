@@ -18,30 +18,32 @@ import (
 )
 
 const (
-	// labelManagedBy marks a Secret that this controller made and may change.
+	// labelManagedBy marks a Secret that this controller has created and may change.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "fast-sandbox-controller"
-	// secretCheck is how often a copy that was found right is looked at again.
+	// secretCheck is the interval at which an up-to-date copy is checked again.
 	secretCheck = time.Minute
 )
 
-// secrets keep a copy of the agents' certificate in each namespace that has a pool, for a Pod can mount only what is in
-// its own. A Secret of that name that somebody else made is never touched.
+// secrets copies the agents' certificate to each namespace that has a pool, because a Pod can only mount Secrets of its own
+// namespace. A Secret of that name that this controller has not created is never changed.
 type secrets struct {
 	config Config
 
-	mu    sync.Mutex
-	right map[types.UID]rightCopy // by pool: a namespace that is made anew has other pools
+	mu      sync.Mutex
+	checked map[types.UID]checkedCopy // by pool: a namespace that is created again has other pools
 }
 
-type rightCopy struct {
+type checkedCopy struct {
 	version string // of the source
 	at      time.Time
 }
 
-func newSecrets(cfg Config) *secrets { return &secrets{config: cfg, right: map[types.UID]rightCopy{}} }
+func newSecrets(cfg Config) *secrets {
+	return &secrets{config: cfg, checked: map[types.UID]checkedCopy{}}
+}
 
-// mirror makes the copy for a pool, or brings it up to date. Repeating it is free for a while.
+// mirror creates the copy for a pool, or updates it. Its result is cached for secretCheck.
 func (s *secrets) mirror(ctx context.Context, p *v1alpha1.SandboxPool) error {
 	if s.config.Injection.Insecure || p.Namespace == s.config.Namespace {
 		return nil
@@ -49,10 +51,10 @@ func (s *secrets) mirror(ctx context.Context, p *v1alpha1.SandboxPool) error {
 	var source corev1.Secret
 	key := types.NamespacedName{Namespace: s.config.Namespace, Name: s.config.Injection.TLSSecret}
 	if err := s.config.Client.Get(ctx, key, &source); err != nil {
-		return fmt.Errorf("reading secret %s of the agents' certificate: %w", key, err)
+		return fmt.Errorf("reading secret %s with the agents' certificate: %w", key, err)
 	}
 	s.mu.Lock()
-	last := s.right[p.UID]
+	last := s.checked[p.UID]
 	s.mu.Unlock()
 	if last.version == source.ResourceVersion && s.config.Clock.Since(last.at) < secretCheck {
 		return nil
@@ -62,8 +64,8 @@ func (s *secrets) mirror(ctx context.Context, p *v1alpha1.SandboxPool) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.right, func(_ types.UID, c rightCopy) bool { return s.config.Clock.Since(c.at) >= secretCheck })
-	s.right[p.UID] = rightCopy{source.ResourceVersion, s.config.Clock.Now()}
+	maps.DeleteFunc(s.checked, func(_ types.UID, c checkedCopy) bool { return s.config.Clock.Since(c.at) >= secretCheck })
+	s.checked[p.UID] = checkedCopy{source.ResourceVersion, s.config.Clock.Now()}
 	return nil
 }
 

@@ -17,169 +17,213 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
 )
 
-// writeStatus writes the status if it changed. Of what changes with each sandbox it is told later when to look again, if it
-// was written just now.
-func (r *Reconciler) writeStatus(ctx context.Context, s *survey, problem error) (later time.Duration, err error) {
-	next := s.pool.DeepCopy()
-	st := &next.Status
-	t := s.tally()
-	want := desired.Count(s.want, s.load)
-	st.ObservedGeneration = next.Generation
-	st.DesiredAgents, st.CurrentAgents, st.ReadyAgents, st.DrainingAgents = count(want), count(s.current()), count(t.ready), count(t.draining)
-	st.Capacity = count(t.ready * s.want.PerAgent)
-	st.ActiveSandboxes = count(s.load.Active + t.left)
-	st.FreeCapacity = max(st.Capacity-count(t.onReady), 0)
-	st.Selector = labels.SelectorFromSet(selector(next)).String()
-	r.conclude(s, next, t, want, problem)
-	r.concludeSlots(next, t)
-	if equality.Semantic.DeepEqual(s.pool.Status, *st) {
+// writeStatus writes the status if it has changed, and then Events. If only counts have changed and were written just now, it
+// returns the time after which to write them.
+func (r *Reconciler) writeStatus(ctx context.Context, i *inventory, problem error) (time.Duration, error) {
+	next := i.pool.DeepCopy()
+	s := i.summarize()
+	r.fillStatus(i, next, s, problem)
+	if equality.Semantic.DeepEqual(i.pool.Status, next.Status) {
 		return 0, nil
 	}
 	key := client.ObjectKeyFromObject(next)
-	if later := r.pace.left(key); later > 0 && sameButCounts(s.pool.Status, *st) {
+	if later := r.pace.left(key); later > 0 && sameButCounts(i.pool.Status, next.Status) {
 		return later, nil
 	}
-	if err := r.Client.Status().Patch(ctx, next, client.MergeFromWithOptions(s.pool, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.Client.Status().Patch(ctx, next, client.MergeFromWithOptions(i.pool, client.MergeFromWithOptimisticLock{})); err != nil {
 		return 0, fmt.Errorf("writing pool status: %w", err)
 	}
 	r.pace.wrote(key)
-	before := meta.FindStatusCondition(s.pool.Status.Conditions, v1alpha1.ConditionProgressing)
-	var bad *templateError
-	if errors.As(problem, &bad) && (before == nil || before.Reason != bad.reason || before.Message != bad.Error()) {
-		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeWarning, bad.reason, "Reconcile", "%s", truncate(bad.Error()))
-	}
-	if next.DeletionTimestamp != nil && (before == nil || before.Reason != reasonDeleting) {
-		r.Recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, reasonDeleting, "Reconcile", "the pool is being deleted: %s", t.waiting())
-	}
+	r.announce(i.pool, next, s, problem)
 	return 0, nil
 }
 
-// sameButCounts tells whether two statuses differ in nothing but what changes with each sandbox.
+func (r *Reconciler) fillStatus(i *inventory, next *v1alpha1.SandboxPool, s summary, problem error) {
+	st := &next.Status
+	want := desired.Count(i.want, i.load)
+	st.ObservedGeneration = next.Generation
+	st.DesiredAgents, st.CurrentAgents, st.ReadyAgents, st.DrainingAgents = count(want), count(i.current()), count(s.ready), count(s.draining)
+	st.Capacity = count(s.ready * i.want.PerAgent)
+	st.ActiveSandboxes = count(i.load.Active + s.liveOnDraining)
+	st.FreeCapacity = max(st.Capacity-count(s.usedOnReady), 0)
+	st.Selector = labels.SelectorFromSet(selector(next)).String()
+	r.setCondition(next, v1alpha1.ConditionReady, readiness(next, s, want, problem))
+	r.setCondition(next, v1alpha1.ConditionProgressing, progressOf(i, next, s, want, problem))
+	if r.Index.Synced() { // until the Registry is read, the status of slots and images stays
+		r.fillSlots(next, s)
+		r.fillImages(i, next)
+	}
+}
+
+// announce writes Events for changes of the conditions.
+func (r *Reconciler) announce(old, next *v1alpha1.SandboxPool, s summary, problem error) {
+	before := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionProgressing)
+	var invalid *templateError
+	if errors.As(problem, &invalid) && (before == nil || before.Reason != invalid.reason || before.Message != invalid.Error()) {
+		r.Recorder.Eventf(old, nil, corev1.EventTypeWarning, invalid.reason, "Reconcile", "%s", truncate(invalid.Error()))
+	}
+	if next.DeletionTimestamp != nil && (before == nil || before.Reason != reasonDeleting) {
+		r.Recorder.Eventf(old, nil, corev1.EventTypeNormal, reasonDeleting, "Reconcile", "the pool is being deleted: %s", s.waiting())
+	}
+	was, is := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionImagesReady), meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionImagesReady)
+	if is != nil && is.Reason == reasonImagePullFailed && (was == nil || was.Reason != is.Reason || was.Message != is.Message) {
+		r.Recorder.Eventf(old, nil, corev1.EventTypeWarning, reasonImagePullFailed, "PinImages", "%s", is.Message)
+	}
+}
+
+// sameButCounts reports whether two statuses differ only in what changes with each sandbox.
 func sameButCounts(a, b v1alpha1.SandboxPoolStatus) bool {
 	a.ActiveSandboxes, a.FreeCapacity, a.ReadySlots = b.ActiveSandboxes, b.FreeCapacity, b.ReadySlots
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-// conclude sets the conditions.
-func (r *Reconciler) conclude(s *survey, next *v1alpha1.SandboxPool, t tally, want int, problem error) {
-	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message,
-			ObservedGeneration: next.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}})
-	}
+// state is the state of a condition.
+type state struct {
+	status          metav1.ConditionStatus
+	reason, message string
+}
+
+func (r *Reconciler) setCondition(p *v1alpha1.SandboxPool, kind string, s state) {
+	meta.SetStatusCondition(&p.Status.Conditions, metav1.Condition{Type: kind, Status: s.status, Reason: s.reason, Message: s.message,
+		ObservedGeneration: p.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}})
+}
+
+// readiness returns the condition Ready.
+func readiness(p *v1alpha1.SandboxPool, s summary, want int, problem error) state {
 	switch {
-	case next.DeletionTimestamp != nil:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonDeleting, "the pool is being deleted and takes no new sandboxes")
-	case t.ready > 0:
-		set(v1alpha1.ConditionReady, metav1.ConditionTrue, "AgentsReady", "")
+	case p.DeletionTimestamp != nil:
+		return state{metav1.ConditionFalse, reasonDeleting, "the pool is being deleted and accepts no new sandboxes"}
+	case s.ready > 0:
+		return state{metav1.ConditionTrue, "AgentsReady", ""}
 	case problem != nil:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error()))
+		return state{metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error())}
 	case want == 0:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAgentsWanted", "the pool keeps no agents")
+		return state{metav1.ConditionFalse, "NoAgentsWanted", "the pool needs no agents"}
 	default:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "AgentsNotReady", "no agent is ready yet")
+		return state{metav1.ConditionFalse, reasonAgentsNotReady, "no agent is ready yet"}
 	}
-	serving := s.current() - t.draining
+}
+
+// progressOf returns the condition Progressing.
+func progressOf(i *inventory, p *v1alpha1.SandboxPool, s summary, want int, problem error) state {
+	serving := i.current() - s.draining
 	switch {
-	case next.DeletionTimestamp != nil:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, reasonDeleting, t.waiting())
+	case p.DeletionTimestamp != nil:
+		return state{metav1.ConditionTrue, reasonDeleting, s.waiting()}
 	case problem != nil:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error()))
-	case t.outdated > 0:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "RollingOut",
-			fmt.Sprintf("%d of %s of the present template and ready; %s", t.fresh, counted(serving, "agent is", "agents are"), t.waiting()))
-	case serving < want || t.ready < min(serving, want):
-		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "AgentsComing", fmt.Sprintf("%d of %d agents are ready", t.ready, want))
-	case t.draining > 0:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionTrue, "Draining", t.waiting())
+		return state{metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error())}
+	case s.outdated > 0:
+		return state{metav1.ConditionTrue, "RollingOut",
+			fmt.Sprintf("%d of %s ready and up to date with the template; %s", s.fresh, counted(serving, "agent is", "agents are"), s.waiting())}
+	case serving < want || s.ready < min(serving, want):
+		return state{metav1.ConditionTrue, "AgentsComing", fmt.Sprintf("%d of %d agents are ready", s.ready, want)}
+	case s.draining > 0:
+		return state{metav1.ConditionTrue, "Draining", s.waiting()}
 	default:
-		set(v1alpha1.ConditionProgressing, metav1.ConditionFalse, "Settled", "")
+		return state{metav1.ConditionFalse, "Settled", ""}
 	}
 }
 
-// concludeSlots tells of slots. Until the Registry is read, what was told of them stands.
-func (r *Reconciler) concludeSlots(next *v1alpha1.SandboxPool, t tally) {
-	if !r.Index.Synced() {
+func (r *Reconciler) fillSlots(p *v1alpha1.SandboxPool, s summary) {
+	slots := desired.CountSlots(s.slots)
+	p.Status.ReadySlots = count(slots.Free)
+	if p.Spec.Slots.Off() {
+		meta.RemoveStatusCondition(&p.Status.Conditions, v1alpha1.ConditionSlotsReady)
 		return
 	}
-	slots := desired.CountSlots(t.slots)
-	next.Status.ReadySlots = count(slots.Free)
-	if next.Spec.Slots.Off() {
-		meta.RemoveStatusCondition(&next.Status.Conditions, v1alpha1.ConditionSlotsReady)
-		return
-	}
-	c := metav1.Condition{Type: v1alpha1.ConditionSlotsReady, Status: metav1.ConditionFalse, Reason: slots.Reason, Message: truncate(slots.Message),
-		ObservedGeneration: next.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}}
+	c := state{metav1.ConditionFalse, slots.Reason, truncate(slots.Message)}
 	switch {
-	case next.DeletionTimestamp != nil:
-		c.Reason, c.Message = reasonDeleting, "the pool is being deleted and keeps no slots"
+	case p.DeletionTimestamp != nil:
+		c.reason, c.message = reasonDeleting, "the pool is being deleted and keeps no slots"
 	case slots.Ready:
-		c.Status = metav1.ConditionTrue
+		c.status = metav1.ConditionTrue
 	}
-	meta.SetStatusCondition(&next.Status.Conditions, c)
+	r.setCondition(p, v1alpha1.ConditionSlotsReady, c)
 }
 
-// reasonDeleting is the reason of a pool's conditions while it drains for good.
+func (r *Reconciler) fillImages(i *inventory, p *v1alpha1.SandboxPool) {
+	p.Status.Images = imageStatus(p.Spec.Images, i.sorted(), r.images.err)
+	if len(p.Spec.Images) == 0 {
+		meta.RemoveStatusCondition(&p.Status.Conditions, v1alpha1.ConditionImagesReady)
+		return
+	}
+	c := state{status: metav1.ConditionFalse}
+	ready, reason, message := imagesReady(p.Status.Images)
+	c.reason, c.message = reason, message
+	switch {
+	case p.DeletionTimestamp != nil:
+		c.reason, c.message = reasonDeleting, "the pool is being deleted"
+	case ready:
+		c.status = metav1.ConditionTrue
+	}
+	r.setCondition(p, v1alpha1.ConditionImagesReady, c)
+}
+
+// reasonDeleting is the reason of the conditions of a pool that is being deleted.
 const reasonDeleting = "Deleting"
 
-// tally is a pool in numbers. Agents are counted apart as they serve or drain.
-type tally struct {
-	// ready agents serve, fresh of them by the present template; outdated ones serve by another, ready or not.
+// summary has the numbers of a pool. An agent either serves or drains.
+type summary struct {
+	// ready agents serve; fresh is the number of those that are up to date with the template. outdated agents serve and are not
+	// up to date, ready or not.
 	ready, fresh, outdated int
-	// onReady is the number of places taken on ready agents.
-	onReady int
-	// draining agents have left sandboxes, of which the processes of ended have ended.
-	draining, left, ended int
-	// slots are those of ready agents that the Registry knows to be well.
+	// usedOnReady is the capacity of ready agents that is in use.
+	usedOnReady int
+	// draining agents have heldOnDraining sandboxes, of which finishedOnDraining have ended and liveOnDraining use capacity.
+	draining, heldOnDraining, finishedOnDraining, liveOnDraining int
+	// slots are those of ready agents that the Registry has as ready, too.
 	slots []desired.SlotAgent
 }
 
-func (s *survey) tally() tally {
-	var t tally
-	for _, m := range s.members {
+func (i *inventory) summarize() summary {
+	var s summary
+	for _, m := range i.members {
 		switch {
 		case m.drain != "":
-			t.draining++
-			t.left += m.used
-			t.ended += min(m.ended, m.used)
+			s.draining++
+			s.heldOnDraining += max(m.usage.Held, m.usage.Used())
+			s.finishedOnDraining += m.usage.Finished
+			s.liveOnDraining += m.usage.Used()
 			continue
 		case m.outdated:
-			t.outdated++
+			s.outdated++
 		case isReady(m.pod):
-			t.fresh++
+			s.fresh++
 		}
-		if isReady(m.pod) {
-			t.ready++
-			t.onReady += m.used
-			if m.known && m.agent.GetReady() {
-				t.slots = append(t.slots, desired.SlotAgent{
-					Free: int(m.agent.GetFreeSlots()), Wanted: int(m.agent.GetWantedSlots()), OffReason: m.agent.GetSlotsOffReason(), Idle: m.used == 0,
-				})
-			}
+		if !isReady(m.pod) {
+			continue
 		}
-	}
-	return t
-}
-
-// waiting says what draining agents wait for.
-func (t tally) waiting() string {
-	if t.draining == 0 {
-		return "none drains"
-	}
-	s := counted(t.draining, "agent drains", "agents drain")
-	if t.left == 0 {
-		return s
-	}
-	s += " and " + map[bool]string{true: "waits", false: "wait"}[t.draining == 1] + " for " + counted(t.left, "sandbox", "sandboxes")
-	if t.ended > 0 {
-		s += fmt.Sprintf(", of which %d ended and only have to be deleted", t.ended)
+		s.ready++
+		s.usedOnReady += m.usage.Used()
+		if m.known && m.agent.GetReady() {
+			s.slots = append(s.slots, desired.SlotAgent{
+				Free: int(m.agent.GetFreeSlots()), Wanted: int(m.agent.GetWantedSlots()), OffReason: m.agent.GetSlotsOffReason(), Idle: m.usage.Used() == 0,
+			})
+		}
 	}
 	return s
 }
 
+// waiting explains what draining agents wait for.
+func (s summary) waiting() string {
+	if s.draining == 0 {
+		return "no agent is draining"
+	}
+	text := counted(s.draining, "agent is draining", "agents are draining")
+	if s.heldOnDraining == 0 {
+		return text
+	}
+	text += ", waiting for " + counted(s.heldOnDraining, "sandbox", "sandboxes")
+	if s.finishedOnDraining > 0 {
+		text += fmt.Sprintf(", of which %d ended and will be deleted after ttlAfterFinished", s.finishedOnDraining)
+	}
+	return text
+}
+
 func reasonOf(err error) string {
-	var bad *templateError
-	if errors.As(err, &bad) {
-		return bad.reason
+	var invalid *templateError
+	if errors.As(err, &invalid) {
+		return invalid.reason
 	}
 	return "ReconcileFailed"
 }

@@ -3,71 +3,85 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 )
 
-// observeLoss judges whether the agent is lost. The Registry raises the doubt, the agent itself settles it: one that
-// answers is not lost, whatever the Registry has (not) heard. While the Registry cannot be read nothing is lost.
-func (p *pass) observeLoss(ctx context.Context) error {
-	if p.assignment == nil || p.state().Finished {
-		p.lost = false
-		return nil
+// lossDetector decides whether the agent of a sandbox is lost. The Registry only raises the suspicion: an agent that answers
+// is not lost, whatever the Registry says. While the Registry cannot be read, no agent becomes lost.
+type lossDetector struct {
+	agents *agentAccess
+	memory *memory
+	timing Timing
+}
+
+// detect reports whether the agent is lost, and the time after which to look again.
+func (d *lossDetector) detect(ctx context.Context, t *target) (lost bool, requeue time.Duration, err error) {
+	if t.assignment == nil || t.state().Finished {
+		return false, 0, nil
 	}
-	standing := p.Index.Standing(p.assignment.AgentUID)
-	switch standing {
+	status := d.agents.index.Status(t.assignment.AgentUID)
+	switch status {
 	case agents.Unknown:
-		p.lost = p.wasLost()
-		return nil
-	case agents.Present:
-		p.ops.trust(p.name)
-		p.lost = false
-		return nil
+		return t.wasLost(), 0, nil
+	case agents.Ready:
+		d.memory.agentAnswered(t.name)
+		return false, 0, nil
 	case agents.Absent:
-		gone, err := p.podGone(ctx)
+		gone, err := d.agents.podGone(ctx, t.name.Namespace, *t.assignment)
 		if err != nil || gone {
-			p.lost = gone || p.wasLost()
-			return err
+			return gone || t.wasLost(), 0, err
 		}
-	case agents.Quiet, agents.Silent:
+	case agents.NotReady, agents.Silent:
 	}
-	p.after(p.Timing.Requeue)
-	_, err := p.Agents.Snapshot(ctx, p.addressOf(p.fence()), p.assignment.AgentUID)
-	if err == nil {
-		p.ops.trust(p.name)
-		p.lost = false
-		return nil
+	requeue = after(d.timing.Requeue)
+	if _, err := d.agents.calls.Snapshot(ctx, d.agents.address(t.fence(), t.assignment), t.assignment.AgentUID); err == nil {
+		d.memory.agentAnswered(t.name)
+		return false, requeue, nil
 	}
-	// A Silent agent was heard of for the last time more than a timeout ago. Of any other only this process's own attempts
-	// tell the time.
-	p.lost = p.wasLost() || standing == agents.Silent || p.ops.doubt(p.name) > p.Timing.HeartbeatTimeout
-	return nil
+	// The Registry has already waited for the heartbeat timeout of a Silent agent. For any other agent, this process has to
+	// measure the time itself.
+	lost = t.wasLost() || status == agents.Silent || d.memory.agentSilent(t.name) > d.timing.HeartbeatTimeout
+	return lost, requeue, nil
 }
 
-func (p *pass) wasLost() bool {
-	return meta.IsStatusConditionTrue(p.sandbox.Status.Conditions, v1alpha1.ConditionAgentLost)
+// agentAccess is how sandboxes reach agents.
+type agentAccess struct {
+	// client reads from the cache, live from the API server.
+	client client.Client
+	live   client.Reader
+	index  *agents.Index
+	calls  Agents
 }
 
-// podGone tells that the assigned agent's Pod is no more: the API server itself has none of its name and uid. Whatever is
-// left of it on its node is the janitor's. The cache spares the API server the question while it shows the Pod.
-func (p *pass) podGone(ctx context.Context) (bool, error) {
-	return p.agentGone(ctx, p.name.Namespace, *p.assignment)
+// address returns the address of the fence's agent. The Registry's address is preferred to that of the assignment, because
+// the Pod may have another one after its sandbox was recreated by the kubelet.
+func (a *agentAccess) address(f identity.Fence, assignment *v1alpha1.Assignment) string {
+	if agent, ok := a.index.Agent(f.AgentUID); ok && agent.GetAddress() != "" {
+		return agent.GetAddress()
+	}
+	if assignment != nil && assignment.AgentUID == f.AgentUID {
+		return assignment.AgentAddress
+	}
+	return ""
 }
 
-func (r *Reconciler) agentGone(ctx context.Context, namespace string, a v1alpha1.Assignment) (bool, error) {
-	key := types.NamespacedName{Namespace: namespace, Name: a.AgentPod}
-	for _, from := range []client.Reader{r.Client, r.Live} {
+// podGone reports whether the Pod of an agent does not exist. The API server is asked only if the cache does not have the Pod.
+func (a *agentAccess) podGone(ctx context.Context, namespace string, assignment v1alpha1.Assignment) (bool, error) {
+	key := types.NamespacedName{Namespace: namespace, Name: assignment.AgentPod}
+	for _, from := range []client.Reader{a.client, a.live} {
 		var pod corev1.Pod
 		err := from.Get(ctx, key, &pod)
 		switch {
-		case err == nil && string(pod.UID) == a.AgentUID:
+		case err == nil && string(pod.UID) == assignment.AgentUID:
 			return false, nil
 		case err != nil && !apierrors.IsNotFound(err):
 			return false, fmt.Errorf("reading agent pod: %w", err)

@@ -1,5 +1,5 @@
-// Package desired decides how many agents a pool should have, and which of them come, drain and go. It is pure: numbers
-// in, numbers out.
+// Package desired decides how many agents a pool should have, and which of them are created, drained and resumed. It is pure, and
+// may be called concurrently.
 package desired
 
 import (
@@ -8,59 +8,59 @@ import (
 	"time"
 )
 
-// Pool is what a pool asks for. All numbers are at least 0, PerAgent at least 1.
+// Pool is the specification of a pool. All numbers are at least 0, PerAgent is at least 1.
 type Pool struct {
-	// PoolMin and PoolMax bound the number of agents that serve: that do not drain.
+	// PoolMin and PoolMax bound the number of serving agents: those that are not draining.
 	PoolMin, PoolMax int
-	// BufferMin and BufferMax bound the number of free places.
+	// BufferMin and BufferMax bound the free capacity.
 	BufferMin, BufferMax int
-	// PerAgent is the number of places of one agent.
+	// PerAgent is the capacity of one agent.
 	PerAgent int
 }
 
-// Load is what is asked of the agents that serve. What runs on a draining agent ends there and needs no other place.
+// Load is the demand for capacity on serving agents. A sandbox on a draining agent ends there and needs no other capacity.
 type Load struct {
-	// Active sandboxes are assigned to agents that serve; Pending ones wait for a place.
+	// Active is the capacity in use on serving agents; Pending is the number of sandboxes that wait for an agent.
 	Active, Pending int
-	// PortDemand is the greatest number of sandboxes, active or pending, that need one same port. An agent has each port
-	// once, so that it takes as many agents, however many places are free. Zero if no sandbox waits.
+	// PortDemand is the largest number of sandboxes, active or pending, that need the same port. An agent has each port once, so
+	// that this many agents are needed, whatever their free capacity. Zero if no sandbox waits.
 	PortDemand int
 }
 
-// Agent is one agent that counts: neither failed nor on its way out.
+// Agent is an agent whose Pod has neither terminated nor been deleted.
 type Agent struct {
 	// Name identifies it.
 	Name string
-	// Busy tells that it has, or may have, a sandbox or a reservation.
+	// Busy: it has, or may have, a sandbox or a reservation.
 	Busy bool
-	// Ready tells that it is well.
+	// Ready: its Pod is ready.
 	Ready bool
-	// Outdated tells that it was made from another template than the pool's present one.
+	// Outdated: it was created from another template than the pool's current one.
 	Outdated bool
-	// Draining tells that it takes no new sandboxes and goes when the last one has left it. It is no capacity.
+	// Draining: it accepts no new sandboxes and is deleted when it has none. It has no capacity.
 	Draining bool
-	// Fixed tells that it drains whatever this package thinks of it: a person has it drained, or it does not answer.
+	// Fixed: it cannot be resumed, because a person drains it or because it does not answer.
 	Fixed bool
 	// Created is when it was created.
 	Created time.Time
 }
 
-// Count is the number of serving agents that the pool should have: enough for all active and pending sandboxes and
-// bufferMin free places, within poolMin and poolMax.
+// Count returns the number of serving agents that the pool should have: enough for all active and pending sandboxes and a free
+// capacity of bufferMin, within poolMin and poolMax.
 func Count(p Pool, l Load) int {
 	per := max(p.PerAgent, 1)
 	need := (l.Active + l.Pending + p.BufferMin + per - 1) / per
 	return min(max(need, l.PortDemand, p.PoolMin), max(p.PoolMax, 0))
 }
 
-// Surge is how many agents a rollout drains at a time, and so how many Pods a pool may have beyond poolMax: a quarter of
-// poolMax, rounded up, at least one. Draining agents do not count against poolMax, or sandboxes that run for long would
-// keep a pool from its size; a bound of their own keeps a rollout from doubling the pool.
+// Surge returns how many agents a rollout drains at a time, and so how many Pods a pool may have beyond poolMax: a quarter of
+// poolMax, rounded up, at least one. Draining agents do not count towards poolMax, because long-running sandboxes would keep the
+// pool from its size. Surge keeps a rollout from doubling the pool.
 func Surge(p Pool) int { return max((p.PoolMax+3)/4, 1) }
 
-// Surplus names the serving agents that are too many. Agents above poolMax are once they are idle; apart from those, idle
-// agents are while more than bufferMax places are free and what is left still is what Count wants. Those come first that
-// are not ready, then outdated ones, then the youngest. Busy agents are never named.
+// Surplus returns the names of idle agents that are surplus: those above poolMax, and those without which the free capacity is
+// still at least bufferMax and the number of agents is still Count. Agents that are not ready come first, then outdated ones,
+// then the youngest. Busy agents are never surplus.
 func Surplus(p Pool, l Load, agents []Agent) []string {
 	var idle []Agent
 	left := 0

@@ -18,19 +18,19 @@ func TestCount(t *testing.T) {
 		load desired.Load
 		want int
 	}{
-		"idle pool keeps its least":            {p, desired.Load{}, 1},
-		"buffer fits beside the load":          {p, desired.Load{Active: 3}, 1},
-		"buffer needs another agent":           {p, desired.Load{Active: 4}, 2},
-		"pending sandboxes count":              {p, desired.Load{Active: 4, Pending: 5}, 3},
-		"never above poolMax":                  {p, desired.Load{Active: 20, Pending: 50}, 4},
-		"no least, no load, no buffer: none":   {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{}, 0},
-		"no least, but a buffer":               {desired.Pool{PoolMax: 3, BufferMin: 1, PerAgent: 5}, desired.Load{}, 1},
-		"poolMax zero turns the pool off":      {desired.Pool{PoolMax: 0, BufferMin: 4, PerAgent: 5}, desired.Load{Pending: 3}, 0},
-		"one place each":                       {desired.Pool{PoolMax: 9, BufferMin: 1, PerAgent: 1}, desired.Load{Active: 2, Pending: 1}, 4},
-		"exact fit":                            {desired.Pool{PoolMax: 9, PerAgent: 5}, desired.Load{Active: 10}, 2},
-		"one port wanted by three takes three": {p, desired.Load{Active: 1, Pending: 2, PortDemand: 3}, 3},
-		"ports do not lift poolMax":            {p, desired.Load{Active: 1, Pending: 8, PortDemand: 9}, 4},
-		"a nonsensical agent size is one":      {desired.Pool{PoolMax: 9}, desired.Load{Active: 2}, 2},
+		"idle pool keeps poolMin":            {p, desired.Load{}, 1},
+		"buffer fits beside the load":        {p, desired.Load{Active: 3}, 1},
+		"buffer needs another agent":         {p, desired.Load{Active: 4}, 2},
+		"pending sandboxes count":            {p, desired.Load{Active: 4, Pending: 5}, 3},
+		"never above poolMax":                {p, desired.Load{Active: 20, Pending: 50}, 4},
+		"nothing needed":                     {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{}, 0},
+		"buffer only":                        {desired.Pool{PoolMax: 3, BufferMin: 1, PerAgent: 5}, desired.Load{}, 1},
+		"poolMax is zero":                    {desired.Pool{PoolMax: 0, BufferMin: 4, PerAgent: 5}, desired.Load{Pending: 3}, 0},
+		"capacity of one each":               {desired.Pool{PoolMax: 9, BufferMin: 1, PerAgent: 1}, desired.Load{Active: 2, Pending: 1}, 4},
+		"exact fit":                          {desired.Pool{PoolMax: 9, PerAgent: 5}, desired.Load{Active: 10}, 2},
+		"three sandboxes need the same port": {p, desired.Load{Active: 1, Pending: 2, PortDemand: 3}, 3},
+		"ports within poolMax":               {p, desired.Load{Active: 1, Pending: 8, PortDemand: 9}, 4},
+		"invalid capacity counts as one":     {desired.Pool{PoolMax: 9}, desired.Load{Active: 2}, 2},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, desired.Count(tc.pool, tc.load)) })
 	}
@@ -47,23 +47,23 @@ func TestSurplus(t *testing.T) {
 		agents []desired.Agent
 		want   []string
 	}{
-		"within the buffer all stay":              {p, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, nil},
-		"above bufferMax the youngest goes":       {p, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, []string{"c"}},
-		"one that is not ready goes first":        {p, desired.Load{}, []desired.Agent{{Name: "a", Created: at(1)}, idle("b", 2), idle("c", 3)}, []string{"a"}},
-		"an outdated one goes before a younger":   {p, desired.Load{}, []desired.Agent{{Name: "a", Ready: true, Outdated: true, Created: at(1)}, idle("b", 2), idle("c", 3)}, []string{"a"}},
-		"busy ones stay whatever is free":         {p, desired.Load{Active: 1}, []desired.Agent{busy, {Name: "b2", Busy: true}, {Name: "b3", Busy: true}, {Name: "b4", Busy: true}}, nil},
-		"poolMin stays":                           {desired.Pool{PoolMin: 3, PoolMax: 4, BufferMax: 0, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, nil},
-		"above poolMax goes though in the buffer": {desired.Pool{PoolMax: 1, BufferMin: 1, BufferMax: 100, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, []string{"b"}},
-		"poolMax zero empties an idle pool":       {desired.Pool{PerAgent: 5, BufferMin: 3, BufferMax: 9}, desired.Load{}, []desired.Agent{idle("a", 1), busy}, []string{"a"}},
-		"draining agents are no capacity":         {p, desired.Load{}, []desired.Agent{idle("a", 1), {Name: "b", Ready: true, Draining: true}, idle("c", 3)}, nil},
-		"no agents":                               {p, desired.Load{}, nil, nil},
+		"within the buffer":                   {p, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, nil},
+		"above bufferMax: the youngest":       {p, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, []string{"c"}},
+		"unready agents first":                {p, desired.Load{}, []desired.Agent{{Name: "a", Created: at(1)}, idle("b", 2), idle("c", 3)}, []string{"a"}},
+		"outdated agents before younger ones": {p, desired.Load{}, []desired.Agent{{Name: "a", Ready: true, Outdated: true, Created: at(1)}, idle("b", 2), idle("c", 3)}, []string{"a"}},
+		"busy agents stay":                    {p, desired.Load{Active: 1}, []desired.Agent{busy, {Name: "b2", Busy: true}, {Name: "b3", Busy: true}, {Name: "b4", Busy: true}}, nil},
+		"poolMin stays":                       {desired.Pool{PoolMin: 3, PoolMax: 4, BufferMax: 0, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2), idle("c", 3)}, nil},
+		"above poolMax":                       {desired.Pool{PoolMax: 1, BufferMin: 1, BufferMax: 100, PerAgent: 5}, desired.Load{}, []desired.Agent{idle("a", 1), idle("b", 2)}, []string{"b"}},
+		"poolMax is zero":                     {desired.Pool{PerAgent: 5, BufferMin: 3, BufferMax: 9}, desired.Load{}, []desired.Agent{idle("a", 1), busy}, []string{"a"}},
+		"draining agents have no capacity":    {p, desired.Load{}, []desired.Agent{idle("a", 1), {Name: "b", Ready: true, Draining: true}, idle("c", 3)}, nil},
+		"no agents":                           {p, desired.Load{}, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, desired.Surplus(tc.pool, tc.load, tc.agents)) })
 	}
 }
 
-// TestProperties: whatever the pool, load and agents, the counts keep the pool's bounds, busy agents stay, and a pool
-// that has grown or shrunk as told is content: it neither grows nor shrinks again under the same load.
+// TestProperties checks random pools, loads and agents: Count is within the pool's bounds, busy agents are never surplus, and
+// without its surplus agents a pool has no more of them.
 func TestProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := desired.Pool{PerAgent: rapid.IntRange(1, 20).Draw(t, "per")}
@@ -78,10 +78,10 @@ func TestProperties(t *testing.T) {
 		require.GreaterOrEqual(t, n, p.PoolMin)
 		require.LessOrEqual(t, n, p.PoolMax)
 		if n < p.PoolMax {
-			require.GreaterOrEqual(t, n*p.PerAgent, l.Active+l.Pending+p.BufferMin, "room for all and the buffer")
+			require.GreaterOrEqual(t, n*p.PerAgent, l.Active+l.Pending+p.BufferMin, "capacity for all and the buffer")
 		}
 		more := desired.Load{Active: l.Active + 1, Pending: l.Pending, PortDemand: l.PortDemand}
-		require.GreaterOrEqual(t, desired.Count(p, more), n, "more load never wants fewer")
+		require.GreaterOrEqual(t, desired.Count(p, more), n, "more load needs fewer agents")
 
 		var agents []desired.Agent
 		busy := map[string]bool{}
@@ -90,21 +90,21 @@ func TestProperties(t *testing.T) {
 			busy[a.Name] = a.Busy
 			agents = append(agents, a)
 		}
-		goes := map[string]bool{}
+		surplus := map[string]bool{}
 		for _, name := range desired.Surplus(p, l, agents) {
-			require.False(t, busy[name], "a busy agent goes")
-			require.False(t, goes[name], "named twice")
-			goes[name] = true
+			require.False(t, busy[name], "a busy agent is surplus")
+			require.False(t, surplus[name], "duplicate")
+			surplus[name] = true
 		}
-		if len(goes) > 0 {
-			require.GreaterOrEqual(t, len(agents)-len(goes), n, "shrunk below what is wanted")
+		if len(surplus) > 0 {
+			require.GreaterOrEqual(t, len(agents)-len(surplus), n, "fewer than Count")
 		}
 		var rest []desired.Agent
 		for _, a := range agents {
-			if !goes[a.Name] {
+			if !surplus[a.Name] {
 				rest = append(rest, a)
 			}
 		}
-		require.Empty(t, desired.Surplus(p, l, rest), "not content after shrinking")
+		require.Empty(t, desired.Surplus(p, l, rest), "surplus after shrinking")
 	})
 }

@@ -5,30 +5,30 @@ import (
 	"slices"
 )
 
-// Plan is the next step of a pool. An agent is named once at most.
+// Plan is the next step of a pool. It names an agent at most once.
 type Plan struct {
-	// Resume names draining agents that are to serve again.
+	// Resume are draining agents that shall serve again.
 	Resume []string
 	// Create is how many agents to create.
 	Create int
-	// Drain names agents to drain now, for they are outdated.
+	// Drain are outdated agents to drain now.
 	Drain []string
-	// Idle names agents to drain once they have been idle, and too many, for a while.
+	// Idle are agents to drain after they have been surplus for a while.
 	Idle []string
 }
 
-// Next is the next step of a pool with these agents. Whoever carries it out, with draining agents that go when they are
-// empty, comes to an end at which Next has nothing to do.
+// Next returns the next step of a pool with these agents. If it is carried out repeatedly, and draining agents are deleted when
+// they are empty, Next eventually has nothing to do.
 //
-// Agents that are missing come first: draining ones of the present template serve again, then new ones are created while
-// the pool has no more than poolMax + Surge of them, then even outdated ones serve again.
+// Missing agents come first: draining agents of the current template are resumed, then new ones are created as long as the pool
+// has at most poolMax + Surge agents, then even outdated agents are resumed.
 //
-// Then outdated agents are replaced, Surge at a time. Where poolMax has room the new one comes first; where it has not,
-// the old one drains first, and is missing then. While an agent of the present template is not ready the rollout waits,
-// and nobody goes: a template that does not work stops it at its first step. Agents that were not even ready go before
-// all others, then idle ones, then those that have to be waited for.
+// Then outdated agents are replaced, Surge at a time. If the pool is below poolMax, the new agent is created first; otherwise the
+// old one is drained first, and is missing then. The rollout waits while an agent of the current template is not ready, and no
+// agent is drained meanwhile: a template that does not work stops it at its first step. Agents that are not ready are drained
+// first, then idle ones, then busy ones.
 //
-// Last go those that are too many.
+// Surplus agents are drained last.
 func Next(p Pool, l Load, agents []Agent) Plan {
 	s := sort(agents)
 	if missing := Count(p, l) - len(s.serving); missing > 0 {
@@ -41,19 +41,19 @@ func Next(p Pool, l Load, agents []Agent) Plan {
 	return plan
 }
 
-// sorted are the agents of a pool by what can be done with them.
+// sorted groups the agents of a pool.
 type sorted struct {
-	// serving agents; outdated are those of them that a rollout replaces, in its order.
+	// serving agents, and those of them that a rollout replaces, in its order.
 	serving, outdated []Agent
-	// draining is the number of those that drain; fresh and old are those of them that could serve again, of the present
+	// draining is the number of draining agents; fresh and old are those of them that can be resumed, up to date with the
 	// template or not.
 	draining   int
 	fresh, old []Agent
-	// coming tells that an agent of the present template serves and is not ready; unready is the number of outdated ones
-	// that serve and are not.
+	// coming: a serving agent that is up to date with the template is not ready. unready is the number of outdated serving agents
+	// that are not ready.
 	coming  bool
 	unready int
-	// held is the number of agents that count towards the bound of Pods.
+	// held is the number of agents that count towards the maximum number of Pods.
 	held int
 }
 
@@ -86,7 +86,7 @@ func sort(agents []Agent) sorted {
 	slices.SortFunc(s.outdated, func(a, b Agent) int {
 		return cmp.Or(first(!a.Ready, !b.Ready), first(!a.Busy, !b.Busy), a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 	})
-	for _, list := range [][]Agent{s.fresh, s.old} { // a busy one would have stayed anyway
+	for _, list := range [][]Agent{s.fresh, s.old} { // a busy agent would have stayed anyway
 		slices.SortFunc(list, func(a, b Agent) int {
 			return cmp.Or(first(a.Ready, b.Ready), first(a.Busy, b.Busy), cmp.Compare(a.Name, b.Name))
 		})
@@ -94,7 +94,7 @@ func sort(agents []Agent) sorted {
 	return s
 }
 
-// grow brings n more agents, or as many as may be had.
+// grow returns a plan for up to n more agents.
 func (s sorted) grow(p Pool, n int) Plan {
 	var plan Plan
 	plan.Resume, n = take(s.fresh, n)
@@ -104,15 +104,16 @@ func (s sorted) grow(p Pool, n int) Plan {
 	return plan
 }
 
-// rollout replaces outdated agents; true if it has something to do or to wait for, so that nobody else goes.
+// rollout replaces outdated agents. It reports whether it has something to do or to wait for, so that no surplus agent is
+// drained.
 func (s sorted) rollout(p Pool, l Load) (Plan, bool) {
-	room := Surge(p) - (s.draining - len(s.fresh)) // fresh ones serve again as outdated ones go
+	room := Surge(p) - (s.draining - len(s.fresh)) // fresh agents are resumed as outdated ones are drained
 	switch {
 	case len(s.outdated) == 0:
 		return Plan{}, false
 	case s.coming:
 		return Plan{}, true
-	case room <= 0: // those that drain are waited for
+	case room <= 0: // waits for draining agents
 		return Plan{}, false
 	}
 	n := min(room, len(s.outdated))
@@ -130,7 +131,7 @@ func (s sorted) rollout(p Pool, l Load) (Plan, bool) {
 	return plan, true
 }
 
-// take names the first n of the agents, and returns how many are missing.
+// take returns the names of the first n agents, and how many are missing.
 func take(agents []Agent, n int) ([]string, int) {
 	var out []string
 	for _, a := range agents[:min(n, len(agents))] {

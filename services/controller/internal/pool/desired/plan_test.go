@@ -41,54 +41,54 @@ func TestNext(t *testing.T) {
 		agents agents
 		want   desired.Plan
 	}{
-		"all is well": {p, desired.Load{}, agents{fresh("a"), fresh("b")}, desired.Plan{}},
-		"none":        {p, desired.Load{}, nil, desired.Plan{Create: 2}},
+		"nothing to do": {p, desired.Load{}, agents{fresh("a"), fresh("b")}, desired.Plan{}},
+		"none":          {p, desired.Load{}, nil, desired.Plan{Create: 2}},
 
-		// What is missing.
-		"draining agents are no capacity":             {p, desired.Load{}, agents{with(fresh("a"), fixed), fresh("b")}, desired.Plan{Create: 1}},
-		"a draining one serves again":                 {p, desired.Load{}, agents{with(fresh("a"), draining), fresh("b")}, desired.Plan{Resume: []string{"a"}}},
-		"the busy one of two does":                    {p, desired.Load{}, agents{with(fresh("a"), draining), with(fresh("b"), draining, busy), fresh("c")}, desired.Plan{Resume: []string{"b"}}},
-		"one that is ready before one that is not":    {p, desired.Load{}, agents{with(fresh("a"), draining, unready, busy), with(fresh("b"), draining), fresh("c")}, desired.Plan{Resume: []string{"b"}}},
-		"an outdated one does not while one may come": {p, desired.Load{}, agents{with(old("a"), draining), fresh("b")}, desired.Plan{Create: 1}},
-		"it does when no more may":                    {full, desired.Load{}, agents{with(old("a"), draining), with(old("b"), draining), fresh("c")}, desired.Plan{Resume: []string{"a"}}},
-		"one that must drain never does":              {full, desired.Load{}, agents{with(fresh("a"), fixed), with(fresh("b"), fixed), fresh("c")}, desired.Plan{Create: 1}},
-		"demand beyond what poolMax has":              {full, desired.Load{Pending: 50}, agents{fresh("a"), fresh("b")}, desired.Plan{}},
+		// Missing agents.
+		"draining agents have no capacity":        {p, desired.Load{}, agents{with(fresh("a"), fixed), fresh("b")}, desired.Plan{Create: 1}},
+		"a draining agent is resumed":             {p, desired.Load{}, agents{with(fresh("a"), draining), fresh("b")}, desired.Plan{Resume: []string{"a"}}},
+		"the busier of two":                       {p, desired.Load{}, agents{with(fresh("a"), draining), with(fresh("b"), draining, busy), fresh("c")}, desired.Plan{Resume: []string{"b"}}},
+		"the ready one of two":                    {p, desired.Load{}, agents{with(fresh("a"), draining, unready, busy), with(fresh("b"), draining), fresh("c")}, desired.Plan{Resume: []string{"b"}}},
+		"an agent is created rather than resumed": {p, desired.Load{}, agents{with(old("a"), draining), fresh("b")}, desired.Plan{Create: 1}},
+		"resumed at the maximum":                  {full, desired.Load{}, agents{with(old("a"), draining), with(old("b"), draining), fresh("c")}, desired.Plan{Resume: []string{"a"}}},
+		"fixed agents are not resumed":            {full, desired.Load{}, agents{with(fresh("a"), fixed), with(fresh("b"), fixed), fresh("c")}, desired.Plan{Create: 1}},
+		"demand above poolMax":                    {full, desired.Load{Pending: 50}, agents{fresh("a"), fresh("b")}, desired.Plan{}},
 
-		// The template has changed.
-		"a new one comes first":                       {p, desired.Load{}, agents{old("a"), old("b")}, desired.Plan{Create: 1}},
-		"one that drains serves instead of a new one": {big, desired.Load{}, append(agents{with(fresh("x"), draining)}, eight[:7]...), desired.Plan{Resume: []string{"x"}}},
-		"it is waited for":                            {p, desired.Load{}, agents{old("a"), old("b"), with(fresh("c"), unready)}, desired.Plan{}},
-		"then one goes":                               {p, desired.Load{}, agents{old("b"), old("a"), fresh("c")}, desired.Plan{Drain: []string{"a"}}},
-		"no room: one drains first":                   {full, desired.Load{}, agents{old("a"), fresh("b")}, desired.Plan{Drain: []string{"a"}}},
-		"and is missing then":                         {full, desired.Load{}, agents{with(old("a"), draining, busy), fresh("b")}, desired.Plan{Create: 1}},
-		"a busy one drains, too":                      {full, desired.Load{Active: 1}, agents{with(old("a"), busy), fresh("b")}, desired.Plan{Drain: []string{"a"}}},
-		"an idle one before a busy one":               {full, desired.Load{Active: 1}, agents{with(old("a"), busy), old("b")}, desired.Plan{Drain: []string{"b"}}},
-		"one at a time":                               {p, desired.Load{}, agents{old("a"), old("b"), with(old("c"), draining, busy)}, desired.Plan{}},
-		"or a quarter of poolMax":                     {big, desired.Load{Active: 30}, eight, desired.Plan{Drain: []string{"a", "b"}}},
-		"a fresh one that drains is swapped in":       {full, desired.Load{}, agents{old("a"), fresh("b"), with(fresh("c"), draining, busy)}, desired.Plan{Drain: []string{"a"}}},
-		"one that was not ready goes first":           {p, desired.Load{}, agents{with(old("b"), unready), old("a")}, desired.Plan{Drain: []string{"b"}}},
-		"what is not ready goes without a spare":      {p, desired.Load{}, agents{with(old("b"), unready), with(old("a"), unready)}, desired.Plan{Drain: []string{"a"}}},
+		// Rollouts.
+		"created first":                      {p, desired.Load{}, agents{old("a"), old("b")}, desired.Plan{Create: 1}},
+		"resumed rather than created":        {big, desired.Load{}, append(agents{with(fresh("x"), draining)}, eight[:7]...), desired.Plan{Resume: []string{"x"}}},
+		"waits for it":                       {p, desired.Load{}, agents{old("a"), old("b"), with(fresh("c"), unready)}, desired.Plan{}},
+		"then drains":                        {p, desired.Load{}, agents{old("b"), old("a"), fresh("c")}, desired.Plan{Drain: []string{"a"}}},
+		"at poolMax: drains first":           {full, desired.Load{}, agents{old("a"), fresh("b")}, desired.Plan{Drain: []string{"a"}}},
+		"then creates":                       {full, desired.Load{}, agents{with(old("a"), draining, busy), fresh("b")}, desired.Plan{Create: 1}},
+		"drains busy agents":                 {full, desired.Load{Active: 1}, agents{with(old("a"), busy), fresh("b")}, desired.Plan{Drain: []string{"a"}}},
+		"drains idle agents first":           {full, desired.Load{Active: 1}, agents{with(old("a"), busy), old("b")}, desired.Plan{Drain: []string{"b"}}},
+		"one at a time":                      {p, desired.Load{}, agents{old("a"), old("b"), with(old("c"), draining, busy)}, desired.Plan{}},
+		"or a quarter of poolMax":            {big, desired.Load{Active: 30}, eight, desired.Plan{Drain: []string{"a", "b"}}},
+		"swaps a draining agent in":          {full, desired.Load{}, agents{old("a"), fresh("b"), with(fresh("c"), draining, busy)}, desired.Plan{Drain: []string{"a"}}},
+		"drains unready agents first":        {p, desired.Load{}, agents{with(old("b"), unready), old("a")}, desired.Plan{Drain: []string{"b"}}},
+		"unready agents need no replacement": {p, desired.Load{}, agents{with(old("b"), unready), with(old("a"), unready)}, desired.Plan{Drain: []string{"a"}}},
 
-		// Too many.
-		"an idle one too many":            {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{Active: 1}, agents{with(fresh("a"), busy), fresh("b")}, desired.Plan{Idle: []string{"b"}}},
-		"nobody goes while a rollout is":  {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{Active: 1}, agents{with(old("a"), busy), with(fresh("b"), unready)}, desired.Plan{}},
-		"unless it waits for one to end":  {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{Active: 1}, agents{with(old("a"), busy), old("b"), with(old("c"), draining, busy)}, desired.Plan{Idle: []string{"b"}}},
-		"poolMax that fell below the few": {desired.Pool{PoolMax: 1, PerAgent: 5, BufferMax: 50}, desired.Load{}, agents{fresh("a"), fresh("b")}, desired.Plan{Idle: []string{"a"}}},
+		// Surplus agents.
+		"surplus":                     {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{Active: 1}, agents{with(fresh("a"), busy), fresh("b")}, desired.Plan{Idle: []string{"b"}}},
+		"not during a rollout":        {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{Active: 1}, agents{with(old("a"), busy), with(fresh("b"), unready)}, desired.Plan{}},
+		"a rollout waits for a drain": {desired.Pool{PoolMax: 3, PerAgent: 5}, desired.Load{Active: 1}, agents{with(old("a"), busy), old("b"), with(old("c"), draining, busy)}, desired.Plan{Idle: []string{"b"}}},
+		"poolMax was decreased":       {desired.Pool{PoolMax: 1, PerAgent: 5, BufferMax: 50}, desired.Load{}, agents{fresh("a"), fresh("b")}, desired.Plan{Idle: []string{"a"}}},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, desired.Next(tc.pool, tc.load, tc.agents)) })
 	}
 }
 
-// world carries plans out: agents that are created or resumed become ready, drained ones go once they are not busy.
-type world struct {
+// simulation carries plans out: agents that are created or resumed become ready, drained ones are deleted when they are not busy.
+type simulation struct {
 	pool   desired.Pool
 	agents []desired.Agent
 	made   int
 }
 
-func (w *world) load() desired.Load {
+func (s *simulation) load() desired.Load {
 	var l desired.Load
-	for _, a := range w.agents {
+	for _, a := range s.agents {
 		if a.Busy && !a.Draining {
 			l.Active++
 		}
@@ -96,15 +96,15 @@ func (w *world) load() desired.Load {
 	return l
 }
 
-func (w *world) step(t *rapid.T) bool {
-	plan := desired.Next(w.pool, w.load(), w.agents)
+func (s *simulation) step(t *rapid.T) bool {
+	plan := desired.Next(s.pool, s.load(), s.agents)
 	named := map[string]bool{}
 	for _, n := range slices.Concat(plan.Resume, plan.Drain, plan.Idle) {
-		require.False(t, named[n], "%s is named twice in %+v", n, plan)
+		require.False(t, named[n], "%s is a duplicate in %+v", n, plan)
 		named[n] = true
 	}
-	for i := range w.agents {
-		a := &w.agents[i]
+	for i := range s.agents {
+		a := &s.agents[i]
 		switch {
 		case slices.Contains(plan.Resume, a.Name):
 			require.True(t, a.Draining && !a.Fixed)
@@ -118,32 +118,32 @@ func (w *world) step(t *rapid.T) bool {
 		}
 	}
 	for range plan.Create {
-		w.made++
-		w.agents = append(w.agents, desired.Agent{Name: fmt.Sprint("new", w.made), Ready: true})
+		s.made++
+		s.agents = append(s.agents, desired.Agent{Name: fmt.Sprint("new", s.made), Ready: true})
 	}
 	if plan.Create > 0 {
 		held := 0
-		for _, a := range w.agents {
+		for _, a := range s.agents {
 			if !a.Fixed {
 				held++
 			}
 		}
-		require.LessOrEqual(t, held, w.pool.PoolMax+desired.Surge(w.pool), "too many Pods")
+		require.LessOrEqual(t, held, s.pool.PoolMax+desired.Surge(s.pool), "too many Pods")
 	}
-	gone := false
-	w.agents = slices.DeleteFunc(w.agents, func(a desired.Agent) bool {
-		gone = gone || a.Draining && !a.Busy
+	deleted := false
+	s.agents = slices.DeleteFunc(s.agents, func(a desired.Agent) bool {
+		deleted = deleted || a.Draining && !a.Busy
 		return a.Draining && !a.Busy
 	})
-	return len(named) > 0 || plan.Create > 0 || gone
+	return len(named) > 0 || plan.Create > 0 || deleted
 }
 
-// TestPlansComeToAnEnd: whatever the pool and its agents, carrying the plans out ends, at a pool that has what it should
-// have; with sandboxes that never end as well as when they all do, and then no outdated agent is left.
-func TestPlansComeToAnEnd(t *testing.T) {
+// TestPlansConverge carries out the plans of a random pool: they end with the number of agents that the pool should have, while no
+// sandbox ends and after all have ended. Then no outdated agent is left.
+func TestPlansConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{pool: desired.Pool{PerAgent: rapid.IntRange(1, 5).Draw(t, "per")}}
-		p := &w.pool
+		s := &simulation{pool: desired.Pool{PerAgent: rapid.IntRange(1, 5).Draw(t, "per")}}
+		p := &s.pool
 		p.PoolMin = rapid.IntRange(0, 6).Draw(t, "min")
 		p.PoolMax = p.PoolMin + rapid.IntRange(0, 6).Draw(t, "max")
 		p.BufferMin = rapid.IntRange(0, 8).Draw(t, "bufMin")
@@ -153,34 +153,34 @@ func TestPlansComeToAnEnd(t *testing.T) {
 				Draining: rapid.Bool().Draw(t, "draining")}
 			a.Ready = !a.Outdated || rapid.Bool().Draw(t, "ready")
 			a.Fixed = a.Draining && rapid.IntRange(0, 4).Draw(t, "fixed") == 0
-			w.agents = append(w.agents, a)
+			s.agents = append(s.agents, a)
 		}
 		settle := func() {
 			for range 100 {
-				if !w.step(t) {
+				if !s.step(t) {
 					return
 				}
 			}
-			t.Fatalf("no end: %+v", w.agents)
+			t.Fatalf("does not converge: %+v", s.agents)
 		}
 		settle()
 		serving := func() (n int) {
-			for _, a := range w.agents {
+			for _, a := range s.agents {
 				if !a.Draining {
 					n++
 				}
 			}
 			return n
 		}
-		require.GreaterOrEqual(t, serving(), desired.Count(*p, w.load()), "sandboxes that never end keep a pool from its size")
-		for i := range w.agents {
-			w.agents[i].Busy = false
+		require.GreaterOrEqual(t, serving(), desired.Count(*p, s.load()), "too few agents while sandboxes run")
+		for i := range s.agents {
+			s.agents[i].Busy = false
 		}
 		settle()
 		require.GreaterOrEqual(t, serving(), desired.Count(*p, desired.Load{}))
 		require.LessOrEqual(t, serving(), max(p.PoolMax, 0))
-		for _, a := range w.agents {
-			require.False(t, a.Outdated && !a.Fixed, "the rollout has not ended: %+v", w.agents)
+		for _, a := range s.agents {
+			require.False(t, a.Outdated && !a.Fixed, "the rollout has not ended: %+v", s.agents)
 			require.False(t, a.Draining && !a.Fixed)
 		}
 	})

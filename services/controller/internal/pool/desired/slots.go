@@ -6,36 +6,35 @@ import (
 	"strings"
 )
 
-// SlotAgent is an agent that serves, and its own last word on its slots.
+// SlotAgent is the last report of a serving agent on its slots.
 type SlotAgent struct {
-	// Free slots are started and not claimed; Wanted is how many it means to keep.
+	// Free is the number of free slots; Wanted is how many the agent keeps free if it can.
 	Free, Wanted int
-	// OffReason is why it keeps none although the pool wants some; empty otherwise.
+	// OffReason is why it keeps none although the pool asks for slots; empty otherwise.
 	OffReason string
-	// Idle tells that no place on it is taken.
+	// Idle: none of its capacity is in use.
 	Idle bool
 }
 
-// Slots is how a pool that wants slots is off for them.
+// Slots summarizes the slots of a pool.
 type Slots struct {
-	// Free is the number of slots that are started and not claimed.
+	// Free is the number of free slots.
 	Free int
-	// Ready tells that each agent that means to keep slots has one free.
+	// Ready: each agent that keeps slots has a free one.
 	Ready bool
-	// Reason is a word on Ready for machines; Message a sentence for people, empty while it is. They hold no number that
-	// changes with each create.
+	// Reason explains Ready to programs, Message to people. They contain no number that changes with each create.
 	Reason, Message string
 }
 
-// maxReasons bounds how many agents' reasons a message lists.
+// maxReasons bounds the number of reasons that a message lists.
 const maxReasons = 3
 
-// CountSlots sums up the slots of a pool's agents. The agents' own reasons come first: nothing but a person's deed changes
-// those.
+// CountSlots summarizes the slots of a pool's agents. The reasons of the agents come first, because they need an action of the
+// user.
 func CountSlots(agents []SlotAgent) Slots {
 	var out Slots
 	var reasons []string
-	off, silent, empty := 0, 0, 0
+	off, unreported, empty := 0, 0, 0
 	for _, a := range agents {
 		out.Free += a.Free
 		switch {
@@ -45,8 +44,8 @@ func CountSlots(agents []SlotAgent) Slots {
 		case a.Free > 0:
 		case a.Wanted > 0:
 			empty++
-		case a.Idle: // all its places are free, and it means to keep no slot in any
-			silent++
+		case a.Idle: // all of its capacity is free, and it keeps no slots
+			unreported++
 		}
 	}
 	switch {
@@ -54,17 +53,17 @@ func CountSlots(agents []SlotAgent) Slots {
 		out.Reason, out.Message = "AgentsNotReady", "no agent is ready"
 	case off > 0:
 		out.Reason, out.Message = "SlotsOff", fmt.Sprintf("%d of %d agents keep no slots: %s", off, len(agents), list(reasons))
-	case silent > 0:
-		out.Reason, out.Message = "SlotsNotReported", "agents tell of no slots: their image may be older than slots are"
+	case unreported > 0:
+		out.Reason, out.Message = "SlotsNotReported", "agents report no slots: their version may be older than slots"
 	case empty > 0:
-		out.Reason, out.Message = "SlotsRefilling", "agents have no slot free and are starting some"
+		out.Reason, out.Message = "SlotsRefilling", "agents have no free slot and are starting some"
 	default:
 		out.Ready, out.Reason = true, "SlotsFree"
 	}
 	return out
 }
 
-// list joins different reasons, in an order that does not change by itself.
+// list joins the distinct reasons in a stable order.
 func list(reasons []string) string {
 	slices.Sort(reasons)
 	reasons = slices.Compact(reasons)

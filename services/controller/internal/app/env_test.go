@@ -38,14 +38,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/app"
 )
 
-const (
-	systemNamespace = "fast-sandbox-system"
-	patience        = 20 * time.Second
-	tick            = 20 * time.Millisecond
-)
+const systemNamespace = "fast-sandbox-system"
 
 var (
 	restConfig *rest.Config  //nolint:gochecknoglobals // one API server for all tests of the package
@@ -99,7 +96,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// asController is a way to the API server with the rights of the manifests in deploy/base, and no others.
+// asController returns a client configuration with the permissions of the manifests in deploy/base.
 func asController(env *envtest.Environment) (*rest.Config, error) {
 	ctx := context.Background()
 	if err := kube.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}); err != nil {
@@ -129,8 +126,8 @@ func asController(env *envtest.Environment) (*rest.Config, error) {
 	return user.Config(), nil
 }
 
-// world is a namespace with a controller, a fake allocator and fake agents around it.
-type world struct {
+// testEnv is a namespace with a controller, a fake allocator and fake agents.
+type testEnv struct {
 	t         *testing.T
 	ctx       context.Context //nolint:containedctx // a test's
 	namespace string
@@ -139,185 +136,185 @@ type world struct {
 	stop      func()
 	// clock, if set, is the controller's.
 	clock clock.Clock
-	// wrap, if set, stands between the controller and the API server.
+	// wrap, if set, wraps the controller's connection to the API server.
 	wrap func(http.RoundTripper) http.RoundTripper
 }
 
-// newWorld makes a world whose controller is not started yet.
-func newWorld(t *testing.T) *world {
+// newTestEnv returns a testEnv whose controller is not started.
+func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
-	w := &world{t: t, ctx: t.Context(), allocator: startAllocator(t), stop: func() {}}
+	env := &testEnv{t: t, ctx: t.Context(), allocator: startAllocator(t), stop: func() {}}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
-	require.NoError(t, kube.Create(w.ctx, ns))
-	w.namespace = ns.Name
-	w.config = app.Config{
+	require.NoError(t, kube.Create(env.ctx, ns))
+	env.namespace = ns.Name
+	env.config = app.Config{
 		AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
 		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
 		RequeueInterval: 200 * time.Millisecond, DeletionPoll: 100 * time.Millisecond, ExpirationCheck: 500 * time.Millisecond,
 		LeaderElect: true, Lease: leader.DefaultTiming(), HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
 	}
-	w.config.TLS = rpc.TLS{Insecure: true}
-	t.Cleanup(w.clean)
-	return w
+	env.config.TLS = rpc.TLS{Insecure: true}
+	t.Cleanup(env.clean)
+	return env
 }
 
-// start starts a controller that leads, and stops it with the test or by stop.
-func (w *world) start() {
-	w.t.Helper()
-	p := w.launch(w.wrap)
-	w.stop = func() { require.NoError(w.t, p.stop()) }
-	w.t.Cleanup(func() { w.stop() })
-	p.leads()
+// start starts a controller and waits until it leads. It is stopped by stop, or with the test.
+func (env *testEnv) start() {
+	env.t.Helper()
+	p := env.startProcess(env.wrap)
+	env.stop = func() { require.NoError(env.t, p.stop()) }
+	env.t.Cleanup(func() { env.stop() })
+	p.waitForLeadership()
 }
 
-// process is one controller.
+// process is a controller.
 type process struct {
-	w       *world
+	env     *testEnv
 	manager manager.Manager
-	// ended is closed when it has, and then err is why.
+	// ended is closed when it has ended; err is the result.
 	ended chan struct{}
 	err   error
-	// stop ends it, if it has not ended by itself, and returns why it did.
+	// stop stops it, if it has not ended by itself, and returns its result.
 	stop func() error
 }
 
-// launch starts a controller, whether it gets to lead or not.
-func (w *world) launch(wrap func(http.RoundTripper) http.RoundTripper) *process {
-	w.t.Helper()
-	log := testr.NewWithInterface(w.t, testr.Options{Verbosity: 0})
-	ctx, cancel := context.WithCancel(logr.NewContext(context.WithoutCancel(w.ctx), log))
-	conn, err := rpc.Dial(w.allocator.address, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
-	require.NoError(w.t, err)
+// startProcess starts a controller. It does not wait for leadership.
+func (env *testEnv) startProcess(wrap func(http.RoundTripper) http.RoundTripper) *process {
+	env.t.Helper()
+	log := testr.NewWithInterface(env.t, testr.Options{Verbosity: 0})
+	ctx, cancel := context.WithCancel(logr.NewContext(context.WithoutCancel(env.ctx), log))
+	conn, err := rpc.Dial(env.allocator.address, rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}})
+	require.NoError(env.t, err)
 	api := rest.CopyConfig(restConfig)
 	api.Wrap(wrap)
 	var opts []app.Option
-	if w.clock != nil {
-		opts = append(opts, app.WithClock(w.clock))
+	if env.clock != nil {
+		opts = append(opts, app.WithClock(env.clock))
 	}
-	m, err := app.Manager(ctx, w.config, api, allocatorv1.NewAllocatorServiceClient(conn), prometheus.NewRegistry(), opts...)
-	require.NoError(w.t, err)
-	p := &process{w: w, manager: m, ended: make(chan struct{})}
+	m, err := app.Manager(ctx, env.config, api, allocatorv1.NewAllocatorServiceClient(conn), prometheus.NewRegistry(), opts...)
+	require.NoError(env.t, err)
+	p := &process{env: env, manager: m, ended: make(chan struct{})}
 	go func() { defer close(p.ended); p.err = m.Start(ctx) }()
 	p.stop = sync.OnceValue(func() error {
 		cancel()
 		<-p.ended
-		require.NoError(w.t, conn.Close())
+		require.NoError(env.t, conn.Close())
 		return p.err
 	})
-	w.t.Cleanup(func() { _ = p.stop() })
+	env.t.Cleanup(func() { _ = p.stop() })
 	return p
 }
 
-func (p *process) leads() {
-	p.w.t.Helper()
+func (p *process) waitForLeadership() {
+	p.env.t.Helper()
 	select {
 	case <-p.manager.Elected():
 	case <-p.ended:
-		require.FailNow(p.w.t, "the controller has ended", "%v", p.err)
-	case <-time.After(patience):
-		require.FailNow(p.w.t, "the controller does not lead")
+		require.FailNow(p.env.t, "the controller has ended", "%v", p.err)
+	case <-time.After(testkit.Timeout):
+		require.FailNow(p.env.t, "the controller does not lead")
 	}
 }
 
-// clean takes everything out of the world, so that the next test's controller does not meet it.
-func (w *world) clean() {
-	w.stop()
-	ctx := context.WithoutCancel(w.ctx)
+// clean deletes all resources of the namespace.
+func (env *testEnv) clean() {
+	env.stop()
+	ctx := context.WithoutCancel(env.ctx)
 	var sandboxes v1alpha1.SandboxList
-	require.NoError(w.t, kube.List(ctx, &sandboxes, client.InNamespace(w.namespace)))
+	require.NoError(env.t, kube.List(ctx, &sandboxes, client.InNamespace(env.namespace)))
 	for i := range sandboxes.Items {
 		s := &sandboxes.Items[i]
 		if len(s.Finalizers) > 0 {
 			old := s.DeepCopy()
 			s.Finalizers = nil
-			require.NoError(w.t, client.IgnoreNotFound(kube.Patch(ctx, s, client.MergeFrom(old))))
+			require.NoError(env.t, client.IgnoreNotFound(kube.Patch(ctx, s, client.MergeFrom(old))))
 		}
-		require.NoError(w.t, client.IgnoreNotFound(kube.Delete(ctx, s)))
+		require.NoError(env.t, client.IgnoreNotFound(kube.Delete(ctx, s)))
 	}
 	var pools v1alpha1.SandboxPoolList
-	require.NoError(w.t, kube.List(ctx, &pools, client.InNamespace(w.namespace)))
+	require.NoError(env.t, kube.List(ctx, &pools, client.InNamespace(env.namespace)))
 	for i := range pools.Items {
 		old := pools.Items[i].DeepCopy()
 		pools.Items[i].Finalizers = nil
-		require.NoError(w.t, client.IgnoreNotFound(kube.Patch(ctx, &pools.Items[i], client.MergeFrom(old))))
+		require.NoError(env.t, client.IgnoreNotFound(kube.Patch(ctx, &pools.Items[i], client.MergeFrom(old))))
 	}
-	require.NoError(w.t, kube.DeleteAllOf(ctx, &v1alpha1.SandboxPool{}, client.InNamespace(w.namespace)))
-	require.NoError(w.t, kube.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(w.namespace), client.GracePeriodSeconds(0)))
+	require.NoError(env.t, kube.DeleteAllOf(ctx, &v1alpha1.SandboxPool{}, client.InNamespace(env.namespace)))
+	require.NoError(env.t, kube.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(env.namespace), client.GracePeriodSeconds(0)))
 }
 
-// agentFor makes an agent Pod of the pool "pool" and the agent in it.
-func (w *world) agentFor(name string) *agent {
-	w.t.Helper()
+// agentFor creates an agent Pod of the pool "pool" and starts its agent.
+func (env *testEnv) agentFor(name string) *agent {
+	env.t.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name,
+		ObjectMeta: metav1.ObjectMeta{Namespace: env.namespace, Name: name,
 			Labels: map[string]string{v1alpha1.LabelComponent: v1alpha1.ComponentAgent, v1alpha1.LabelPool: "pool"}},
 		Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
 	}
-	require.NoError(w.t, kube.Create(w.ctx, pod))
-	a := startAgent(w.t, &agentv1.AgentInfo{PodName: name, PodUid: string(pod.UID), Namespace: w.namespace, Pool: "pool", NodeName: "node-1", Capacity: 16}, w.allocator)
-	w.allocator.add(a)
+	require.NoError(env.t, kube.Create(env.ctx, pod))
+	a := startAgent(env.t, &agentv1.AgentInfo{PodName: name, PodUid: string(pod.UID), Namespace: env.namespace, Pool: "pool", NodeName: "node-1", Capacity: 16}, env.allocator)
+	env.allocator.add(a)
 	return a
 }
 
-func (w *world) sandbox(name string, change ...func(*v1alpha1.Sandbox)) *v1alpha1.Sandbox {
-	w.t.Helper()
-	s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name},
+func (env *testEnv) sandbox(name string, change ...func(*v1alpha1.Sandbox)) *v1alpha1.Sandbox {
+	env.t.Helper()
+	s := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: env.namespace, Name: name},
 		Spec: v1alpha1.SandboxSpec{Image: "busybox", PoolRef: "pool", ExposedPorts: []int32{8080}}}
 	for _, c := range change {
 		c(s)
 	}
-	require.NoError(w.t, kube.Create(w.ctx, s))
+	require.NoError(env.t, kube.Create(env.ctx, s))
 	return s
 }
 
-func (w *world) get(name string) *v1alpha1.Sandbox {
-	w.t.Helper()
+func (env *testEnv) get(name string) *v1alpha1.Sandbox {
+	env.t.Helper()
 	var s v1alpha1.Sandbox
-	require.NoError(w.t, kube.Get(w.ctx, client.ObjectKey{Namespace: w.namespace, Name: name}, &s))
+	require.NoError(env.t, kube.Get(env.ctx, client.ObjectKey{Namespace: env.namespace, Name: name}, &s))
 	return &s
 }
 
-// reaches waits until the sandbox is as told.
-func (w *world) reaches(name, what string, is func(*v1alpha1.Sandbox) bool) *v1alpha1.Sandbox {
-	w.t.Helper()
+// waitFor waits for a state of a sandbox.
+func (env *testEnv) waitFor(name, what string, condition func(*v1alpha1.Sandbox) bool) *v1alpha1.Sandbox {
+	env.t.Helper()
 	var s *v1alpha1.Sandbox
-	w.eventually(func() bool { s = w.get(name); return is(s) }, func() string {
-		return fmt.Sprintf("sandbox %s never got %s: %+v\n%v", name, what, s.Status, s.Annotations)
+	env.eventually(func() bool { s = env.get(name); return condition(s) }, func() string {
+		return fmt.Sprintf("sandbox %s is not %s: %+v\n%v", name, what, s.Status, s.Annotations)
 	})
 	return s
 }
 
-func (w *world) reachesPhase(name string, phase v1alpha1.Phase) *v1alpha1.Sandbox {
-	w.t.Helper()
-	return w.reaches(name, string(phase), func(s *v1alpha1.Sandbox) bool { return s.Status.Phase == phase })
+func (env *testEnv) waitForPhase(name string, phase v1alpha1.Phase) *v1alpha1.Sandbox {
+	env.t.Helper()
+	return env.waitFor(name, string(phase), func(s *v1alpha1.Sandbox) bool { return s.Status.Phase == phase })
 }
 
-func (w *world) vanishes(name string) {
-	w.t.Helper()
+func (env *testEnv) waitForRemoval(name string) {
+	env.t.Helper()
 	var s v1alpha1.Sandbox
-	w.eventually(func() bool {
-		err := kube.Get(w.ctx, client.ObjectKey{Namespace: w.namespace, Name: name}, &s)
-		require.NoError(w.t, client.IgnoreNotFound(err))
+	env.eventually(func() bool {
+		err := kube.Get(env.ctx, client.ObjectKey{Namespace: env.namespace, Name: name}, &s)
+		require.NoError(env.t, client.IgnoreNotFound(err))
 		return err != nil
-	}, func() string { return fmt.Sprintf("sandbox %s is still there: %+v", name, s) })
+	}, func() string { return fmt.Sprintf("sandbox %s still exists: %+v", name, s) })
 }
 
-func (w *world) eventually(is func() bool, why func() string) {
-	w.t.Helper()
-	err := wait.PollUntilContextTimeout(w.ctx, tick, patience, true, func(context.Context) (bool, error) { return is(), nil })
+func (env *testEnv) eventually(condition func() bool, why func() string) {
+	env.t.Helper()
+	err := wait.PollUntilContextTimeout(env.ctx, testkit.Tick, testkit.Timeout, true, func(context.Context) (bool, error) { return condition(), nil })
 	if err != nil {
-		require.FailNow(w.t, "never happened", why())
+		require.FailNow(env.t, "condition not met", why())
 	}
 }
 
-// stays watches for a while that something goes on being so.
-func (w *world) stays(d time.Duration, why string, is func() bool) {
-	w.t.Helper()
-	err := wait.PollUntilContextTimeout(w.ctx, tick, d, true, func(context.Context) (bool, error) { return !is(), nil })
-	require.True(w.t, wait.Interrupted(err), why)
+// consistently checks that a condition holds for a while.
+func (env *testEnv) consistently(d time.Duration, why string, condition func() bool) {
+	env.t.Helper()
+	err := wait.PollUntilContextTimeout(env.ctx, testkit.Tick, d, true, func(context.Context) (bool, error) { return !condition(), nil })
+	require.True(env.t, wait.Interrupted(err), why)
 }
 
-func (w *world) delete(name string) {
-	w.t.Helper()
-	require.NoError(w.t, kube.Delete(w.ctx, w.get(name)))
+func (env *testEnv) delete(name string) {
+	env.t.Helper()
+	require.NoError(env.t, kube.Delete(env.ctx, env.get(name)))
 }

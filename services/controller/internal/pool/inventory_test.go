@@ -16,12 +16,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
 )
 
-// TestLoad: resources, reports and reservations come by different ways, and none of a sandbox may count it twice.
+// TestLoad: a sandbox counts once, although resources, reports and reservations arrive independently.
 func TestLoad(t *testing.T) {
 	waits := func(uid types.UID) v1alpha1.Sandbox {
 		return v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Name: string(uid), UID: uid}}
 	}
-	again := func(uid types.UID) v1alpha1.Sandbox { // as after a reset, or the loss of its agent
+	again := func(uid types.UID) v1alpha1.Sandbox { // after a reset, or the loss of its agent
 		s := waits(uid)
 		s.Status = v1alpha1.SandboxStatus{Phase: v1alpha1.PhasePending, Attempt: 1}
 		return s
@@ -43,7 +43,7 @@ func TestLoad(t *testing.T) {
 		registry  []agents.Agent
 		want      desired.Load
 	}{
-		"waits":                        {[]v1alpha1.Sandbox{waits("u")}, []agents.Agent{registry("a", 0)}, desired.Load{Pending: 1}},
+		"waiting":                      {[]v1alpha1.Sandbox{waits("u")}, []agents.Agent{registry("a", 0)}, desired.Load{Pending: 1}},
 		"waits, and has a reservation": {[]v1alpha1.Sandbox{waits("u")}, []agents.Agent{registry("a", 1)}, desired.Load{Active: 1}},
 		"waits, and is reported":       {[]v1alpha1.Sandbox{waits("u")}, []agents.Agent{registry("a", 1, "u")}, desired.Load{Active: 1}},
 		"waits again, and its last attempt is reported": {[]v1alpha1.Sandbox{again("u")}, []agents.Agent{registry("a", 1, "u")}, desired.Load{Active: 1, Pending: 1}},
@@ -52,15 +52,15 @@ func TestLoad(t *testing.T) {
 		"two wait, one has a reservation":               {[]v1alpha1.Sandbox{waits("u"), waits("v")}, []agents.Agent{registry("a", 1)}, desired.Load{Active: 1, Pending: 1}},
 		"a reservation on a draining agent":             {[]v1alpha1.Sandbox{waits("u")}, []agents.Agent{registry("drains", 1)}, desired.Load{Pending: 1}},
 		"assigned, reserved and reported":               {[]v1alpha1.Sandbox{assigned("u", "a")}, []agents.Agent{registry("a", 1, "u")}, desired.Load{Active: 1}},
-		"reserved, its resource not yet there":          {nil, []agents.Agent{registry("a", 1)}, desired.Load{Active: 1}},
+		"reserved, before its resource exists":          {nil, []agents.Agent{registry("a", 1)}, desired.Load{Active: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &survey{members: map[string]*member{
+			i := &inventory{members: map[string]*member{
 				"a":      {pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "a"}}},
 				"drains": {pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "drains"}}, drain: v1alpha1.DrainOutdated},
 			}}
-			(&Reconciler{drains: newDrains(clock.RealClock{})}).usage(s, c.resources, c.registry)
-			require.Equal(t, c.want, s.load)
+			(&Reconciler{drains: newDrains(clock.RealClock{})}).measure(i, c.resources, c.registry)
+			require.Equal(t, c.want, i.load)
 		})
 	}
 }
