@@ -14,8 +14,8 @@ func newAgents(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "agents", Aliases: []string{"agent"},
 		Short: "List agents",
-		Long: "List the agents of a namespace as the allocator sees them at this moment. SLOTS is how many of the slots that an agent\n" +
-			"means to keep ready are free; -o wide tells why one keeps none although its pool wants some.",
+		Long: "List the agents of a namespace as the allocator observes them. SLOTS is the number of free slots and of those that the\n" +
+			"agent keeps ready; -o wide shows why an agent keeps none although its pool wants some.",
 		Example:           "  fsb-ctl agents\n  fsb-ctl agents --pool default -o wide",
 		Args:              exactly(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -37,8 +37,8 @@ func newAgents(c *cli) *cobra.Command {
 			return printAgents(c, out.GetAgents(), all)
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces")
-	cmd.Flags().StringVar(&pool, "pool", "", "only those of this `pool`")
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "agents of all namespaces")
+	cmd.Flags().StringVar(&pool, "pool", "", "only agents of this `pool`")
 	_ = cmd.RegisterFlagCompletionFunc("pool", c.completePools)
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -13,17 +14,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// attach follows a new sandbox's output until its process has ended, deletes the sandbox if it is to be, and returns a
-// processExitError.
-func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, o *runOptions) error {
+// attach prints the output of a new sandbox until its process has ended. If remove is set, it deletes the sandbox then. An exit
+// code other than 0 is returned as a processExitError.
+func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, remove bool) error {
 	code, err := follow(ctx, c, client, s)
-	if o.rm {
+	if remove {
 		if cleanErr := removeSandbox(ctx, c, client, s); cleanErr != nil {
-			c.infof("sandbox %q is left behind: %v", s.GetName(), cleanErr)
+			c.infof("sandbox %q is not deleted: %v", s.GetName(), cleanErr)
 			err = errors.Join(err, cleanErr)
 		}
 	} else if interrupted(ctx, err) {
-		c.infof("sandbox %q still runs; %s delete -n %s %s ends it", s.GetName(), c.Name, s.GetNamespace(), s.GetName())
+		c.infof("sandbox %q is still running; delete it with: %s delete -n %s %s", s.GetName(), c.Name, s.GetNamespace(), s.GetName())
 	}
 	if err != nil {
 		return err
@@ -36,13 +37,13 @@ func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, 
 
 func follow(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
 	in := &sandboxv1.StreamLogsRequest{Namespace: s.GetNamespace(), Name: s.GetName(), Follow: true}
-	if err := copyLogs(ctx, c, client, in); err != nil {
+	if err := copyLogs(ctx, c, in, publicLogs(client, in)); err != nil {
 		return 0, err
 	}
 	return exitCode(ctx, c, client, s)
 }
 
-// exitCode waits until the end of a sandbox's process is known; its output has ended by now.
+// exitCode returns the exit code of a sandbox's process, whose output has ended. It waits until the code is known.
 func exitCode(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {
 	gone := fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox %q was deleted before its process ended", s.GetName())
 	var last *sandboxv1.Sandbox
@@ -73,9 +74,9 @@ func exitCode(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient
 	}
 }
 
-// watchUntil calls look with every state of the sandbox (nil: it is gone, or another one has its name) until look is
-// content. It survives the allocator's restart and is bounded by the timeout.
-func watchUntil(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, doing string, look func(*sandboxv1.Sandbox) bool) error {
+// watchUntil calls done with every state of the sandbox until done reports true. nil means that the sandbox does not exist, or
+// that another one has its name. It continues after a restart of the allocator and is bounded by the timeout.
+func watchUntil(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, doing string, done func(*sandboxv1.Sandbox) bool) error {
 	_, err := call(ctx, c, doing, func(ctx context.Context) (struct{}, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -83,7 +84,7 @@ func watchUntil(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClie
 		if err != nil {
 			return struct{}{}, err
 		}
-		defer hangUp(cancel, stream)
+		defer cancelStream(cancel, stream)
 		seen := false
 		for {
 			event, err := stream.Recv()
@@ -106,7 +107,7 @@ func watchUntil(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClie
 					now = event.GetSandbox()
 				}
 			}
-			if look(now) {
+			if done(now) {
 				return struct{}{}, nil
 			}
 		}
@@ -114,9 +115,9 @@ func watchUntil(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClie
 	return err
 }
 
-// hangUp ends a stream of which nobody wants the rest, and waits for that: a call that has not ended when the process does
-// is missing in its trace.
-func hangUp[T any](cancel context.CancelFunc, stream grpc.ServerStreamingClient[T]) {
+// cancelStream ends a stream early and waits for its end: a call that has not ended when the process exits is missing in the
+// trace.
+func cancelStream[T any](cancel context.CancelFunc, stream grpc.ServerStreamingClient[T]) {
 	cancel()
 	for {
 		if _, err := stream.Recv(); err != nil {
@@ -125,13 +126,14 @@ func hangUp[T any](cancel context.CancelFunc, stream grpc.ServerStreamingClient[
 	}
 }
 
-// remove deletes the sandbox of `run --rm`, by uid, also when ctx has ended.
+// removeSandbox deletes the sandbox of `run --rm` by its uid, also if ctx has ended.
 func removeSandbox(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) error {
 	ctx = context.WithoutCancel(ctx)
+	in := &sandboxv1.DeleteSandboxRequest{
+		Namespace: s.GetNamespace(), Name: s.GetName(), Uid: s.GetUid(), GracePeriod: durationpb.New(removeGrace), RequestId: uuid.NewString(),
+	}
 	_, err := call(ctx, c, "deleting "+s.GetName(), func(ctx context.Context) (*sandboxv1.DeleteSandboxResponse, error) {
-		return client.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{
-			Namespace: s.GetNamespace(), Name: s.GetName(), Uid: s.GetUid(), GracePeriod: durationpb.New(removeGrace),
-		})
+		return client.DeleteSandbox(ctx, in)
 	})
 	if isNotFound(err, fault.SandboxNotFound) {
 		return nil

@@ -18,20 +18,24 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 const (
-	// firstContact is how long a server that has never answered is tried: a wrong address should not cost a minute.
+	// firstContact bounds the attempts to reach a server that has never answered, so that a wrong address is reported soon.
 	firstContact = 5 * time.Second
-	retryFirst   = 100 * time.Millisecond
-	retryMost    = 2 * time.Second
-	// pullTries is how often a failed image pull is tried; the allocator has tried more than one agent each time.
-	pullTries = 3
+	// maxPulls is how often a failed image pull is repeated. The allocator tries several agents each time.
+	maxPulls = 3
 )
 
-// connect returns the connection to the allocator, which is made when it is first used.
+// retries returns the delays between the attempts of a call.
+func retries() backoff.Policy {
+	return backoff.Policy{Initial: 100 * time.Millisecond, Max: 2 * time.Second}
+}
+
+// connect returns the connection to the allocator. The first call creates it.
 func (c *cli) connect() (*grpc.ClientConn, error) {
 	if c.conn != nil {
 		return c.conn, nil
@@ -49,7 +53,7 @@ func (c *cli) dial(target string, role rpc.Role, options ...grpc.DialOption) (*g
 	tls := c.settings.TLS
 	if !tls.Insecure && (tls.CertFile == "" || tls.KeyFile == "" || tls.CAFile == "") {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity,
-			"there is no certificate to show: cacert, cert and key are needed")
+			"no client certificate: cacert, cert and key are required")
 	}
 	conn, err := rpc.Dial(target, rpc.ClientConfig{TLS: tls, ServerName: role.ServerName(), Options: options})
 	if err != nil {
@@ -61,6 +65,7 @@ func (c *cli) dial(target string, role rpc.Role, options ...grpc.DialOption) (*g
 	return conn, nil
 }
 
+// sandboxes returns a client of the public API.
 func (c *cli) sandboxes() (sandboxv1.SandboxServiceClient, error) {
 	conn, err := c.connect()
 	if err != nil {
@@ -69,6 +74,7 @@ func (c *cli) sandboxes() (sandboxv1.SandboxServiceClient, error) {
 	return sandboxv1.NewSandboxServiceClient(conn), nil
 }
 
+// allocator returns a client of the allocator's API.
 func (c *cli) allocator() (allocatorv1.AllocatorServiceClient, error) {
 	conn, err := c.connect()
 	if err != nil {
@@ -77,14 +83,14 @@ func (c *cli) allocator() (allocatorv1.AllocatorServiceClient, error) {
 	return allocatorv1.NewAllocatorServiceClient(conn), nil
 }
 
-// call carries out one call, within the timeout, again and again while the server is unavailable. The call must be safe to
-// repeat: mutations carry a request_id. doing is shown while it takes long.
+// call makes one call, within the timeout, and repeats it while the server is unavailable. The call must be safe to repeat:
+// mutations carry a request_id. The progress line shows doing if the call takes long.
 func call[T any](ctx context.Context, c *cli, doing string, do func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.settings.Timeout)
 	defer cancel()
 	c.progress.start(doing)
 	defer c.progress.stop()
-	begin, wait, pulls := c.Clock.Now(), retryFirst, 0
+	begin, delays, pulls := c.Clock.Now(), backoff.New(c.Clock, retries()), 0
 	for {
 		out, err := do(ctx)
 		if err == nil {
@@ -95,26 +101,25 @@ func call[T any](ctx context.Context, c *cli, doing string, do func(context.Cont
 		if fault.ReasonOf(err) == fault.ImagePullFailed {
 			pulls++
 		}
-		if !errdefs.IsUnavailable(err) || pulls >= pullTries || c.hopeless(err, begin) {
+		if !errdefs.IsUnavailable(err) || pulls >= maxPulls || c.hopeless(err, begin) {
 			return out, err
 		}
-		delay := wait
+		delay := delays.Next()
 		if after, ok := fault.RetryAfter(err); ok {
 			delay = max(delay, after)
 		}
-		wait = min(2*wait, retryMost)
 		c.progress.start(fmt.Sprintf("%s: %s", doing, err))
 		timer := c.Clock.NewTimer(delay)
 		select {
 		case <-timer.C():
 		case <-ctx.Done():
 			timer.Stop()
-			return out, err // what kept it from working says more than the deadline
+			return out, err // the last error explains more than the deadline
 		}
 	}
 }
 
-// hopeless tells whether a server that never answered has been tried long enough.
+// hopeless reports whether a server that has never answered was called for long enough.
 func (c *cli) hopeless(err error, begin time.Time) bool {
 	switch fault.ReasonOf(err) {
 	case reasonConnection, tunnel.ReasonCluster, tunnel.ReasonPod:
@@ -123,7 +128,7 @@ func (c *cli) hopeless(err error, begin time.Time) bool {
 	return false
 }
 
-// described finds the core of what gRPC says about a connection.
+// described returns the cause in an error text of gRPC about a connection.
 func described(text string) string {
 	if m := regexp.MustCompile(`desc = ("(?:[^"\\]|\\.)*")`).FindStringSubmatch(text); m != nil {
 		if s, err := strconv.Unquote(m[1]); err == nil {
@@ -136,7 +141,7 @@ func described(text string) string {
 	return text
 }
 
-// classify makes a typed error of a call's: the server's own as it is, the connection's with a reason of ours.
+// classify converts the error of a call: an error of the server keeps its reason, one of the connection gets a reason of fsb-ctl.
 func (c *cli) classify(err error) error {
 	if err == nil {
 		return nil
@@ -157,23 +162,24 @@ func (c *cli) classify(err error) error {
 		server, reason = c.peer, tunnel.ReasonPod
 	}
 	switch {
-	case st.Code() == codes.Unavailable && certificateTrouble(text):
+	case st.Code() == codes.Unavailable && isCertificateError(text):
 		return fault.New(errdefs.ErrPermissionDenied, reasonCertificate, "connecting to %s: %s", server, text)
 	case st.Code() == codes.Unavailable && strings.Contains(text, plaintextSign):
 		return fault.New(errdefs.ErrFailedPrecondition, reason, "connecting to %s: %s", server, text)
 	case st.Code() == codes.Unavailable:
 		return fault.New(errdefs.ErrUnavailable, reason, "connecting to %s: %s", server, text)
 	case st.Code() == codes.DeadlineExceeded:
-		return fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "the call took longer than its %s", c.settings.Timeout)
+		return fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "the call did not end within %s", c.settings.Timeout)
 	default:
 		return rpc.FromStatus(err)
 	}
 }
 
-// plaintextSign is how TLS says that the other side knows none of it.
+// plaintextSign is the error text of crypto/tls for a peer without TLS.
 const plaintextSign = "first record does not look like a TLS handshake"
 
-func certificateTrouble(text string) bool {
+// isCertificateError reports whether an error text of a connection is about a certificate.
+func isCertificateError(text string) bool {
 	for _, sign := range []string{"x509:", "certificate", "remote error: tls:"} {
 		if strings.Contains(text, sign) {
 			return true
@@ -182,12 +188,12 @@ func certificateTrouble(text string) bool {
 	return false
 }
 
-// isNotFound tells whether err, from call, means that the thing is not there.
+// isNotFound reports whether err, from call, means that the object does not exist.
 func isNotFound(err error, reason fault.Reason) bool {
 	return errdefs.IsNotFound(err) && fault.ReasonOf(err) == reason
 }
 
-// interrupted tells whether err comes from the end of ctx, by Ctrl-C.
+// interrupted reports whether err is a consequence of Ctrl-C.
 func interrupted(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) && err != nil
 }

@@ -1,6 +1,6 @@
-// Package cmd is fsb-ctl: one file for each command, and around them the connection, retries, progress, error lines and
-// exit codes that all of them share. A command talks to the allocator alone, through the generated clients, and those about
-// janitors and garbage collectors to them. Main runs once in a process; commands run one at a time.
+// Package cmd is fsb-ctl: one file for each command, and the connection, retries, progress, error messages and exit codes that
+// they share. Commands call the allocator; those about janitors, garbage collectors and agents reach them through the API
+// server. It keeps no state between commands. Main runs once in a process, and one command at a time.
 package cmd
 
 import (
@@ -21,14 +21,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// flushTimeout bounds the export of the trace at the end; a collector that is away must not hold a person up.
+// flushTimeout bounds the export of the trace at the end, in case the trace collector is unavailable.
 const flushTimeout = time.Second
 
 // Env is the process around a command.
 type Env struct {
-	// Name is the name that the binary was called by; Version its version.
+	// Name is the name of the executable, Version its version.
 	Name, Version string
-	// In, Out and Err are the standard streams; Terminal tells whether a person reads Err.
+	// In, Out and Err are the standard streams. Terminal reports whether Err is a terminal.
 	In       io.Reader
 	Out, Err io.Writer
 	Terminal bool
@@ -36,22 +36,22 @@ type Env struct {
 	Clock clock.WithTicker
 	// Getenv reads the environment.
 	Getenv func(string) string
-	// DefaultConfigFile is read if it exists and no other is named.
+	// DefaultConfigFile is read if it exists and no other file is set.
 	DefaultConfigFile string
-	// Cluster finds the Kubernetes cluster, for the commands that need more of it than the allocator.
+	// Cluster returns the Kubernetes cluster, for the commands that need it.
 	Cluster func(tunnel.Options) (Cluster, error)
-	// Setup is obs.Setup: it changes the whole process, which tests that share one cannot have.
+	// Setup is obs.Setup. Tests replace it, because it changes the whole process.
 	Setup func(context.Context, obs.Options) (context.Context, func(context.Context) error, error)
 }
 
-// cli is what the commands of one run share.
+// cli is the state that the parts of one command share.
 type cli struct {
 	Env
 	settings  *config.Settings
 	verbosity int
 	conn      *grpc.ClientConn
-	peer      string // who is called, if that is not the allocator
-	connected bool   // whether the server has answered anything yet
+	peer      string // name of the server, if it is not the allocator
+	connected bool   // whether the server has answered a call
 	progress  *progress
 	flush     func(context.Context) error
 	span      trace.Span
@@ -80,18 +80,18 @@ func (c *cli) root() *cobra.Command {
 	root := &cobra.Command{
 		Use: name, Annotations: annotations, Version: c.Version,
 		Short: "Run sandboxes: isolated containers that start in milliseconds",
-		Long: `Run and look after sandboxes: isolated containers that start in milliseconds on Kubernetes.
+		Long: `Run and manage sandboxes: isolated containers that start in milliseconds on Kubernetes.
 
-Settings come from flags, then the environment (FSB_ADDR, FSB_CACERT, FSB_CERT, FSB_KEY, FSB_NAMESPACE, FSB_POOL,
-FSB_OUTPUT, FSB_TIMEOUT, FSB_INSECURE), then a YAML file (FSB_CONFIG) of the same names: addr, cacert, cert, key,
-namespace, pool, output, timeout, insecure. "config view" shows what is in force and why.
+Settings are taken from flags, then from the environment (FSB_ADDR, FSB_CACERT, FSB_CERT, FSB_KEY, FSB_NAMESPACE,
+FSB_POOL, FSB_OUTPUT, FSB_TIMEOUT, FSB_INSECURE), then from a YAML file (FSB_CONFIG) with the keys addr, cacert, cert, key,
+namespace, pool, output, timeout, insecure. "config view" shows each value and its source.
 
 Exit codes:
 ` + exitCodesHelp(),
-		Example: `  # run a command in a sandbox, see its output, and leave nothing behind
+		Example: `  # run a command in a sandbox, print its output, and delete the sandbox
   fsb-ctl run py --image docker.io/library/python:3.13 --rm -- python3 -c 'print(6*7)'
 
-  # start a server and list what runs
+  # start a server and list the sandboxes
   fsb-ctl run web --image docker.io/library/nginx --port 80
   fsb-ctl list -o wide`,
 		SilenceUsage: true, SilenceErrors: true,
@@ -105,18 +105,18 @@ Exit codes:
 		},
 	}
 	config.AddFlags(root.PersistentFlags())
-	root.PersistentFlags().CountVarP(&c.verbosity, "verbose", "v", "tell more: -v the trace id, -vv details, -vvvv debugging")
+	root.PersistentFlags().CountVarP(&c.verbosity, "verbose", "v", "verbosity: -v prints the trace id, -vv details, -vvvv debug messages")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools, agents, nodes and garbage:"})
+	root.AddGroup(&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"}, &cobra.Group{ID: groupMesh, Title: "Pools, images, agents, nodes and garbage collection:"})
 	c.addSandboxCommands(root, groupSandbox)
-	for _, sub := range []*cobra.Command{newPool(c), newAgents(c), newJanitor(c), newGC(c)} {
+	for _, sub := range []*cobra.Command{newPool(c), newImage(c), newAgents(c), newJanitor(c), newGC(c)} {
 		sub.GroupID = groupMesh
 		root.AddCommand(sub)
 	}
 	group := &cobra.Command{
-		Use: "sandbox", Aliases: []string{"sandboxes", "sb", "sbx"}, Short: "The sandbox commands, by their long names",
-		Long: "The same commands as at the top, for those who like `fsb-ctl sandbox update NAME --reset`.", Hidden: true,
+		Use: "sandbox", Aliases: []string{"sandboxes", "sb", "sbx"}, Short: "The sandbox commands by their long names",
+		Long: "The sandbox commands by their long names: `fsb-ctl sandbox update NAME --reset`.", Example: "  fsb-ctl sandbox list", Hidden: true,
 		Args: cobra.ArbitraryArgs, RunE: root.RunE,
 	}
 	c.addSandboxCommands(group, "")
@@ -132,21 +132,21 @@ const (
 
 func (c *cli) addSandboxCommands(parent *cobra.Command, group string) {
 	for _, sub := range []*cobra.Command{
-		newRun(c), newGet(c), newList(c), newDescribe(c), newLogs(c), newWatch(c), newUpdate(c), newDelete(c),
+		newRun(c), newGet(c), newList(c), newDescribe(c), newLogs(c), newTrace(c), newWatch(c), newUpdate(c), newDelete(c),
 	} {
 		sub.GroupID = group
 		parent.AddCommand(sub)
 	}
 }
 
-// prepare finds the settings and begins the trace, before any command's own work.
+// prepare loads the settings and starts the trace. It runs before every command.
 func (c *cli) prepare(cmd *cobra.Command) error {
 	settings, err := config.Load(cmd.Flags(), c.Getenv, c.DefaultConfigFile)
 	if err != nil {
 		return usageError{err}
 	}
 	if settings.Output == outputDot && cmd.Annotations[dotAnnotation] == "" {
-		return usagef("output is %q, which is for graphs alone", outputDot)
+		return usagef("output is %q, which is for graphs only", outputDot)
 	}
 	c.settings = settings
 	logs := io.Discard
@@ -167,7 +167,7 @@ func (c *cli) prepare(cmd *cobra.Command) error {
 	return nil
 }
 
-// commandPath is a command's words without the program's.
+// commandPath returns the words of a command without the name of the program.
 func commandPath(cmd *cobra.Command) string {
 	_, path, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), "kubectl "), " ")
 	return path
@@ -193,7 +193,7 @@ func (c *cli) close(ctx context.Context, err error) {
 	}
 }
 
-// infof tells a person something, on standard error.
+// infof prints a message for people to standard error.
 func (c *cli) infof(format string, args ...any) {
 	c.progress.pause()
 	fmt.Fprintf(c.Err, format+"\n", args...)

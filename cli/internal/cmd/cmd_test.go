@@ -33,12 +33,12 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// setup leaves the process as TestMain has set it up.
+// setup replaces obs.Setup, which TestMain has called.
 func setup(ctx context.Context, _ obs.Options) (context.Context, func(context.Context) error, error) {
 	return ctx, func(context.Context) error { return nil }, nil
 }
 
-// now is the time of every test that does not need time to pass.
+// now is the time of the fake clock.
 var now = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
@@ -54,6 +54,8 @@ type fake struct {
 	list   func(context.Context, *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error)
 	watch  func(*sandboxv1.WatchSandboxesRequest, sandboxv1.SandboxService_WatchSandboxesServer) error
 	logs   func(*sandboxv1.StreamLogsRequest, sandboxv1.SandboxService_StreamLogsServer) error
+	images func(context.Context, *allocatorv1.ListImagesRequest) (*allocatorv1.ListImagesResponse, error)
+	pull   func(*allocatorv1.PullImageRequest, allocatorv1.AllocatorService_PullImageServer) error
 	pools  []*allocatorv1.Pool
 	agents []*allocatorv1.Agent
 }
@@ -86,6 +88,14 @@ func (f *fake) StreamLogs(in *sandboxv1.StreamLogsRequest, s sandboxv1.SandboxSe
 	return f.logs(in, s)
 }
 
+func (f *fake) ListImages(ctx context.Context, in *allocatorv1.ListImagesRequest) (*allocatorv1.ListImagesResponse, error) {
+	return f.images(ctx, in)
+}
+
+func (f *fake) PullImage(in *allocatorv1.PullImageRequest, s allocatorv1.AllocatorService_PullImageServer) error {
+	return f.pull(in, s)
+}
+
 func (f *fake) ListPools(context.Context, *allocatorv1.ListPoolsRequest) (*allocatorv1.ListPoolsResponse, error) {
 	return &allocatorv1.ListPoolsResponse{Pools: f.pools}, nil
 }
@@ -98,8 +108,8 @@ func (f *fake) ListAgents(context.Context, *allocatorv1.ListAgentsRequest) (*all
 	return &allocatorv1.ListAgentsResponse{Agents: f.agents}, nil
 }
 
-// bench runs command lines against a fake allocator over mutual TLS.
-type bench struct {
+// harness runs command lines against a fake allocator over mutual TLS.
+type harness struct {
 	addr, config string
 	env          map[string]string
 	clock        clock.WithTicker
@@ -109,17 +119,17 @@ type bench struct {
 	cluster      func(tunnel.Options) (cmd.Cluster, error)
 }
 
-func start(t *testing.T, f *fake) *bench {
+func start(t *testing.T, f *fake) *harness {
 	t.Helper()
 	authority := pki.New(t)
-	b := &bench{clock: clocktesting.NewFakeClock(now), authority: authority}
+	b := &harness{clock: clocktesting.NewFakeClock(now), authority: authority}
 	b.addr, b.stop = serve(t, f, authority, "127.0.0.1:0")
 	client := authority.TLS(t, rpc.RoleClient)
 	b.env = map[string]string{"FSB_ADDR": b.addr, "FSB_CACERT": client.CAFile, "FSB_CERT": client.CertFile, "FSB_KEY": client.KeyFile}
 	return b
 }
 
-// serve runs a fake allocator until the returned function, or the test's end, ends it.
+// serve runs a fake allocator until the returned function is called or the test ends.
 func serve(t *testing.T, f *fake, authority *pki.Authority, address string) (string, func()) {
 	t.Helper()
 	var config net.ListenConfig
@@ -141,23 +151,23 @@ func serve(t *testing.T, f *fake, authority *pki.Authority, address string) (str
 	return l.Addr().String(), stop
 }
 
-// result is what a command line left.
+// result is the exit code and the output of a command line.
 type result struct {
 	code     int
 	out, err string
 }
 
-func (b *bench) run(t *testing.T, args ...string) result {
+func (b *harness) run(t *testing.T, args ...string) result {
 	t.Helper()
 	return b.runIn(t.Context(), args...)
 }
 
-func (b *bench) runIn(ctx context.Context, args ...string) result {
+func (b *harness) runIn(ctx context.Context, args ...string) result {
 	return b.runTo(ctx, &buffer{}, args...)
 }
 
 // runTo is runIn with an output that can be read before the end.
-func (b *bench) runTo(ctx context.Context, out *buffer, args ...string) result {
+func (b *harness) runTo(ctx context.Context, out *buffer, args ...string) result {
 	var err buffer
 	code := cmd.Main(ctx, cmd.Env{
 		Name: "fsb-ctl", Version: "v1.2.3", In: strings.NewReader(b.in), Out: out, Err: &err, Clock: b.clock,

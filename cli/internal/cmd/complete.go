@@ -11,11 +11,11 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// completeTimeout is how long a person who presses Tab waits at most.
+// completeTimeout bounds the wait for a completion.
 const completeTimeout = 2 * time.Second
 
-// completion finds the settings, which a shell's question does not pass through prepare, and bounds the time. Errors make
-// no completions: there is nobody to tell.
+// completion returns completions. It loads the settings, because prepare does not run for a completion, and bounds the time.
+// An error means no completions: a shell cannot show it.
 func (c *cli) completion(cmd *cobra.Command, names func(context.Context) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	settings, err := config.Load(cmd.Flags(), c.Getenv, c.DefaultConfigFile)
 	if err != nil {
@@ -35,7 +35,7 @@ func (c *cli) completion(cmd *cobra.Command, names func(context.Context) ([]stri
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeSandbox completes one sandbox's name.
+// completeSandbox completes the name of one sandbox.
 func (c *cli) completeSandbox(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -43,7 +43,7 @@ func (c *cli) completeSandbox(cmd *cobra.Command, args []string, toComplete stri
 	return c.completeSandboxes(cmd, args, toComplete)
 }
 
-// completeSandboxes completes names that are not there yet.
+// completeSandboxes completes names of sandboxes that the command line does not have yet.
 func (c *cli) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completion(cmd, func(ctx context.Context) ([]string, error) {
 		all, err := c.listAll(ctx, &sandboxv1.ListSandboxesRequest{Namespace: c.settings.Namespace, PageSize: pageSize})
@@ -54,7 +54,7 @@ func (c *cli) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]
 	})
 }
 
-// completePools completes a pool's name.
+// completePools completes the name of a pool.
 func (c *cli) completePools(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completion(cmd, func(ctx context.Context) ([]string, error) {
 		pools, err := c.pools(ctx, c.settings.Namespace)

@@ -13,7 +13,7 @@ import (
 func newConfig(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "config", Short: "Show the settings",
-		Long:    "Show the settings that are in force.",
+		Long:    "Show the settings in force.",
 		Example: "  fsb-ctl config view",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -24,8 +24,8 @@ func newConfig(c *cli) *cobra.Command {
 		},
 	}
 	cmd.AddCommand(&cobra.Command{
-		Use: "view", Short: "Show each setting and where it comes from",
-		Long: "Show each setting, and whether a flag, the environment, the file or nobody set it. Keys are shown by their files' names.",
+		Use: "view", Short: "Show each setting and its source",
+		Long: "Show each setting and its source: a flag, the environment, the configuration file or the default. Keys are shown as file names.",
 		Example: `  fsb-ctl config view
   fsb-ctl config view -o yaml > ~/.config/fast-sandbox/config.yaml`,
 		Args: exactly(), ValidArgsFunction: cobra.NoFileCompletions,
@@ -38,7 +38,7 @@ func viewConfig(c *cli) error {
 	if c.settings.Output == "json" || c.settings.Output == "yaml" {
 		values := map[string]string{}
 		for _, v := range c.settings.Values {
-			if v.Value != "" && v.Key != "output" { // the output asked for here is this call's alone
+			if v.Value != "" && v.Key != "output" { // the output format of this call is not a setting
 				values[v.Key] = v.Value
 			}
 		}

@@ -35,7 +35,7 @@ func TestConfigLayers(t *testing.T) {
 	require.Regexp(t, `addr +file:1`, b.run(t, "config", "view", "--config", b.config).out)
 }
 
-func TestConfigMistakesAreNamed(t *testing.T) {
+func TestInvalidConfiguration(t *testing.T) {
 	for content, word := range map[string]string{
 		"adr: x\n":              `unknown field "adr"`,
 		"addr: x\naddr: y\n":    `key "addr" already set`,

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// removeGrace is the grace of `run --rm`: its process has ended, or its owner pressed Ctrl-C.
+	// removeGrace is the grace period of `run --rm`: the process has ended, or the user pressed Ctrl-C.
 	removeGrace = 2 * time.Second
-	// deleteAtOnce is how many sandboxes are deleted side by side.
-	deleteAtOnce = 8
+	// deleteConcurrency is how many sandboxes are deleted at the same time.
+	deleteConcurrency = 8
 )
 
 type deleteOptions struct {
@@ -36,10 +36,16 @@ func newDelete(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete NAME... | --all | -l SELECTOR", Aliases: []string{"rm"},
 		Short: "Delete sandboxes",
-		Long: `Delete sandboxes: SIGTERM, the grace period, SIGKILL, and then the record. It waits until they are gone; with
---wait=false only until the deletion cannot be lost any more.`,
+		Long: `Delete sandboxes. The process gets SIGTERM and, after the grace period, SIGKILL. Then the record is deleted.
+--grace overrides the grace period of the sandbox, longer or shorter, also for a deletion that has begun.
+
+The command waits until the sandboxes are deleted. With --wait=false, it waits only until the deletion is durable.`,
 		Example: `  fsb-ctl delete web
   fsb-ctl delete web py --grace 0s
+
+  # give the process a minute to end
+  fsb-ctl delete web --grace 60s
+
   fsb-ctl delete --all -n batch
   fsb-ctl delete -l team=red --wait=false`,
 		ValidArgsFunction: c.completeSandboxes,
@@ -50,9 +56,9 @@ func newDelete(c *cli) *cobra.Command {
 	}
 	o.addFlags(c, cmd, false)
 	cmd.Flags().BoolVar(&o.everything, "all", false, "delete all sandboxes of the namespace")
-	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until they are gone")
-	cmd.Flags().BoolVar(&o.ignore, "ignore-not-found", false, "a sandbox that is not there is no error")
-	cmd.Flags().DurationVar(&o.grace, "grace", 0, "`time` between SIGTERM and SIGKILL (default: each sandbox's own)")
+	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the sandboxes are deleted")
+	cmd.Flags().BoolVar(&o.ignore, "ignore-not-found", false, "ignore sandboxes that do not exist")
+	cmd.Flags().DurationVar(&o.grace, "grace", 0, "`duration` between SIGTERM and SIGKILL (default: that of each sandbox)")
 	return cmd
 }
 
@@ -60,7 +66,7 @@ func deleteSandboxes(ctx context.Context, c *cli, o *deleteOptions, args []strin
 	selects := o.selector != "" || o.pool != ""
 	switch {
 	case len(args) > 0 && (o.everything || selects):
-		return usagef("NAMEs and --all, --selector or --pool exclude each other")
+		return usagef("NAMEs and --all, --selector or --pool are mutually exclusive")
 	case len(args) == 0 && !o.everything && !selects:
 		return usagef("NAME, --all, --selector or --pool is required")
 	}
@@ -90,16 +96,17 @@ func deleteSandboxes(ctx context.Context, c *cli, o *deleteOptions, args []strin
 	return deleteMany(ctx, c, client, o, targets)
 }
 
-// deleteMany deletes side by side, tells of each, and returns the first error once all are done.
+// deleteMany deletes several sandboxes at the same time. It reports every error but the first, which it returns when all
+// deletions have ended.
 func deleteMany(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, o *deleteOptions, targets []*sandboxv1.Sandbox) error {
 	results := make([]error, len(targets))
 	out := &lockedWriter{w: c.Out}
 	var g errgroup.Group
-	g.SetLimit(deleteAtOnce)
+	g.SetLimit(deleteConcurrency)
 	for i, s := range targets {
 		g.Go(func() error {
 			quiet := *c
-			quiet.progress, quiet.Out = &progress{w: c.Err, clock: c.Clock}, out // one line cannot show several
+			quiet.progress, quiet.Out = &progress{w: c.Err, clock: c.Clock}, out // the progress line shows one call only
 			results[i] = deleteOne(ctx, &quiet, client, o, s)
 			return nil
 		})
@@ -127,7 +134,7 @@ func deleteOne(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClien
 	out, err := call(ctx, c, "deleting "+s.GetName(), func(ctx context.Context) (*sandboxv1.DeleteSandboxResponse, error) {
 		return client.DeleteSandbox(ctx, in)
 	})
-	// One that was found by a list and is gone, or was replaced, by now is what was asked for.
+	// A listed sandbox that no longer exists, or that was replaced, is deleted: that is success.
 	listed := s.GetUid() != "" && (isNotFound(err, fault.SandboxNotFound) || fault.ReasonOf(err) == fault.FenceMismatch)
 	if listed || o.ignore && isNotFound(err, fault.SandboxNotFound) {
 		return nil
@@ -136,20 +143,20 @@ func deleteOne(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClien
 		return err
 	}
 	if !o.wait {
-		return deleted(c, s, "deletion accepted")
+		return printDeleted(c, s, "deletion accepted")
 	}
-	gone := &sandboxv1.Sandbox{Namespace: s.GetNamespace(), Name: s.GetName(), Uid: out.GetSandbox().GetUid()}
-	err = watchUntil(ctx, c, client, gone, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
+	deleting := &sandboxv1.Sandbox{Namespace: s.GetNamespace(), Name: s.GetName(), Uid: out.GetSandbox().GetUid()}
+	err = watchUntil(ctx, c, client, deleting, "waiting for "+s.GetName()+" to end", func(now *sandboxv1.Sandbox) bool { return now == nil })
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("waiting for sandbox %q to end: %w", s.GetName(), err)
 	}
 	if err != nil {
 		return err
 	}
-	return deleted(c, s, "deleted")
+	return printDeleted(c, s, "deleted")
 }
 
-func deleted(c *cli, s *sandboxv1.Sandbox, what string) error {
+func printDeleted(c *cli, s *sandboxv1.Sandbox, what string) error {
 	c.progress.pause()
 	if c.settings.Output == "name" {
 		return c.printNames("sandbox", s.GetName())
@@ -158,13 +165,13 @@ func deleted(c *cli, s *sandboxv1.Sandbox, what string) error {
 	return err
 }
 
-// lockedWriter keeps lines of several writers apart.
+// lockedWriter serializes the writes of several goroutines.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer
 }
 
-// Write writes p whole.
+// Write implements io.Writer.
 func (l *lockedWriter) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

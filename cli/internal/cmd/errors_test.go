@@ -29,7 +29,7 @@ func TestErrorsExitCodesAndHints(t *testing.T) {
 		"not found":       {fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox default/web does not exist"), 3, "error: sandbox default/web does not exist (SANDBOX_NOT_FOUND)", "fsb-ctl list"},
 		"pool not found":  {fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "no pool p"), 3, "error: no pool p (POOL_NOT_FOUND)", "fsb-ctl pool list"},
 		"image":           {fault.New(errdefs.ErrNotFound, fault.ImageNotFound, "no image"), 3, "(IMAGE_NOT_FOUND)", "check the reference"},
-		"exists":          {fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "taken"), 4, "(SANDBOX_EXISTS)", "leave NAME out"},
+		"exists":          {fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "taken"), 4, "(SANDBOX_EXISTS)", "omit NAME"},
 		"invalid":         {fault.Field("spec.ports[0]", "it is 70000"), 5, "error: spec.ports[0]: it is 70000 (INVALID_FIELD)", ""},
 		"precondition":    {fault.New(errdefs.ErrFailedPrecondition, fault.CommandNotFound, "no nope"), 5, "(COMMAND_NOT_FOUND)", "-- /bin/sh"},
 		"terminating":     {fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "going"), 5, "(SANDBOX_TERMINATING)", "being deleted"},
@@ -64,7 +64,7 @@ func TestErrorsExitCodesAndHints(t *testing.T) {
 	}
 }
 
-func TestUnavailableIsRetriedWithinTheTimeout(t *testing.T) {
+func TestUnavailableIsRetried(t *testing.T) {
 	calls := 0
 	b := start(t, &fake{get: func(context.Context, *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
 		if calls++; calls < 3 {
@@ -79,10 +79,10 @@ func TestUnavailableIsRetriedWithinTheTimeout(t *testing.T) {
 	calls = -1 << 30
 	r := b.run(t, "get", "web", "--timeout", "1s")
 	require.Equal(t, 7, r.code)
-	require.Contains(t, r.err, "error: not the leader (NOT_LEADER)", "what kept it from working, not the deadline")
+	require.Contains(t, r.err, "error: not the leader (NOT_LEADER)", "the last error, not the deadline")
 }
 
-func TestConnectionTrouble(t *testing.T) {
+func TestConnectionErrors(t *testing.T) {
 	b := start(t, mesh())
 	b.clock = clock.RealClock{}
 	t.Run("refused", func(t *testing.T) {
@@ -90,26 +90,26 @@ func TestConnectionTrouble(t *testing.T) {
 		require.Equal(t, 7, r.code)
 		require.Regexp(t, `^error: connecting to 127.0.0.1:1: dial tcp 127.0.0.1:1: .*connection refused \(CONNECTION_FAILED\)\nhint: .*FSB_ADDR.*make -s env`, r.err)
 	})
-	t.Run("the server's certificate is another's", func(t *testing.T) {
+	t.Run("server certificate of another authority", func(t *testing.T) {
 		other := pki.New(t).TLS(t, rpc.RoleClient)
 		r := b.run(t, "get", "web", "--cacert", other.CAFile)
 		require.Equal(t, 9, r.code, r.err)
 		require.Contains(t, r.err, "(CERTIFICATE_NOT_ACCEPTED)")
 		require.Contains(t, r.err, "hint: FSB_CACERT")
 	})
-	t.Run("the client's certificate is another's", func(t *testing.T) {
+	t.Run("client certificate of another authority", func(t *testing.T) {
 		other := pki.New(t).TLS(t, rpc.RoleClient)
 		r := b.run(t, "get", "web", "--cert", other.CertFile, "--key", other.KeyFile)
 		require.Equal(t, 9, r.code, r.err)
 		require.Contains(t, r.err, "(CERTIFICATE_NOT_ACCEPTED)")
 	})
-	t.Run("the client's certificate is of another role", func(t *testing.T) {
+	t.Run("client certificate of another role", func(t *testing.T) {
 		agent := b.authority.TLS(t, rpc.RoleAgent)
 		r := b.run(t, "get", "web", "--cert", agent.CertFile, "--key", agent.KeyFile)
 		require.Equal(t, 9, r.code, r.err)
 		require.Contains(t, r.err, "(PERMISSION_DENIED)")
 	})
-	t.Run("no certificate", func(t *testing.T) {
+	t.Run("no client certificate", func(t *testing.T) {
 		c := *b
 		c.env = map[string]string{"FSB_ADDR": b.addr}
 		r := c.run(t, "get", "web")
@@ -117,22 +117,22 @@ func TestConnectionTrouble(t *testing.T) {
 		require.Contains(t, r.err, "(NO_CERTIFICATE)")
 		require.Contains(t, r.err, "make -s env")
 	})
-	t.Run("a certificate file that is not there", func(t *testing.T) {
+	t.Run("missing certificate file", func(t *testing.T) {
 		r := b.run(t, "get", "web", "--cert", filepath.Join(t.TempDir(), "none"))
 		require.Equal(t, 2, r.code)
 		require.Contains(t, r.err, "no such file")
 	})
-	t.Run("plaintext to a server that has TLS", func(t *testing.T) {
+	t.Run("plaintext to a TLS server", func(t *testing.T) {
 		r := b.run(t, "get", "web", "--insecure", "--timeout", "2s")
 		require.Equal(t, 7, r.code, r.err)
 		require.Contains(t, r.err, "warning: plaintext")
 	})
 }
 
-func TestWrongUsage(t *testing.T) {
+func TestInvalidUsage(t *testing.T) {
 	manifest := filepath.Join(t.TempDir(), "sandbox.yaml")
 	require.NoError(t, os.WriteFile(manifest, []byte("apiVersion: fast-sandbox.io/v1alpha1\nkind: Sandbox\nspec: {image: x, imagee: y}\n"), 0o600))
-	b := start(t, &fake{}) // a call would be an INTERNAL error, exit code 1
+	b := start(t, &fake{}) // a call is an INTERNAL error with exit code 1
 	for line, word := range map[string]string{
 		"frob":                                   `unknown command "frob"`,
 		"pool frob":                              `unknown command "frob"`,
@@ -149,16 +149,21 @@ func TestWrongUsage(t *testing.T) {
 		"run --image x --memory lots":            "--memory is",
 		"run --image x --cpu lots":               "--cpu is",
 		"run --image x --ttl -1s":                "--ttl is",
-		"run --image x --failure-policy pray":    "--failure-policy is",
+		"run --image x --failure-policy hope":    "--failure-policy is",
 		"run -f /nonexistent":                    "reading the manifest",
 		"run -f " + manifest:                     `unknown field "imagee"`,
 		"list --phase Happy":                     "--phase is",
 		"logs a --tail -1":                       "--tail is",
+		"trace":                                  "NAME is missing",
+		"trace a --trace-id b":                   "mutually exclusive",
+		"image frob":                             `unknown command "frob"`,
+		"image pull":                             "IMAGE is missing",
+		"run --edit -f -":                        "mutually exclusive",
 		"logs a --since 0s":                      "--since is",
 		"delete":                                 "is required",
-		"delete a --all":                         "exclude each other",
+		"delete a --all":                         "mutually exclusive",
 		"update a":                               "nothing to change",
-		"update a --ttl 1m --no-expire":          "exclude each other",
+		"update a --ttl 1m --no-expire":          "mutually exclusive",
 		"update a --expire tomorrow":             "--expire is",
 		"update a --label =x":                    "want KEY=VALUE",
 		"list --config /nonexistent/config.yaml": "reading configuration",

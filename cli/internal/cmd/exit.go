@@ -14,7 +14,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// The exit codes, for scripts. `run --attach` and `run --rm` exit with the process's own code once it has ended.
+// The exit codes, for scripts. `run --attach` and `run --rm` exit with the exit code of the process.
 const (
 	exitOK          = 0
 	exitOther       = 1
@@ -38,34 +38,34 @@ func exitCodesHelp() string {
 		{exitOK, "success"},
 		{exitOther, "any other error"},
 		{exitUsage, "wrong usage or configuration"},
-		{exitNotFound, "not found: a sandbox, pool, image, container, object, janitor or garbage collector"},
+		{exitNotFound, "not found: a sandbox, pool, image, container, object, trace, janitor or garbage collector"},
 		{exitExists, "already exists"},
-		{exitInvalid, "invalid argument, or a state that does not allow it"},
+		{exitInvalid, "invalid argument, or a state that does not allow the call"},
 		{exitNoCapacity, "no capacity, or overloaded"},
-		{exitUnavailable, "the allocator, an agent, a janitor, the garbage collector or Kubernetes cannot be reached"},
+		{exitUnavailable, "the allocator, an agent, a janitor, the garbage collector, Kubernetes or the trace store is unavailable"},
 		{exitDeadline, "the deadline passed"},
-		{exitPermission, "permission denied, or a certificate that is not accepted"},
-		{exitInterrupted, "interrupted"},
+		{exitPermission, "permission denied, or a certificate was not accepted"},
+		{exitInterrupted, "interrupted, or an edit was canceled"},
 	} {
 		fmt.Fprintf(&b, "  %-4d%s\n", e.code, e.text)
 	}
-	return b.String() + `"run --rm" and "run --attach" exit with the code of the process that ran.`
+	return b.String() + `"run --rm" and "run --attach" exit with the exit code of the process.`
 }
 
-// usageError is a command line or configuration that is wrong.
+// usageError is an error in the command line or the configuration.
 type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// processExitError carries the exit code of a sandbox's process; it is no error to tell of.
+// processExitError is the exit code of a sandbox's process. It is not printed.
 type processExitError struct{ code int }
 
-// Error is for completeness; nobody prints it.
+// Error implements error.
 func (p processExitError) Error() string {
 	return fmt.Sprintf("the process exited with code %d", p.code)
 }
 
-// failure is what a person and a script are told of an error.
+// failure is an error as people and scripts see it.
 type failure struct {
 	code          int
 	message, hint string
@@ -77,7 +77,7 @@ func explain(err error) failure {
 	if errors.As(err, &usage) {
 		return failure{code: exitUsage, message: err.Error()}
 	}
-	// Only what was received from a server is a status here; everything else keeps its own class.
+	// Only errors of a server are statuses. All others have a class already.
 	if st, ok := status.FromError(err); ok && st != nil {
 		err = rpc.FromStatus(err)
 	}
@@ -113,7 +113,7 @@ func codeOf(err error) int {
 	}
 }
 
-// report prints an error as one line and, where there is advice, a second one, and returns the exit code.
+// report prints an error on one line, and advice on a second one if there is any. It returns the exit code.
 func (c *cli) report(ctx context.Context, path string, err error) int {
 	var process processExitError
 	switch {

@@ -19,22 +19,25 @@ import (
 
 const gcLabels = "app.kubernetes.io/name=gc"
 
-// collectors is which garbage collectors a command asks, and how they are found.
-type collectors struct{ namespace, kubeconfig, context string }
+// collectors selects garbage collectors.
+type collectors struct {
+	clusterOptions
+	namespace string
+}
 
 func newGC(c *cli) *cobra.Command {
 	g := &collectors{}
 	cmd := &cobra.Command{
-		Use: "gc", Aliases: []string{"garbage"}, Short: "See why objects of Kubernetes are kept, what a deletion takes along, and what is deleted",
-		Long: `The garbage collector deletes objects whose owners are gone, and Pods that nobody ends. It watches every kind of object that
-the cluster has, ours or not; these commands ask it why an object is still there, and what would become of it. None of them
-changes anything. Where the collector only observes, because Kubernetes' own is at work, its answers are the same.
+		Use: "gc", Aliases: []string{"garbage"}, Short: "Explain why objects are kept, preview deletions, and watch the garbage collector",
+		Long: `The garbage collector deletes objects whose owners no longer exist, and Pods that no controller deletes. It watches every kind
+of object in the cluster. These commands show why an object is kept and what a deletion does. They change nothing. A
+collector that only observes, because that of Kubernetes is active, gives the same answers.
 
-OBJECT is written as for kubectl: deploy/web, deployment.apps/web, pods web. It is looked for in the namespace of -n.
+OBJECT has the form that kubectl takes: deploy/web, deployment.apps/web, pods web. Its namespace is that of -n.
 
-The collector is reached through the Kubernetes API server, as "kubectl port-forward" does it, by the kubeconfig that kubectl
-uses: reading and port-forwarding to Pods in the collector's namespace must be allowed. Inside, it is mutual TLS with the
-same certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
+The collector is reached through the Kubernetes API server, as with "kubectl port-forward", with the kubeconfig of kubectl.
+The user must be allowed to list Pods and to port-forward to them in the collector's namespace. The connection inside is
+mutual TLS with the certificates of the other commands (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 		Example: `  fsb-ctl gc explain pod/web-5d8f-x2x7v
   fsb-ctl gc preview deploy/web --cascade orphan
   fsb-ctl gc watch -A`,
@@ -47,9 +50,8 @@ same certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 		},
 	}
 	fs := cmd.PersistentFlags()
-	fs.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
-	fs.StringVar(&g.context, "context", "", "`context` of the kubeconfig (default: its current one)")
-	fs.StringVar(&g.namespace, "gc-namespace", systemNamespace, "`namespace` that the garbage collector runs in")
+	g.addFlags(cmd, fs)
+	fs.StringVar(&g.namespace, "gc-namespace", systemNamespace, "`namespace` of the garbage collector")
 	cmd.AddCommand(newGCExplain(c, g), newGCPreview(c, g), newGCGraph(c, g), newGCWatch(c, g), newGCStatus(c, g))
 	for _, sub := range cmd.Commands() {
 		_ = sub.RegisterFlagCompletionFunc("context", cobra.NoFileCompletions)
@@ -58,37 +60,34 @@ same certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 	return cmd
 }
 
-func clusterOf(c *cli, g collectors) (Cluster, error) {
-	return c.Cluster(tunnel.Options{Kubeconfig: g.kubeconfig, Context: g.context, Getenv: c.Getenv})
-}
-
-// findCollectors returns the Pods of collectors that have seen everything; if none has, all.
+// findCollectors returns the Pods of the collectors that are ready: they have observed every object. If none is ready, it returns
+// all.
 func findCollectors(ctx context.Context, c *cli, cluster Cluster, g collectors) ([]tunnel.Pod, error) {
-	found, err := call(ctx, c, "looking for garbage collectors", func(ctx context.Context) ([]tunnel.Pod, error) {
+	found, err := call(ctx, c, "finding garbage collectors", func(ctx context.Context) ([]tunnel.Pod, error) {
 		return cluster.Pods(ctx, tunnel.Selector{Namespace: g.namespace, Labels: gcLabels})
 	})
 	if err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, fault.New(errdefs.ErrNotFound, reasonNoCollector, "no garbage collector of ours runs in namespace %s", g.namespace)
+		return nil, fault.New(errdefs.ErrNotFound, reasonNoCollector, "no garbage collector of Fast Sandbox runs in namespace %s", g.namespace)
 	}
 	ready := slices.DeleteFunc(slices.Clone(found), func(p tunnel.Pod) bool { return !p.Ready })
 	if len(ready) > 0 {
 		return ready, nil
 	}
-	c.infof("note: no garbage collector is ready: what it says may be incomplete")
+	c.infof("note: no garbage collector is ready: the result may be incomplete")
 	return found, nil
 }
 
 // atCollector calls do with one collector.
 func atCollector(ctx context.Context, c *cli, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
-	return c.at(ctx, cluster, p, remote{"the garbage collector in Pod " + p.Name, rpc.RoleGC}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
+	return c.at(ctx, cluster, p, remote{"the garbage collector in Pod " + p.Name, rpc.RoleGC, remotePort}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		return do(ctx, c, gcv1.NewGarbageCollectorServiceClient(conn))
 	})
 }
 
-// askCollector calls do with a collector that can be reached: each of them sees the same objects.
+// askCollector calls do with the first collector that can be reached: all of them observe the same objects.
 func askCollector(ctx context.Context, c *cli, cluster Cluster, g collectors, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
 	found, err := findCollectors(ctx, c, cluster, g)
 	if err != nil {
@@ -107,14 +106,14 @@ func askCollector(ctx context.Context, c *cli, cluster Cluster, g collectors, do
 	return first
 }
 
-// subject is the object that a command is about.
+// subject is the object of a command.
 type subject struct{ uid string }
 
 func (s *subject) addFlags(c *cli, g *collectors, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.uid, "uid", "", "the object of this `UID`, in place of OBJECT")
+	cmd.Flags().StringVar(&s.uid, "uid", "", "`UID` of the object, instead of OBJECT")
 	cmd.Args = func(_ *cobra.Command, args []string) error {
 		if s.uid != "" && len(args) > 0 {
-			return usagef("an object and --uid are too much: either will do")
+			return usagef("OBJECT and --uid are mutually exclusive")
 		}
 		if s.uid == "" {
 			if _, _, err := kinds.Parse(args); err != nil {
@@ -128,7 +127,7 @@ func (s *subject) addFlags(c *cli, g *collectors, cmd *cobra.Command) {
 	}
 }
 
-// of is what selects the object, and what it is to a person.
+// of returns the selector of the object and its name for people.
 func (s *subject) of(ctx context.Context, c *cli, cluster Cluster, args []string) (*gcv1.Selector, string, error) {
 	if s.uid != "" {
 		return &gcv1.Selector{By: &gcv1.Selector_Uid{Uid: s.uid}}, "uid " + s.uid, nil
@@ -137,7 +136,7 @@ func (s *subject) of(ctx context.Context, c *cli, cluster Cluster, args []string
 	if err != nil {
 		return nil, "", usageError{err}
 	}
-	all, err := call(ctx, c, "asking for kinds of objects", cluster.Kinds)
+	all, err := call(ctx, c, "listing kinds of objects", cluster.Kinds)
 	if err != nil {
 		return nil, "", err
 	}
@@ -145,18 +144,18 @@ func (s *subject) of(ctx context.Context, c *cli, cluster Cluster, args []string
 	if !ok {
 		return nil, "", fault.New(errdefs.ErrNotFound, reasonNoKind, "the cluster has no kind %q", spelling)
 	}
-	place := &gcv1.Place{Kind: &gcv1.Kind{Group: k.Group, Kind: k.Kind}, Name: name}
+	object := &gcv1.Place{Kind: &gcv1.Kind{Group: k.Group, Kind: k.Kind}, Name: name}
 	label := k.String() + " " + name
 	if k.Namespaced {
-		place.Namespace = c.settings.Namespace
-		label = k.String() + " " + place.GetNamespace() + "/" + name
+		object.Namespace = c.settings.Namespace
+		label = k.String() + " " + object.GetNamespace() + "/" + name
 	}
-	return &gcv1.Selector{By: &gcv1.Selector_Place{Place: place}}, label, nil
+	return &gcv1.Selector{By: &gcv1.Selector_Place{Place: object}}, label, nil
 }
 
-// about calls do with a collector and the object that it is asked for.
+// aboutObject calls do with a collector and the object of the command.
 func aboutObject(ctx context.Context, c *cli, g collectors, s subject, args []string, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient, *gcv1.Selector) error) error {
-	cluster, err := clusterOf(c, g)
+	cluster, err := g.open(c)
 	if err != nil {
 		return err
 	}
@@ -167,15 +166,15 @@ func aboutObject(ctx context.Context, c *cli, g collectors, s subject, args []st
 	return askCollector(ctx, c, cluster, g, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
 		err := do(ctx, c, client, selector)
 		if errdefs.IsNotFound(err) {
-			return fault.New(errdefs.ErrNotFound, reasonNoObject, "the garbage collector knows of no %s", label)
+			return fault.New(errdefs.ErrNotFound, reasonNoObject, "the garbage collector has not observed %s", label)
 		}
 		return err
 	})
 }
 
-// completeObject completes kinds, and after a kind names.
+// completeObject completes kinds, and names after a kind.
 func completeObject(ctx context.Context, c *cli, g collectors, args []string, toComplete string) ([]string, error) {
-	cluster, err := clusterOf(c, g)
+	cluster, err := g.open(c)
 	if err != nil || len(args) > 1 {
 		return nil, err
 	}

@@ -13,16 +13,16 @@ func newGCExplain(c *cli, g *collectors) *cobra.Command {
 	s, in := &subject{}, &gcv1.ExplainObjectRequest{}
 	cmd := &cobra.Command{
 		Use:   "explain OBJECT",
-		Short: "Show why an object is kept, waits, or is about to go",
-		Long: `Show how an object stands with the garbage collector: which owners keep it, by which way from the first of them, which
-finalizers and dependents hold its deletion up, what the collector does next with it, and what would let it go.`,
+		Short: "Show why an object is kept, waits, or is about to be deleted",
+		Long: `Show the state of an object for the garbage collector: the owners that keep it, the path from the first owner, the
+finalizers and dependents that block its deletion, the next action of the collector, and what would unblock the deletion.`,
 		Example: `  fsb-ctl gc explain pod/web-5d8f-x2x7v
   fsb-ctl gc explain rs web-5d8f -n shop -o json
   fsb-ctl gc explain --uid 5f0c9a52-7f0e-4a76-9a54-0d1c7b0d7d1c`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return aboutObject(cmd.Context(), c, *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
 				in.Object = which
-				out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.ExplainObjectResponse, error) { return client.ExplainObject(ctx, in) })
+				out, err := call(ctx, c, "calling "+c.peer, func(ctx context.Context) (*gcv1.ExplainObjectResponse, error) { return client.ExplainObject(ctx, in) })
 				if err != nil {
 					return err
 				}
@@ -31,7 +31,7 @@ finalizers and dependents hold its deletion up, what the collector does next wit
 		},
 	}
 	s.addFlags(c, g, cmd)
-	cmd.Flags().Int32Var(&in.MaxBlockers, "max-blockers", 20, "how `many` dependents that hold a deletion up are listed")
+	cmd.Flags().Int32Var(&in.MaxBlockers, "max-blockers", 20, "maximum `number` of blocking dependents to list")
 	_ = cmd.RegisterFlagCompletionFunc("max-blockers", cobra.NoFileCompletions)
 	return cmd
 }
@@ -46,7 +46,7 @@ func printExplanation(c *cli, x *gcv1.ExplainObjectResponse) error {
 	return render.Explanation(c.Out, x)
 }
 
-// printObjectNames writes names of objects as kubectl does.
+// printObjectNames prints names of objects in the form of kubectl.
 func printObjectNames(c *cli, objects ...*gcv1.Object) error {
 	for _, o := range objects {
 		if err := c.printNames(render.KindWord(o.GetPlace().GetKind()), o.GetPlace().GetName()); err != nil {

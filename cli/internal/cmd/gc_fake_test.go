@@ -17,6 +17,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/kinds"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
@@ -29,7 +30,7 @@ type collector struct {
 	graph     *gcv1.GetGraphResponse
 	status    *gcv1.GetStatusResponse
 	deletions chan *gcv1.WatchDeletionsResponse // a watch ends when it is closed
-	err       error                             // of each call, once what it sends is sent
+	err       error                             // of each call, after its messages
 
 	mu       sync.Mutex
 	explains []*gcv1.ExplainObjectRequest
@@ -95,8 +96,8 @@ type collectorPods struct {
 	names     []string
 	addresses map[string]string
 	unready   map[string]bool
-	refuse    map[string]error // of reaching one
-	err       error            // of all that the API server is asked
+	refuse    map[string]error // errors of connections
+	err       error            // of the calls of the API server
 	options   tunnel.Options
 
 	mu        sync.Mutex
@@ -123,10 +124,14 @@ func (n *collectorPods) Dial(ctx context.Context, p tunnel.Pod, port int32) (net
 		return nil, err
 	}
 	if port != 9090 {
-		return nil, fmt.Errorf("nobody listens on %d", port)
+		return nil, fmt.Errorf("connection refused: port %d", port)
 	}
 	var d net.Dialer
 	return d.DialContext(ctx, "tcp", n.addresses[p.Name])
+}
+
+func (n *collectorPods) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, error) {
+	return nil, errNotAsked
 }
 
 func (n *collectorPods) Kinds(context.Context) (kinds.List, error) {
@@ -145,8 +150,8 @@ func (n *collectorPods) Names(_ context.Context, k kinds.Kind, namespace string)
 	return []string{"a", "b"}, n.err
 }
 
-// withCollectors is a bench whose cluster has these garbage collectors, by their Pods.
-func withCollectors(t *testing.T, byPod map[string]*collector, names ...string) (*bench, *collectorPods) {
+// withCollectors returns a harness whose cluster has these garbage collectors, by their Pods.
+func withCollectors(t *testing.T, byPod map[string]*collector, names ...string) (*harness, *collectorPods) {
 	t.Helper()
 	b := start(t, &fake{})
 	n := &collectorPods{names: names, addresses: map[string]string{}, unready: map[string]bool{}, refuse: map[string]error{}}
@@ -160,7 +165,7 @@ func withCollectors(t *testing.T, byPod map[string]*collector, names ...string) 
 	return b, n
 }
 
-func serveCollector(t *testing.T, b *bench, c *collector) string {
+func serveCollector(t *testing.T, b *harness, c *collector) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
@@ -175,7 +180,7 @@ func serveCollector(t *testing.T, b *bench, c *collector) string {
 	return s.Addr().String()
 }
 
-// thing is an object whose UID is its name with a u; kind may have a group.
+// thing returns an object with the UID u-NAME. kind may have a group.
 func thing(kind, name string) *gcv1.Object {
 	k, group, _ := strings.Cut(kind, ".")
 	return &gcv1.Object{Place: &gcv1.Place{Kind: &gcv1.Kind{Group: group, Kind: k}, Namespace: "default", Name: name}, Uid: "u-" + name}

@@ -10,7 +10,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-// outputDot is the format of graphs in the language of Graphviz; dotAnnotation is on the commands that have it.
+// outputDot is the output format for Graphviz. dotAnnotation is on the commands that have it.
 const (
 	outputDot     = "dot"
 	dotAnnotation = "fast-sandbox.io/dot"
@@ -30,7 +30,7 @@ dashed boxes are owners that are referred to and were not seen, dotted ones are 
 			in.Dot = c.settings.Output == outputDot
 			return aboutObject(cmd.Context(), c, *g, *s, args, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, which *gcv1.Selector) error {
 				in.Object = which
-				out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.GetGraphResponse, error) { return client.GetGraph(ctx, in) })
+				out, err := call(ctx, c, "calling "+c.peer, func(ctx context.Context) (*gcv1.GetGraphResponse, error) { return client.GetGraph(ctx, in) })
 				if err != nil {
 					return err
 				}

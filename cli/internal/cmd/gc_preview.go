@@ -18,12 +18,12 @@ func newGCPreview(c *cli, g *collectors) *cobra.Command {
 	s, cascade := &subject{}, ""
 	cmd := &cobra.Command{
 		Use:   "preview OBJECT",
-		Short: "Show what a deletion would take along",
-		Long: `Show what becomes of which objects if OBJECT is deleted and nothing else changes: Goes (it is deleted), Stays (it only loses
-an owner), Held (it would go, but of another owner it is not known whether it is there). Nothing is deleted.
+		Short: "Show what else a deletion would delete",
+		Long: `Show what happens to which objects if OBJECT is deleted and nothing else changes: Goes (it is deleted), Stays (it loses an
+owner and is kept), Held (it would be deleted, but whether another owner exists is not known). Nothing is deleted.
 
-It is the garbage collector's part alone: what controllers do in answer, as the one of sandboxes does when a pool goes, is
-theirs to say. --cascade is that of kubectl delete.`,
+The preview covers the garbage collector only, not what controllers do in response: for instance, the controller of
+sandboxes drains the agents of a deleted pool. --cascade is that of kubectl delete.`,
 		Example: `  fsb-ctl gc preview deploy/web
   fsb-ctl gc preview deploy/web --cascade orphan
   fsb-ctl gc preview sandboxpool/default -o json`,
@@ -46,7 +46,7 @@ theirs to say. --cascade is that of kubectl delete.`,
 func preview(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient, in *gcv1.PreviewDeleteRequest) error {
 	var all []*gcv1.Consequence
 	var summary *gcv1.PreviewSummary
-	o, err := openStream(ctx, c, "asking "+c.peer, func(ctx context.Context) (grpc.ServerStreamingClient[gcv1.PreviewDeleteResponse], error) {
+	o, err := openStream(ctx, c, "calling "+c.peer, func(ctx context.Context) (grpc.ServerStreamingClient[gcv1.PreviewDeleteResponse], error) {
 		return client.PreviewDelete(ctx, in)
 	})
 	for m := o.first; err == nil; m, err = o.stream.Recv() {
@@ -61,7 +61,7 @@ func preview(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceCli
 	case !errors.Is(err, io.EOF):
 		return c.classify(err)
 	case summary == nil:
-		return c.classify(ended(err)) // what ends without a summary is not all
+		return c.classify(ended(err)) // without a summary, the preview is incomplete
 	}
 	return printPreview(c, all, summary)
 }

@@ -14,10 +14,10 @@ import (
 func newGCStatus(c *cli, g *collectors) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show whether the garbage collectors work",
-		Long: `Show of each replica of the garbage collector whether it deletes (one at most does; none if they observe), whether deletions
-have stopped because there were too many, how large its graph is, and which resources it cannot watch: what depends on
-objects of those is left alone.`,
+		Short: "Show the status of the garbage collectors",
+		Long: `Show for each replica of the garbage collector whether it deletes (at most one does; none if they only observe), whether
+deletions have stopped because there were too many, the size of its graph, and the resources that it cannot watch.
+Dependents of objects of these resources are not deleted.`,
 		Example:           "  fsb-ctl gc status\n  fsb-ctl gc status -o json",
 		Args:              exactly(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -25,9 +25,9 @@ objects of those is left alone.`,
 	}
 }
 
-// collectorStatus prints those of the collectors that answered, whatever became of the others.
+// collectorStatus prints the status of the collectors that answer. It returns the first error of the others.
 func collectorStatus(ctx context.Context, c *cli, g collectors) error {
-	cluster, err := clusterOf(c, g)
+	cluster, err := g.open(c)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func collectorStatus(ctx context.Context, c *cli, g collectors) error {
 	var failed error
 	for _, p := range found {
 		err := atCollector(ctx, c, cluster, p, func(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
-			out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.GetStatusResponse, error) {
+			out, err := call(ctx, c, "calling "+c.peer, func(ctx context.Context) (*gcv1.GetStatusResponse, error) {
 				return client.GetStatus(ctx, &gcv1.GetStatusRequest{})
 			})
 			if err != nil {

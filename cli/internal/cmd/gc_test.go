@@ -18,7 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-func place(group, kind, namespace, name string) *gcv1.Selector {
+func objectAt(group, kind, namespace, name string) *gcv1.Selector {
 	return &gcv1.Selector{By: &gcv1.Selector_Place{Place: &gcv1.Place{Kind: &gcv1.Kind{Group: group, Kind: kind}, Namespace: namespace, Name: name}}}
 }
 
@@ -43,7 +43,7 @@ OWNER                      STANDING       BLOCKS   CONTROLLER   UID
 ReplicaSet.apps/web-5d8f   Solid          yes      yes          u-web-5d8f
 Thing.example.com/lost     Unresolvable   no       no           u-lost
 
-What would let it go:
+What would unblock its deletion:
   - delete its owner
 `, "\n"), r.out)
 	require.Equal(t, tunnel.Options{Kubeconfig: "k", Context: "c"}, tunnel.Options{Kubeconfig: n.options.Kubeconfig, Context: n.options.Context})
@@ -52,7 +52,7 @@ What would let it go:
 	require.Equal(t, "pod/web-5d8f-x\nreplicaset.apps/web-5d8f\ndeployment.apps/web\n", b.run(t, "gc", "explain", "po", "web", "-o", "name").out)
 }
 
-func TestGCExplainsADeletion(t *testing.T) {
+func TestGCExplainsDeletion(t *testing.T) {
 	going := thing("Deployment.apps", "web")
 	going.Deleting = true
 	c := &collector{explained: &gcv1.ExplainObjectResponse{
@@ -62,29 +62,29 @@ func TestGCExplainsADeletion(t *testing.T) {
 	}}
 	b, _ := withCollectors(t, map[string]*collector{"gc-1": c}, "gc-1")
 	require.Equal(t, strings.TrimPrefix(`
-Deployment.apps default/web: AwaitsDependents, it is being deleted, after the dependents that block it
+Deployment.apps default/web: AwaitsDependents, it is being deleted and waits for the dependents that block it
 
 Dependents that it waits for:
   - ReplicaSet.apps default/web-1
   - ReplicaSet.apps default/web-2
   - and 3 more
 
-Finalizers of others that are in the way:
+Finalizers of other components that block it:
   - example.com/mine
 
-Next, the collector is to take the finalizer foregroundDeletion away from it: nothing blocks its deletion any more
+Next action of the collector: remove the finalizer foregroundDeletion from it: no dependent blocks its deletion
 `, "\n"), b.run(t, "gc", "explain", "deploy/web").out)
 }
 
-// What is asked for is what kubectl's users would mean.
+// TestGCObjects checks that objects are named as for kubectl.
 func TestGCObjects(t *testing.T) {
 	c := &collector{explained: &gcv1.ExplainObjectResponse{}}
 	b, _ := withCollectors(t, map[string]*collector{"gc-1": c}, "gc-1")
 	for args, want := range map[string]*gcv1.Selector{
-		"deploy/web":                  place("apps", "Deployment", "default", "web"),
-		"deployment.apps/web -n shop": place("apps", "Deployment", "shop", "web"),
-		"pods web":                    place("", "Pod", "default", "web"),
-		"no/node-1 -n shop":           place("", "Node", "", "node-1"),
+		"deploy/web":                  objectAt("apps", "Deployment", "default", "web"),
+		"deployment.apps/web -n shop": objectAt("apps", "Deployment", "shop", "web"),
+		"pods web":                    objectAt("", "Pod", "default", "web"),
+		"no/node-1 -n shop":           objectAt("", "Node", "", "node-1"),
 		"--uid 5f0c":                  {By: &gcv1.Selector_Uid{Uid: "5f0c"}},
 	} {
 		c.explains = nil
@@ -96,9 +96,9 @@ func TestGCObjects(t *testing.T) {
 		"explain":                         "KIND/NAME is missing",
 		"explain pod":                     "a name is missing: pod/NAME",
 		"explain pod a b":                 `unexpected argument "b"`,
-		"explain pod/a --uid 5f0c":        "either will do",
+		"explain pod/a --uid 5f0c":        "mutually exclusive",
 		"preview pod/a --cascade all":     `--cascade is "all", want background, foreground or orphan`,
-		"preview pod/a -o dot":            `output is "dot", which is for graphs alone`,
+		"preview pod/a -o dot":            `output is "dot", which is for graphs only`,
 		"watch pods":                      "unexpected argument",
 		"tidy":                            `unknown command "tidy", want explain,`,
 		"graph pod/a --max-objects=a-lot": "invalid argument",
@@ -114,7 +114,7 @@ func TestGCObjects(t *testing.T) {
 	for _, verb := range []string{"explain", "preview", "graph"} {
 		r = b.run(t, "gc", verb, "deploy/web")
 		require.Equal(t, 3, r.code)
-		require.Contains(t, r.err, "error: the garbage collector knows of no Deployment.apps default/web (OBJECT_NOT_FOUND)\nhint: ")
+		require.Contains(t, r.err, "error: the garbage collector has not observed Deployment.apps default/web (OBJECT_NOT_FOUND)\nhint: ")
 	}
 }
 
@@ -146,7 +146,7 @@ Goes      │  └─ Pod/web-1-b          default
 Stays     └─ Secret/s                default
 
 4 would be deleted (2 Pod, 1 Deployment.apps, 1 ReplicaSet.apps)
-1 would stay, without an owner that it has now (1 Secret)
+1 would lose an owner and be kept (1 Secret)
 `, "\n"), r.out)
 	require.Equal(t, gcv1.PropagationPolicy_PROPAGATION_POLICY_FOREGROUND, c.previews[0].GetPolicy())
 	require.Equal(t, "deployment.apps/web\nreplicaset.apps/web-1\npod/web-1-a\npod/web-1-b\n", b.run(t, "gc", "preview", "deploy/web", "-o", "name").out)
@@ -180,7 +180,7 @@ DISTANCE   OBJECT                   NAMESPACE   STATE     OWNERS
 1          Thing.example.com/lost   default     NotSeen   <none>
 `, "\n"), r.out)
 	require.Equal(t, "note: there is more within that depth: --max-objects\n", r.err)
-	require.Empty(t, gocmp.Diff(&gcv1.GetGraphRequest{Object: place("", "Pod", "default", "a"), Depth: 3, MaxObjects: 7}, c.graphs[0], protocmp.Transform()))
+	require.Empty(t, gocmp.Diff(&gcv1.GetGraphRequest{Object: objectAt("", "Pod", "default", "a"), Depth: 3, MaxObjects: 7}, c.graphs[0], protocmp.Transform()))
 	require.Equal(t, "digraph {}\n", b.run(t, "gc", "graph", "pod/a", "-o", "dot").out)
 	require.True(t, c.graphs[1].GetDot())
 	require.Contains(t, b.run(t, "gc", "graph", "pod/a", "-o", "wide").out, "u-lost")
@@ -202,7 +202,7 @@ gc-2   no          12        0               0            <none>                
 	r = b.run(t, "gc", "status", "-o", "json")
 	require.Equal(t, 9, r.code)
 	require.Contains(t, r.out, `"pod": "gc-2"`)
-	require.Contains(t, r.err, "error: pod gc-1: forbidden (CLUSTER_REFUSED)\nhint: your user must be allowed")
+	require.Contains(t, r.err, "error: pod gc-1: forbidden (CLUSTER_REFUSED)\nhint: the user of the kubeconfig must be allowed")
 }
 
 func deletion(name string, missed int32) *gcv1.WatchDeletionsResponse {
@@ -210,7 +210,7 @@ func deletion(name string, missed int32) *gcv1.WatchDeletionsResponse {
 		Time: timestamppb.New(now), Missed: missed}
 }
 
-// All replicas are watched, and one that ends is looked for anew.
+// TestGCWatch watches two replicas, of which one ends: all are found again.
 func TestGCWatch(t *testing.T) {
 	one := &collector{status: &gcv1.GetStatusResponse{Enforcing: true}, deletions: make(chan *gcv1.WatchDeletionsResponse)}
 	two := &collector{status: &gcv1.GetStatusResponse{}, deletions: make(chan *gcv1.WatchDeletionsResponse)}
@@ -233,7 +233,7 @@ func TestGCWatch(t *testing.T) {
 	require.Eventually(t, func() bool { return watches() == 2 }, time.Minute, time.Millisecond)
 	require.Eventually(t, func() bool {
 		select {
-		case two.deletions <- deletion("c", 0): // perhaps to the watch that ends
+		case two.deletions <- deletion("c", 0): // the watch that ends may take it
 		default:
 		}
 		return strings.Contains(out.String(), "Pod/c")
@@ -247,12 +247,12 @@ TIME                   OBJECT   NAMESPACE   CAUSE        POLICY
 2030-01-02T03:04:05Z   Pod/a    default     OwnersGone   Background
 `, "\n"))
 	require.Contains(t, r.err, "watching deletions in namespace shop\n")
-	require.Contains(t, r.err, "note: 3 deletions came too fast")
-	require.Contains(t, r.err, "looking for garbage collectors anew: ")
+	require.Contains(t, r.err, "note: 3 deletions are missing")
+	require.Contains(t, r.err, "finding garbage collectors again: ")
 	require.Equal(t, "shop", one.watches[0].GetNamespace())
 }
 
-func TestGCWatchOfThoseThatObserve(t *testing.T) {
+func TestGCWatchOfObservers(t *testing.T) {
 	c := &collector{status: &gcv1.GetStatusResponse{}, deletions: make(chan *gcv1.WatchDeletionsResponse), err: fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "not you")}
 	b, _ := withCollectors(t, map[string]*collector{"gc-1": c}, "gc-1")
 	r := b.run(t, "gc", "watch", "-A")
@@ -269,11 +269,11 @@ func TestGCWatchOfThoseThatObserve(t *testing.T) {
 	interrupt()
 	r = <-done
 	require.Zero(t, r.code)
-	require.Equal(t, "watching deletions everywhere\nnote: no garbage collector of ours deletes now: fsb-ctl gc status\n", r.err)
+	require.Equal(t, "watching deletions in all namespaces\nnote: no garbage collector of Fast Sandbox deletes now; see fsb-ctl gc status\n", r.err)
 	require.Empty(t, c.watches[0].GetNamespace())
 }
 
-// The one that is ready is asked; if it cannot be reached, the next.
+// TestGCReplicas checks that the ready replica is called, and the next one if it is unreachable.
 func TestGCReplicas(t *testing.T) {
 	c := &collector{explained: &gcv1.ExplainObjectResponse{Object: thing("Pod", "a"), State: gcv1.State_STATE_FREE}}
 	b, n := withCollectors(t, map[string]*collector{"gc-1": c, "gc-2": c, "gc-3": c}, "gc-1", "gc-2", "gc-3")
@@ -287,19 +287,19 @@ func TestGCReplicas(t *testing.T) {
 	n.unready["gc-2"], n.unready["gc-3"] = true, true
 	r = b.run(t, "gc", "explain", "pod/a", "--timeout", "100ms")
 	require.Zero(t, r.code, r.err)
-	require.Equal(t, "note: no garbage collector is ready: what it says may be incomplete\n", r.err)
+	require.Equal(t, "note: no garbage collector is ready: the result may be incomplete\n", r.err)
 	n.names = nil
 	r = b.run(t, "gc", "explain", "pod/a", "--gc-namespace", "other")
 	require.Equal(t, 3, r.code)
-	require.Contains(t, r.err, "error: no garbage collector of ours runs in namespace other (COLLECTOR_NOT_FOUND)\nhint: kubectl get pods -A -o wide -l app.kubernetes.io/name=gc")
+	require.Contains(t, r.err, "error: no garbage collector of Fast Sandbox runs in namespace other (COLLECTOR_NOT_FOUND)\nhint: kubectl get pods -A -o wide -l app.kubernetes.io/name=gc")
 	n.err = fault.New(errdefs.ErrPermissionDenied, tunnel.ReasonCluster, "forbidden")
 	require.Equal(t, 9, b.run(t, "gc", "explain", "pod/a").code)
 }
 
-// Only a garbage collector is believed.
+// TestGCIsChecked connects to a server whose certificate is not that of a garbage collector.
 func TestGCIsChecked(t *testing.T) {
 	b, n := withCollectors(t, map[string]*collector{}, "gc-1")
-	n.addresses["gc-1"] = b.addr // the allocator's
+	n.addresses["gc-1"] = b.addr // that of the allocator
 	r := b.run(t, "gc", "explain", "pod/a")
 	require.Equal(t, 9, r.code)
 	require.Contains(t, r.err, "error: connecting to the garbage collector in Pod gc-1: ")

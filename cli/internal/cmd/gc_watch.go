@@ -16,10 +16,10 @@ func newGCWatch(c *cli, g *collectors) *cobra.Command {
 	all := false
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Show what the garbage collector deletes, as it does, and why",
-		Long: `Show each deletion that the garbage collector makes from now on in the namespace of -n, or with -A in all of them and of
-objects outside of namespaces, until Ctrl-C. What others delete is not shown. All replicas are watched: the one that deletes
-may change.`,
+		Short: "Watch the deletions of the garbage collector",
+		Long: `Show each deletion by the garbage collector from now on, with its cause, until Ctrl-C: in the namespace of -n, or with -A in
+all namespaces and of cluster-scoped objects. Deletions by others are not shown. All replicas are watched, because another
+one may become the one that deletes.`,
 		Example:           "  fsb-ctl gc watch -A\n  fsb-ctl gc watch -n shop -o json",
 		Args:              exactly(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -31,11 +31,11 @@ may change.`,
 			return watchDeletions(cmd.Context(), c, *g, &gcv1.WatchDeletionsRequest{Namespace: namespace})
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "deletions everywhere")
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "deletions in all namespaces, and of cluster-scoped objects")
 	return cmd
 }
 
-// deletionWatcher prints what several collectors tell.
+// deletionWatcher prints the deletions of several collectors.
 type deletionWatcher struct {
 	c       *cli
 	in      *gcv1.WatchDeletionsRequest
@@ -43,32 +43,32 @@ type deletionWatcher struct {
 
 	mu    sync.Mutex
 	table *render.Table
-	// expected collectors are watched in this round, opened of them have been reached, enforcing of these delete.
+	// expected is the number of collectors in this round, opened the number of open watches, enforcing the number that delete.
 	expected, opened, enforcing int
 }
 
-// watchDeletions prints until ctx ends, which is no error. When a collector ends, all are looked for anew.
+// watchDeletions prints until ctx ends, which is not an error. When a collector ends, it finds all collectors again.
 func watchDeletions(ctx context.Context, c *cli, g collectors, in *gcv1.WatchDeletionsRequest) error {
-	cluster, err := clusterOf(c, g)
+	cluster, err := g.open(c)
 	if err != nil {
 		return err
 	}
 	w := &deletionWatcher{c: c, in: in, cluster: cluster, table: render.Deletions(c.settings.Output == "wide")}
-	for ever := false; ; {
+	for reached := false; ; {
 		found, err := findCollectors(ctx, c, cluster, g)
 		if err == nil {
 			err = w.round(ctx, found)
 		}
-		ever = ever || w.opened > 0
+		reached = reached || w.opened > 0
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // Ctrl-C is how a watch ends
 		}
-		if !ever || !errdefs.IsUnavailable(err) {
+		if !reached || !errdefs.IsUnavailable(err) {
 			return err
 		}
-		c.infof("looking for garbage collectors anew: %s", explain(err).message)
+		c.infof("finding garbage collectors again: %s", explain(err).message)
 		select {
-		case <-c.Clock.After(retryFirst):
+		case <-c.Clock.After(retries().Initial):
 		case <-ctx.Done():
 		}
 	}
@@ -78,7 +78,7 @@ func watchDeletions(ctx context.Context, c *cli, g collectors, in *gcv1.WatchDel
 func (w *deletionWatcher) round(ctx context.Context, found []tunnel.Pod) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Several at once have no progress to show.
+	// The progress line shows one call only.
 	quiet := *w.c
 	quiet.progress = &progress{w: w.c.Err, clock: w.c.Clock}
 	w.expected, w.opened, w.enforcing = len(found), 0, 0
@@ -91,14 +91,14 @@ func (w *deletionWatcher) round(ctx context.Context, found []tunnel.Pod) error {
 	first := <-results
 	cancel()
 	for range len(found) - 1 {
-		_ = <-results // they were ended by this one
+		_ = <-results // ended by the cancel above
 	}
 	return first
 }
 
 // watch watches one collector until it ends.
 func (w *deletionWatcher) watch(ctx context.Context, c *cli, client gcv1.GarbageCollectorServiceClient) error {
-	status, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*gcv1.GetStatusResponse, error) {
+	status, err := call(ctx, c, "calling "+c.peer, func(ctx context.Context) (*gcv1.GetStatusResponse, error) {
 		return client.GetStatus(ctx, &gcv1.GetStatusRequest{})
 	})
 	if err != nil {
@@ -108,7 +108,7 @@ func (w *deletionWatcher) watch(ctx context.Context, c *cli, client gcv1.Garbage
 	if err != nil {
 		return c.classify(err)
 	}
-	// The header comes when nothing is missed any more; without one the stream has ended.
+	// From the header on, every deletion is sent. Without a header the stream has ended.
 	if header, err := stream.Header(); err == nil && header != nil {
 		w.begin(status)
 	}
@@ -123,7 +123,7 @@ func (w *deletionWatcher) watch(ctx context.Context, c *cli, client gcv1.Garbage
 	}
 }
 
-// begin tells a person, once all collectors are watched, that the silence means something.
+// begin reports, once all collectors are watched, that the watch has begun.
 func (w *deletionWatcher) begin(status *gcv1.GetStatusResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,13 +134,13 @@ func (w *deletionWatcher) begin(status *gcv1.GetStatusResponse) {
 	if w.opened < w.expected {
 		return
 	}
-	where := "everywhere"
+	where := "in all namespaces"
 	if w.in.GetNamespace() != "" {
 		where = "in namespace " + w.in.GetNamespace()
 	}
 	w.c.infof("watching deletions %s", where)
 	if w.enforcing == 0 {
-		w.c.infof("note: no garbage collector of ours deletes now: fsb-ctl gc status")
+		w.c.infof("note: no garbage collector of Fast Sandbox deletes now; see fsb-ctl gc status")
 	}
 }
 
@@ -148,7 +148,7 @@ func (w *deletionWatcher) print(event *gcv1.WatchDeletionsResponse) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if n := event.GetMissed(); n > 0 {
-		w.c.infof("note: %d deletions came too fast and are missing here", n)
+		w.c.infof("note: %d deletions are missing because the client read too slowly", n)
 	}
 	if done, err := w.c.printNext(event); done {
 		return err

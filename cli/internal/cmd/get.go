@@ -13,7 +13,7 @@ func newGet(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:   "get NAME",
 		Short: "Show one sandbox",
-		Long:  "Show one sandbox. A sandbox is visible here from the moment its create was answered.",
+		Long:  "Show one sandbox. A sandbox is visible as soon as its create call has returned.",
 		Example: `  fsb-ctl get web
   fsb-ctl get web -o json`,
 		Args:              exactly("NAME"),
@@ -31,8 +31,8 @@ func newGet(c *cli) *cobra.Command {
 func newDescribe(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:               "describe NAME",
-		Short:             "Show all that is known of a sandbox",
-		Long:              "Show all that is known of a sandbox: what was asked for, where it runs, and its conditions.",
+		Short:             "Show a sandbox in detail",
+		Long:              "Show a sandbox in detail: its specification, its agent and its conditions.",
 		Example:           "  fsb-ctl describe web",
 		Args:              exactly("NAME"),
 		ValidArgsFunction: c.completeSandbox,
@@ -60,7 +60,7 @@ func (c *cli) get(ctx context.Context, name string) (*sandboxv1.Sandbox, error) 
 	return out.GetSandbox(), err
 }
 
-// exactly demands as many arguments as words, which name them.
+// exactly requires one argument for each word, which names it in messages.
 func exactly(words ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {

@@ -6,58 +6,61 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/jaeger"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// Reasons of errors that this program itself finds; servers never send them.
+// Reasons of errors of fsb-ctl itself. Servers never send them.
 const (
-	reasonConnection  fault.Reason = "CONNECTION_FAILED"
-	reasonCertificate fault.Reason = "CERTIFICATE_NOT_ACCEPTED"
-	reasonNoIdentity  fault.Reason = "NO_CERTIFICATE"
-	reasonNoJanitor   fault.Reason = "JANITOR_NOT_FOUND"
-	reasonNoContainer fault.Reason = "CONTAINER_NOT_FOUND"
-	reasonSweepFailed fault.Reason = "SWEEP_INCOMPLETE"
-	reasonNoCollector fault.Reason = "COLLECTOR_NOT_FOUND"
-	reasonNoKind      fault.Reason = "KIND_NOT_FOUND"
-	reasonNoObject    fault.Reason = "OBJECT_NOT_FOUND"
+	reasonConnection   fault.Reason = "CONNECTION_FAILED"
+	reasonCertificate  fault.Reason = "CERTIFICATE_NOT_ACCEPTED"
+	reasonNoIdentity   fault.Reason = "NO_CERTIFICATE"
+	reasonNoJanitor    fault.Reason = "JANITOR_NOT_FOUND"
+	reasonNoContainer  fault.Reason = "CONTAINER_NOT_FOUND"
+	reasonSweepFailed  fault.Reason = "SWEEP_INCOMPLETE"
+	reasonNoCollector  fault.Reason = "COLLECTOR_NOT_FOUND"
+	reasonNoKind       fault.Reason = "KIND_NOT_FOUND"
+	reasonNoObject     fault.Reason = "OBJECT_NOT_FOUND"
+	reasonEditCanceled fault.Reason = "EDIT_CANCELED"
+	reasonNoTrace      fault.Reason = "NO_TRACE"
 )
 
 const envHint = "set FSB_ADDR, FSB_CACERT, FSB_CERT and FSB_KEY; with the local cluster: eval \"$(make -s env)\""
 
-// hint is what to try next, or "".
+// hint returns advice on an error, or "".
 func hint(reason fault.Reason, err error) string {
 	text := err.Error()
 	if fault.IsUnsettled(err) {
-		return "whether the sandbox exists is not known: " + unsettledAdvice(err)
+		return "it is not known whether the sandbox exists: " + unsettledAdvice(err)
 	}
 	switch reason {
 	case reasonConnection:
 		if strings.Contains(text, plaintextSign) {
-			return "the server speaks plaintext: --insecure (FSB_INSECURE=true), or another address"
+			return "the server uses plaintext: use --insecure (FSB_INSECURE=true) or another address"
 		}
-		return "is the allocator up, and its address right? " + envHint
+		return "check that the allocator is running and that its address is correct; " + envHint
 	case reasonCertificate:
 		if strings.Contains(text, "expired") {
-			return "a certificate has expired; get new ones (FSB_CACERT, FSB_CERT, FSB_KEY)"
+			return "a certificate has expired: renew it (FSB_CACERT, FSB_CERT, FSB_KEY)"
 		}
-		return "FSB_CACERT must be the authority of the allocator, and FSB_CERT, FSB_KEY a pair that it issued for the role \"client\""
+		return "FSB_CACERT must be the authority of the server, and FSB_CERT and FSB_KEY a certificate that it issued for the role \"client\""
 	case reasonNoIdentity:
 		return envHint
 	case fault.PoolNotFound:
 		return "fsb-ctl pool list"
 	case fault.NoCapacity:
-		return "try again in a moment, raise the pool's poolMax, or delete sandboxes: fsb-ctl pool list"
+		return "try again later, raise the poolMax of the pool, or delete sandboxes; see fsb-ctl pool list"
 	case fault.PortConflict:
-		return "sandboxes of an agent share its network: use another port, or more agents"
+		return "the sandboxes of an agent share its network: use another port, or more agents"
 	case fault.ImageNotFound:
-		return "check the reference; a private image needs the pool's agents to have its credentials"
+		return "check the reference; for a private image, the agents of the pool need credentials"
 	case fault.ImageInvalid:
-		return "the image itself is broken: push it anew"
+		return "the image is broken: push it again"
 	case fault.ImagePullFailed:
-		return "the node could not fetch the image; is its registry reachable from there?"
+		return "check that the node can reach the registry of the image"
 	case fault.CommandNotFound, fault.CommandNotExecutable:
-		return "give the command's path inside the image: -- /bin/sh -c '...'"
+		return "use the path of the command in the image: -- /bin/sh -c '...'"
 	case fault.UserNotFound:
 		return "the image's USER is not in its /etc/passwd"
 	case fault.WorkingDirInvalid:
@@ -65,36 +68,36 @@ func hint(reason fault.Reason, err error) string {
 	case fault.SandboxNotFound:
 		return "fsb-ctl list"
 	case fault.SandboxExists:
-		return "fsb-ctl delete it first, or leave NAME out and get a new one"
+		return "delete the sandbox first, or omit NAME for a generated name"
 	case fault.RequestIDReused:
-		return "a --request-id stands for one request; use another"
+		return "a --request-id is for one request: use another id"
 	case fault.DeadlineExceeded:
-		return "give it more time: --timeout 5m (an image may have to be pulled first)"
+		return "use a longer timeout, for instance --timeout 5m: the image may have to be pulled first"
 	case fault.PermissionDenied:
 		return "the certificate needs the URI SAN spiffe://fast-sandbox.io/client"
 	case fault.Overloaded, fault.NotLeader, fault.AgentUnavailable, fault.RuntimeUnavailable, fault.APIUnavailable:
-		return "this should pass; try again, with a longer --timeout"
+		return "this is temporary: try again with a longer --timeout"
 	case fault.SandboxTerminating:
-		return "it is being deleted; wait for that to end: fsb-ctl delete NAME"
+		return "the sandbox is being deleted: wait for the end with fsb-ctl delete NAME"
 	case fault.PhaseConflict:
 		return "fsb-ctl describe NAME"
 	case fault.Internal:
-		return "the allocator's log has the details; -v prints the trace id to look for"
+		return "the log of the server has the details; -v prints the trace id"
 	default:
 		return clusterHint(reason, err)
 	}
 }
 
-// clusterHint is hint for the errors that come on the way to a janitor or a garbage collector, and from those.
+// clusterHint returns advice on errors of the cluster, the janitors, the garbage collectors and the trace store.
 func clusterHint(reason fault.Reason, err error) string {
 	switch reason {
 	case tunnel.ReasonNoCluster:
-		return "--kubeconfig FILE (or KUBECONFIG) and --context say which cluster"
+		return "select a cluster with --kubeconfig FILE (or KUBECONFIG) and --context"
 	case tunnel.ReasonCluster:
 		if errdefs.IsPermissionDenied(err) || errdefs.IsUnauthorized(err) {
-			return "your user must be allowed to list pods, and to get and create pods/portforward, in " + systemNamespace
+			return "the user of the kubeconfig must be allowed to list pods, and to get and create pods/portforward, in the namespace"
 		}
-		return "is the cluster up, and the kubeconfig right? kubectl get nodes"
+		return "check the cluster and the kubeconfig: kubectl get nodes"
 	case tunnel.ReasonPod:
 		return "kubectl get pods -n " + systemNamespace + " -o wide"
 	case reasonNoJanitor:
@@ -104,17 +107,21 @@ func clusterHint(reason fault.Reason, err error) string {
 	case reasonNoKind:
 		return "kubectl api-resources"
 	case reasonNoObject:
-		return "is it there, and in this namespace (-n)? Its kind may be one that is not watched: fsb-ctl gc status"
+		return "check the name and the namespace (-n); the kind may not be watched: fsb-ctl gc status"
 	case reasonNoContainer:
 		return "fsb-ctl janitor verdicts"
 	case reasonSweepFailed:
-		return "the janitor tries again by itself; its log has the details"
+		return "the janitor repeats the deletion; its log has the details"
+	case jaeger.ReasonUnavailable:
+		return "set --jaeger-address (FSB_JAEGER_ADDRESS); the local cluster has a trace store after: make trace"
+	case jaeger.ReasonNotFound, reasonNoTrace:
+		return "spans are exported some seconds after a call, and only if a trace store is configured: make trace"
 	default:
 		return ""
 	}
 }
 
-// unsettledAdvice is what to do after a create that may have been carried out.
+// unsettledAdvice returns what to do after a create with an unknown outcome.
 func unsettledAdvice(err error) string {
 	var f *fault.Error
 	if errors.As(err, &f) {

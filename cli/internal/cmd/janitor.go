@@ -23,21 +23,22 @@ const (
 	systemNamespace = "fast-sandbox-system"
 )
 
-// janitors is which janitors a command asks, and how they are found.
+// janitors selects janitors.
 type janitors struct {
-	node, namespace, kubeconfig, context string
+	clusterOptions
+	node, namespace string
 }
 
 func newJanitor(c *cli) *cobra.Command {
 	j := &janitors{}
 	cmd := &cobra.Command{
-		Use: "janitor", Aliases: []string{"janitors"}, Short: "See what the janitors of the nodes would remove, and have them do it",
-		Long: `On each node a janitor removes containers that nobody owns any more, and what is left of containers. It needs nobody to do
-that; these commands show what it makes of the node, and why, and have it clean up at once.
+		Use: "janitor", Aliases: []string{"janitors"}, Short: "Show what the janitors of the nodes would delete, and start a sweep",
+		Long: `On each node, a janitor deletes containers without an owner, and remnants of containers. It does so by itself. These commands
+show its verdicts with their reasons, and start a sweep at once.
 
-A janitor is reached through the Kubernetes API server, as "kubectl port-forward" does it, by the kubeconfig that kubectl uses:
-reading and port-forwarding to Pods in the janitors' namespace must be allowed. Inside, it is mutual TLS with the same
-certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
+A janitor is reached through the Kubernetes API server, as with "kubectl port-forward", with the kubeconfig of kubectl. The
+user must be allowed to list Pods and to port-forward to them in the janitors' namespace. The connection inside is mutual
+TLS with the certificates of the other commands (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 		Example: `  fsb-ctl janitor verdicts
   fsb-ctl janitor sweep --dry-run --node worker-3`,
 		Args: cobra.ArbitraryArgs,
@@ -49,10 +50,9 @@ certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 		},
 	}
 	fs := cmd.PersistentFlags()
-	fs.StringVar(&j.node, "node", "", "only the janitor of this `node` (default: those of all nodes, one after the other)")
-	fs.StringVar(&j.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
-	fs.StringVar(&j.context, "context", "", "`context` of the kubeconfig (default: its current one)")
-	fs.StringVar(&j.namespace, "janitor-namespace", systemNamespace, "`namespace` that the janitors run in")
+	fs.StringVar(&j.node, "node", "", "only the janitor of this `node` (default: the janitors of all nodes, one after the other)")
+	j.addFlags(cmd, fs)
+	fs.StringVar(&j.namespace, "janitor-namespace", systemNamespace, "`namespace` of the janitors")
 	cmd.AddCommand(newJanitorVerdicts(c, j), newJanitorSweep(c, j))
 	for _, sub := range cmd.Commands() {
 		_ = sub.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -64,13 +64,13 @@ certificates as everywhere (FSB_CACERT, FSB_CERT, FSB_KEY).`,
 	return cmd
 }
 
-// find returns the janitors' Pods.
+// findJanitors returns the Pods of the janitors.
 func findJanitors(ctx context.Context, c *cli, j janitors) (Cluster, []tunnel.Pod, error) {
-	cluster, err := c.Cluster(tunnel.Options{Kubeconfig: j.kubeconfig, Context: j.context, Getenv: c.Getenv})
+	cluster, err := j.open(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := call(ctx, c, "looking for janitors", func(ctx context.Context) ([]tunnel.Pod, error) {
+	found, err := call(ctx, c, "finding janitors", func(ctx context.Context) ([]tunnel.Pod, error) {
 		return cluster.Pods(ctx, tunnel.Selector{Namespace: j.namespace, Labels: janitorLabels, Node: j.node})
 	})
 	if err != nil {
@@ -86,7 +86,7 @@ func findJanitors(ctx context.Context, c *cli, j janitors) (Cluster, []tunnel.Po
 	return nil, nil, fault.New(errdefs.ErrNotFound, reasonNoJanitor, "no janitor runs %s", where)
 }
 
-// janitorNodes completes nodes that have a janitor.
+// janitorNodes returns the nodes that have a janitor.
 func janitorNodes(ctx context.Context, c *cli, j janitors) ([]string, error) {
 	j.node = ""
 	_, found, err := findJanitors(ctx, c, j)
@@ -97,8 +97,8 @@ func janitorNodes(ctx context.Context, c *cli, j janitors) ([]string, error) {
 	return slices.Compact(nodes), err
 }
 
-// eachJanitor calls do with each janitor, one after the other, and goes on after a failure: it tells of all but the first and
-// returns that.
+// eachJanitor calls do with each janitor, one after the other, and continues after an error. It returns the first error and
+// reports the others.
 func eachJanitor(ctx context.Context, c *cli, j janitors, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
 	cluster, found, err := findJanitors(ctx, c, j)
 	if err != nil {
@@ -122,12 +122,12 @@ func eachJanitor(ctx context.Context, c *cli, j janitors, do func(context.Contex
 
 // atJanitor calls do with one janitor.
 func atJanitor(ctx context.Context, c *cli, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
-	return c.at(ctx, cluster, p, remote{"the janitor of node " + p.Node, rpc.RoleJanitor}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
+	return c.at(ctx, cluster, p, remote{"the janitor of node " + p.Node, rpc.RoleJanitor, remotePort}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		return do(ctx, c, janitorv1.NewJanitorServiceClient(conn))
 	})
 }
 
-// verdictFilter is which verdicts a command is about.
+// verdictFilter selects verdicts.
 type verdictFilter struct{ actions, reasons []string }
 
 func (f *verdictFilter) addReasons(cmd *cobra.Command, usage string) {

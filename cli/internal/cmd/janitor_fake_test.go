@@ -19,6 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/kinds"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -29,9 +30,9 @@ type janitor struct {
 
 	verdicts []*janitorv1.Verdict
 	events   []*janitorv1.WatchVerdictsResponse
-	hold     bool // a watch goes on when all events are sent
+	hold     bool // a watch continues when all events are sent
 	results  []*janitorv1.SweepResponse
-	err      error // of each call, once what it sends is sent
+	err      error // of each call, after its messages
 
 	mu     sync.Mutex
 	lists  []*janitorv1.ListVerdictsRequest
@@ -74,9 +75,9 @@ type nodes struct {
 	addresses map[string]string // of janitors, by node
 	names     []string          // in their order
 	err       error             // of finding them
-	refuse    map[string]error  // of reaching one, by node
+	refuse    map[string]error  // errors of connections, by node
 	portless  bool
-	broken    int // so many tunnels break at once
+	broken    int // number of tunnels that break at once
 
 	mu        sync.Mutex
 	options   tunnel.Options
@@ -105,12 +106,16 @@ func (n *nodes) Pods(_ context.Context, s tunnel.Selector) ([]tunnel.Pod, error)
 	return out, nil
 }
 
+func (n *nodes) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, error) {
+	return nil, errNotAsked
+}
+
 func (n *nodes) Kinds(context.Context) (kinds.List, error) { return nil, errNotAsked }
 
 func (n *nodes) Names(context.Context, kinds.Kind, string) ([]string, error) { return nil, errNotAsked }
 
-// errNotAsked is of what no command about janitors needs.
-var errNotAsked = errors.New("janitors have nothing to do with that")
+// errNotAsked is the error of calls that no command about janitors makes.
+var errNotAsked = errors.New("unexpected call")
 
 func (n *nodes) Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, error) {
 	n.mu.Lock()
@@ -121,7 +126,7 @@ func (n *nodes) Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, e
 		return nil, err
 	}
 	if port != 9090 {
-		return nil, fmt.Errorf("nobody listens on %d", port)
+		return nil, fmt.Errorf("connection refused: port %d", port)
 	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", n.addresses[p.Node])
@@ -131,8 +136,8 @@ func (n *nodes) Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, e
 	return conn, err
 }
 
-// withJanitors is a bench whose cluster has these janitors, by node.
-func withJanitors(t *testing.T, byNode map[string]*janitor, names ...string) (*bench, *nodes) {
+// withJanitors returns a harness whose cluster has these janitors, by node.
+func withJanitors(t *testing.T, byNode map[string]*janitor, names ...string) (*harness, *nodes) {
 	t.Helper()
 	b := start(t, &fake{})
 	n := &nodes{names: names, addresses: map[string]string{}, refuse: map[string]error{}}
@@ -146,7 +151,7 @@ func withJanitors(t *testing.T, byNode map[string]*janitor, names ...string) (*b
 	return b, n
 }
 
-func serveJanitor(t *testing.T, b *bench, j *janitor) string {
+func serveJanitor(t *testing.T, b *harness, j *janitor) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
@@ -177,7 +182,7 @@ func kept(node, id string) *janitorv1.Verdict {
 	return verdictOn(node, id, janitorv1.Action_ACTION_KEEP, janitorv1.Reason_REASON_ASSIGNED)
 }
 
-// orphan has no custom resource any more.
+// orphan returns the verdict on a container whose custom resource no longer exists.
 func orphan(node, id string) *janitorv1.Verdict {
 	v := verdictOn(node, id, janitorv1.Action_ACTION_DELETE, janitorv1.Reason_REASON_SANDBOX_ABSENT)
 	o := v.GetObservation()
@@ -205,5 +210,5 @@ func swept(o janitorv1.SweepResponse_Outcome, v *janitorv1.Verdict, message stri
 	return &janitorv1.SweepResponse{Outcome: o, Verdict: v, Message: message}
 }
 
-// away is what a tunnel says of an API server or a Pod that cannot be reached.
+// away returns the error of a tunnel to an API server or a Pod that cannot be reached.
 func away(reason fault.Reason) error { return fault.New(errdefs.ErrUnavailable, reason, "it is away") }

@@ -20,12 +20,12 @@ func newJanitorSweep(c *cli, j *janitors) *cobra.Command {
 	f, in := &verdictFilter{}, &janitorv1.SweepRequest{}
 	cmd := &cobra.Command{
 		Use:   "sweep [CONTAINER...]",
-		Short: "Have janitors delete at once what is to be deleted",
-		Long: `Have janitors scan their nodes, judge everything anew by the API server's own word, and delete what is to be deleted:
-everything, or only what belongs to the CONTAINERs named. What is to be kept is kept, whoever names it. --dry-run deletes
-nothing and shows what would be.
+		Short: "Start a sweep of the nodes at once",
+		Long: `Have the janitors scan their nodes, check every verdict against the API server, and delete what has the verdict Delete:
+everything, or only what belongs to the CONTAINERs. A container with another verdict is kept even if it is named.
+--dry-run deletes nothing and shows what would be deleted.
 
-A janitor goes on by itself with what it could not delete; the exit code is then 1.`,
+A janitor repeats deletions that fail by itself; the exit code is then 1.`,
 		Example: `  fsb-ctl janitor sweep --dry-run
   fsb-ctl janitor sweep --node worker-3
   fsb-ctl janitor sweep 5f0c9a52-7f0e-4a76-9a54-0d1c7b0d7d1c-1
@@ -44,23 +44,23 @@ A janitor goes on by itself with what it could not delete; the exit code is then
 			return sweepNodes(cmd.Context(), c, *j, in)
 		},
 	}
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "delete nothing, and show what would be deleted")
-	f.addReasons(cmd, "only what is to be deleted for one of these `reasons`, as verdicts shows them")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "delete nothing and show what would be deleted")
+	f.addReasons(cmd, "only deletions for one of these `reasons`, as verdicts shows them")
 	return cmd
 }
 
-// sweeper prints what became of things, as it is told.
+// sweeper prints the results of a sweep as they arrive.
 type sweeper struct {
 	c       *cli
 	table   *render.Table
 	results []*janitorv1.SweepResponse
 	failed  int
-	// missing are results of names that no janitor has known yet, by name.
+	// missing are the results of containers that no janitor has found yet, by name.
 	missing map[string]*janitorv1.SweepResponse
 	known   map[string]bool
 }
 
-// sweep has one janitor after the other sweep its node.
+// sweepNodes runs the sweeps of the janitors one after the other.
 func sweepNodes(ctx context.Context, c *cli, j janitors, in *janitorv1.SweepRequest) error {
 	s := &sweeper{c: c, table: render.Sweeps(), missing: map[string]*janitorv1.SweepResponse{}, known: map[string]bool{}}
 	err := eachJanitor(ctx, c, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
@@ -72,9 +72,9 @@ func sweepNodes(ctx context.Context, c *cli, j janitors, in *janitorv1.SweepRequ
 	return err
 }
 
-// at has one janitor sweep.
+// at runs the sweep of one janitor.
 func (s *sweeper) at(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient, in *janitorv1.SweepRequest) error {
-	doing := "sweeping by " + c.peer
+	doing := "sweep by " + c.peer
 	o, err := openStream(ctx, c, doing, func(ctx context.Context) (grpc.ServerStreamingClient[janitorv1.SweepResponse], error) {
 		return client.Sweep(ctx, in)
 	})
@@ -91,11 +91,11 @@ func (s *sweeper) at(ctx context.Context, c *cli, client janitorv1.JanitorServic
 	return c.classify(err)
 }
 
-// take notes a result and prints it where results are printed one by one.
+// take records a result, and prints it if results are printed one by one.
 func (s *sweeper) take(m *janitorv1.SweepResponse) error {
 	id := m.GetVerdict().GetContainerId()
 	if m.GetOutcome() == janitorv1.SweepResponse_OUTCOME_NOT_FOUND {
-		s.missing[id] = m // it may be on another node
+		s.missing[id] = m // the container may be on another node
 		return nil
 	}
 	s.known[id] = true
@@ -110,7 +110,7 @@ func (s *sweeper) print(m *janitorv1.SweepResponse) error {
 	s.c.progress.pause()
 	switch s.c.settings.Output {
 	case "json", "yaml":
-		return nil // as one, at the end
+		return nil // printed together at the end
 	case "name":
 		switch m.GetOutcome() {
 		case janitorv1.SweepResponse_OUTCOME_DELETED, janitorv1.SweepResponse_OUTCOME_WOULD_DELETE:
@@ -122,7 +122,7 @@ func (s *sweeper) print(m *janitorv1.SweepResponse) error {
 	return s.table.Flush(s.c.Out)
 }
 
-// finish prints what is known at the end, and returns the error that follows from it.
+// finish prints the results that are known only at the end, and returns the error of the sweep.
 func (s *sweeper) finish(in *janitorv1.SweepRequest, oneNode bool) error {
 	var nowhere []string
 	for _, id := range in.GetContainerIds() {
@@ -132,7 +132,7 @@ func (s *sweeper) finish(in *janitorv1.SweepRequest, oneNode bool) error {
 		}
 		nowhere = append(nowhere, id)
 		if !oneNode {
-			m.Verdict.NodeName = "" // it is on none
+			m.Verdict.NodeName = "" // it is on no node
 		}
 		if err := s.print(m); err != nil {
 			return err
@@ -148,7 +148,7 @@ func (s *sweeper) finish(in *janitorv1.SweepRequest, oneNode bool) error {
 	case s.failed > 0:
 		return fault.New(errdefs.ErrUnknown, reasonSweepFailed, "%d of %d could not be deleted", s.failed, len(s.results))
 	case len(nowhere) > 0:
-		return fault.New(errdefs.ErrNotFound, reasonNoContainer, "no node asked has %s", strings.Join(nowhere, ", "))
+		return fault.New(errdefs.ErrNotFound, reasonNoContainer, "no node has %s", strings.Join(nowhere, ", "))
 	}
 	return nil
 }

@@ -130,10 +130,10 @@ GONE      node-1   container   a-longer-id-1   default/web   Delete   SandboxAbs
 	n.names = []string{"node-1", "node-2"}
 	r = b.run(t, "janitor", "verdicts", "-w")
 	require.Equal(t, 2, r.code)
-	require.Contains(t, r.err, "there are 2 janitors, and --node names one")
+	require.Contains(t, r.err, "there are 2 janitors: --node is required")
 }
 
-// Ctrl-C is how a watch ends.
+// TestJanitorWatchIsInterrupted ends a watch by Ctrl-C.
 func TestJanitorWatchIsInterrupted(t *testing.T) {
 	j := &janitor{hold: true, events: []*janitorv1.WatchVerdictsResponse{{Type: janitorv1.WatchVerdictsResponse_TYPE_SYNCED}}}
 	b, _ := withJanitors(t, map[string]*janitor{"node-1": j}, "node-1")
@@ -193,7 +193,7 @@ node-2   snapshot    u2-1        <none>        WouldDelete   Leftover        <no
 	})
 }
 
-// What is named is looked for on all nodes, and is missing only if none has it.
+// TestJanitorSweepOfContainers names containers: each node is searched, and a container is missing if no node has it.
 func TestJanitorSweepOfContainers(t *testing.T) {
 	notFound := janitorv1.SweepResponse_OUTCOME_NOT_FOUND
 	bare := func(node, id string) *janitorv1.Verdict { return &janitorv1.Verdict{NodeName: node, ContainerId: id} }
@@ -215,7 +215,7 @@ node-1   container   u1-1        default/web   Kept      Assigned   <none>
 node-2   container   u2-1        default/web   Deleted   SandboxAbsent   <none>
 <none>   <none>      u3-1        <none>        NotFound   <none>          <none>
 `, "\n"), r.out)
-	require.Contains(t, r.err, "error: no node asked has u3-1 (CONTAINER_NOT_FOUND)\nhint: fsb-ctl janitor verdicts")
+	require.Contains(t, r.err, "error: no node has u3-1 (CONTAINER_NOT_FOUND)\nhint: fsb-ctl janitor verdicts")
 }
 
 func TestJanitorsThatCannotBeReached(t *testing.T) {
@@ -226,9 +226,9 @@ func TestJanitorsThatCannotBeReached(t *testing.T) {
 	n.refuse["node-1"], n.refuse["node-3"] = forbidden, forbidden
 	r := b.run(t, "janitor", "verdicts")
 	require.Equal(t, 9, r.code)
-	require.Contains(t, r.out, "u2-1", "the others are told of")
+	require.Contains(t, r.out, "u2-1", "the other nodes are printed")
 	require.Contains(t, r.err, "error: node node-3: port-forwarding")
-	require.Contains(t, r.err, "error: node node-1: port-forwarding to Pod janitor-node-1: forbidden (CLUSTER_REFUSED)\nhint: your user must be allowed")
+	require.Contains(t, r.err, "error: node node-1: port-forwarding to Pod janitor-node-1: forbidden (CLUSTER_REFUSED)\nhint: the user of the kubeconfig must be allowed")
 
 	clear(n.refuse)
 	byNode["node-2"].err = fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "not now")
@@ -252,17 +252,17 @@ func TestJanitorsThatCannotBeReached(t *testing.T) {
 	n.err = away(tunnel.ReasonCluster)
 	r = b.run(t, "janitor", "sweep", "--timeout", "50ms")
 	require.Equal(t, 7, r.code)
-	require.Contains(t, r.err, "error: it is away (CLUSTER_REFUSED)\nhint: is the cluster up")
+	require.Contains(t, r.err, "error: it is away (CLUSTER_REFUSED)\nhint: check the cluster")
 	b.cluster = func(tunnel.Options) (cmd.Cluster, error) {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, tunnel.ReasonNoCluster, "no configuration")
 	}
 	r = b.run(t, "janitor", "verdicts")
 	require.Equal(t, 2, r.code)
-	require.Contains(t, r.err, "error: no configuration (NO_CLUSTER)\nhint: --kubeconfig FILE")
+	require.Contains(t, r.err, "error: no configuration (NO_CLUSTER)\nhint: select a cluster with --kubeconfig FILE")
 }
 
-// A tunnel that breaks before anything was said through it is made anew.
-func TestJanitorTunnelsAreMadeAnew(t *testing.T) {
+// TestJanitorTunnelIsOpenedAgain breaks a tunnel before its first byte.
+func TestJanitorTunnelIsOpenedAgain(t *testing.T) {
 	b, n := withJanitors(t, twoNodes(), "node-1")
 	b.clock = clock.RealClock{}
 	n.broken = 1
@@ -272,10 +272,10 @@ func TestJanitorTunnelsAreMadeAnew(t *testing.T) {
 	require.Equal(t, 2, n.dials)
 }
 
-// Only a janitor is believed.
+// TestJanitorsAreChecked connects to a server whose certificate is not that of a janitor.
 func TestJanitorsAreChecked(t *testing.T) {
 	b, n := withJanitors(t, twoNodes(), "node-1")
-	n.addresses["node-1"] = b.addr // the allocator's
+	n.addresses["node-1"] = b.addr // that of the allocator
 	r := b.run(t, "janitor", "verdicts")
 	require.Equal(t, 9, r.code)
 	require.Contains(t, r.err, "error: node node-1: connecting to the janitor of node node-1: ")

@@ -15,12 +15,12 @@ func newJanitorVerdicts(c *cli, j *janitors) *cobra.Command {
 	f, watch := &verdictFilter{}, false
 	cmd := &cobra.Command{
 		Use: "verdicts", Aliases: []string{"verdict", "list", "ls"},
-		Short: "Show what janitors make of their nodes, and why",
-		Long: `Show what janitors make of every container of ours on their nodes, and of what is left of containers: Keep, Wait (it cannot
-be told yet) or Delete, and the reason. -o wide shows the evidence, -o json and -o yaml all of it.
+		Short: "Show the verdicts of the janitors and their reasons",
+		Long: `Show the verdict of the janitors on each container of Fast Sandbox and on each remnant: Keep, Wait (not decided yet) or
+Delete, with the reason. -o wide shows the evidence, -o json and -o yaml all of it.
 
-It is judged by what the janitor knows at this moment. Before it deletes anything it asks the API server again: "sweep
---dry-run" does that, too.`,
+A verdict is based on the present knowledge of the janitor. Before a deletion, the janitor checks it against the API server;
+"sweep --dry-run" does that too.`,
 		Example: `  fsb-ctl janitor verdicts
   fsb-ctl janitor verdicts --node worker-3 --action delete,wait -o wide
   fsb-ctl janitor verdicts --reason agent-pod-gone -o json
@@ -41,15 +41,15 @@ It is judged by what the janitor knows at this moment. Before it deletes anythin
 	cmd.Flags().StringSliceVar(&f.actions, "action", nil, "only these `actions`: "+strings.Join(render.VerdictActions(), ", "))
 	_ = cmd.RegisterFlagCompletionFunc("action", cobra.FixedCompletions(render.VerdictActions(), cobra.ShellCompDirectiveNoFileComp))
 	f.addReasons(cmd, "only these `reasons`: "+strings.Join(render.VerdictReasons(), ", "))
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on with what changes, until Ctrl-C; on one node")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "continue with changes, until Ctrl-C; on one node only")
 	return cmd
 }
 
-// listVerdicts prints those of the janitors that answered, whatever became of the others.
+// listVerdicts prints the verdicts of the janitors that answer. It returns the first error of the others.
 func listVerdicts(ctx context.Context, c *cli, j janitors, in *janitorv1.ListVerdictsRequest) error {
 	var all []*janitorv1.Verdict
 	failed := eachJanitor(ctx, c, j, func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
-		out, err := call(ctx, c, "asking "+c.peer, func(ctx context.Context) (*janitorv1.ListVerdictsResponse, error) {
+		out, err := call(ctx, c, "calling "+c.peer, func(ctx context.Context) (*janitorv1.ListVerdictsResponse, error) {
 			return client.ListVerdicts(ctx, in)
 		})
 		all = append(all, out.GetVerdicts()...)
@@ -91,14 +91,14 @@ func verdictIDs(all []*janitorv1.Verdict) []string {
 	return ids
 }
 
-// watchVerdicts prints until ctx ends, which is no error.
+// watchVerdicts prints until ctx ends, which is not an error.
 func watchVerdicts(ctx context.Context, c *cli, j janitors, in *janitorv1.WatchVerdictsRequest) error {
 	cluster, found, err := findJanitors(ctx, c, j)
 	if err != nil {
 		return err
 	}
 	if len(found) > 1 {
-		return usagef("--watch looks at one node: there are %d janitors, and --node names one", len(found))
+		return usagef("--watch is for one node and there are %d janitors: --node is required", len(found))
 	}
 	err = atJanitor(ctx, c, cluster, found[0], func(ctx context.Context, c *cli, client janitorv1.JanitorServiceClient) error {
 		w := &verdictWatcher{c: c, columns: render.Columns{Event: true, Wide: c.settings.Output == "wide"}}
@@ -127,7 +127,7 @@ type verdictWatcher struct {
 	synced  bool
 }
 
-// print writes one change. Rows before SYNCED are held back, so that they share widths.
+// print prints one change. Rows before SYNCED are collected, so that they share column widths.
 func (w *verdictWatcher) print(event *janitorv1.WatchVerdictsResponse) error {
 	synced := event.GetType() == janitorv1.WatchVerdictsResponse_TYPE_SYNCED
 	w.synced = w.synced || synced
@@ -149,14 +149,14 @@ func (w *verdictWatcher) print(event *janitorv1.WatchVerdictsResponse) error {
 	return w.table.Flush(w.c.Out)
 }
 
-// begun is a stream with its first message, which is nil where it has none.
+// begun is a stream with its first message; nil if it has none.
 type begun[T any] struct {
 	stream grpc.ServerStreamingClient[T]
 	first  *T
 }
 
-// openStream opens a stream. Only this much is repeated while the server is unavailable, and bounded by the timeout. The
-// error of a stream without a message is io.EOF.
+// openStream opens a stream. Only the opening is repeated while the server is unavailable, and bounded by the timeout. The
+// error of a stream without messages is io.EOF.
 func openStream[T any](ctx context.Context, c *cli, doing string, open func(context.Context) (grpc.ServerStreamingClient[T], error)) (begun[T], error) {
 	return call(ctx, c, doing, func(callCtx context.Context) (begun[T], error) {
 		streamCtx, release := opening(ctx, callCtx, false)

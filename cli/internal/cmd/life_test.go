@@ -12,18 +12,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-func TestDeleteWaitsUntilGone(t *testing.T) {
-	w := newWorld(0)
+func TestDeleteWaits(t *testing.T) {
+	w := newLiveAllocator(0)
 	f := w.fake()
-	// The record goes a little after the deletion was accepted.
+	// The record is deleted some time after the deletion was accepted.
 	f.remove = func(_ context.Context, in *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
 		w.mu.Lock()
 		s := w.sandboxes[in.GetName()]
@@ -46,7 +48,7 @@ func TestDeleteWaitsUntilGone(t *testing.T) {
 	<-watched
 	select {
 	case r := <-done:
-		t.Fatalf("it did not wait: %+v", r)
+		t.Fatalf("delete returned before the sandbox was deleted: %+v", r)
 	case <-time.After(50 * time.Millisecond):
 	}
 	w.change(func() { delete(w.sandboxes, "web") })
@@ -59,7 +61,7 @@ func TestDeleteWaitsUntilGone(t *testing.T) {
 	require.Equal(t, "sandbox \"web\" deletion accepted\n", b.run(t, "delete", "web", "--wait=false").out)
 	require.Nil(t, w.deletes[1].GetGracePeriod())
 
-	t.Run("another sandbox took the name", func(t *testing.T) {
+	t.Run("another sandbox has the name", func(t *testing.T) {
 		f.watch = func(_ *sandboxv1.WatchSandboxesRequest, s sandboxv1.SandboxService_WatchSandboxesServer) error {
 			other := running("web")
 			other.Uid = "another"
@@ -71,14 +73,14 @@ func TestDeleteWaitsUntilGone(t *testing.T) {
 		}
 		require.Zero(t, b.run(t, "delete", "web").code)
 	})
-	t.Run("not there", func(t *testing.T) {
+	t.Run("not found", func(t *testing.T) {
 		require.Equal(t, 3, b.run(t, "delete", "none").code)
 		require.Zero(t, b.run(t, "delete", "none", "--ignore-not-found").code)
 	})
 }
 
 func TestDeleteMany(t *testing.T) {
-	w := newWorld(0)
+	w := newLiveAllocator(0)
 	f := w.fake()
 	f.list = func(_ context.Context, in *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
 		w.mu.Lock()
@@ -127,7 +129,10 @@ func TestUpdate(t *testing.T) {
 	for line, want := range map[string]*sandboxv1.UpdateSandboxRequest{
 		"--ttl 10m":                     updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: timestamppb.New(now.Add(10 * time.Minute))}}, "spec.expire_time"),
 		"--expire 2031-01-01T00:00:00Z": updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: at}}, "spec.expire_time"),
-		"--no-expire":                   updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{}}, "spec.expire_time"),
+		"--grace 30s --ttl-after-finished 1h": updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{
+			TerminationGracePeriod: durationpb.New(30 * time.Second), TtlAfterFinished: durationpb.New(time.Hour),
+		}}, "spec.termination_grace_period", "spec.ttl_after_finished"),
+		"--no-expire": updateOf(&sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{}}, "spec.expire_time"),
 		"--reset --failure-policy manual": updateOf(&sandboxv1.Sandbox{Uid: "uid-web", Spec: &sandboxv1.SandboxSpec{
 			ResetRevision: timestamppb.New(now), FailurePolicy: sandboxv1.FailurePolicy_FAILURE_POLICY_MANUAL,
 		}}, "spec.failure_policy", "spec.reset_revision"),
@@ -146,7 +151,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// A reset asked for by a clock that is behind the one that asked for the last is a reset nevertheless.
+// TestResetBehindAnotherClock resets a sandbox that another machine, whose clock is ahead, has reset before.
 func TestResetBehindAnotherClock(t *testing.T) {
 	var got *sandboxv1.UpdateSandboxRequest
 	f := mesh()
@@ -187,8 +192,8 @@ func TestLogs(t *testing.T) {
 	require.Nil(t, got.TailLines)
 }
 
-// TestLogsGoOnAfterABreak ends the stream in the middle: what was printed is not printed again, and nothing is missing.
-func TestLogsGoOnAfterABreak(t *testing.T) {
+// TestLogsContinueAfterBreak breaks the stream: nothing is printed twice, and nothing is missing.
+func TestLogsContinueAfterBreak(t *testing.T) {
 	var mu sync.Mutex
 	tries := 0
 	b := start(t, &fake{logs: func(in *sandboxv1.StreamLogsRequest, s sandboxv1.SandboxService_StreamLogsServer) error {
@@ -248,7 +253,7 @@ func TestWatch(t *testing.T) {
 		go func() { done <- b.runTo(ctx, out, args...) }()
 		require.Eventually(t, func() bool {
 			return strings.Contains(out.String(), "Error")
-		}, 5*time.Second, 5*time.Millisecond, "the last change is the exit")
+		}, testkit.Timeout, testkit.Tick, "the last change is the exit")
 		interrupt()
 		return <-done
 	}
@@ -259,7 +264,7 @@ func TestWatch(t *testing.T) {
 		f := strings.Fields(line)
 		events = append(events, strings.Join(f[:3], " "))
 	}
-	// The break in between repeats nothing and tells of what went.
+	// Nothing is repeated after the break, and the deletion during the break is printed.
 	require.Equal(t, []string{"EVENT NAME PHASE", "ADDED web Running", "ADDED going Running", "DELETED going Running", "MODIFIED web Failed"}, events)
 
 	r = run("watch", "-o", "json")

@@ -11,10 +11,10 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// pageSize is how many sandboxes are asked for at a time.
+// pageSize is the number of sandboxes in one call.
 const pageSize = 500
 
-// selection is which sandboxes a command is about.
+// selection selects sandboxes.
 type selection struct {
 	all            bool
 	selector, pool string
@@ -23,8 +23,8 @@ type selection struct {
 
 func (s *selection) addFlags(c *cli, cmd *cobra.Command, phases bool) {
 	fs := cmd.Flags()
-	fs.StringVarP(&s.selector, "selector", "l", "", "only those whose labels match: `key=value,key2!=value2`")
-	fs.StringVar(&s.pool, "pool", "", "only those of this `pool`")
+	fs.StringVarP(&s.selector, "selector", "l", "", "only sandboxes whose labels match the `selector` key=value,key2!=value2")
+	fs.StringVar(&s.pool, "pool", "", "only sandboxes of this `pool`")
 	_ = cmd.RegisterFlagCompletionFunc("pool", c.completePools)
 	if phases {
 		s.addPhases(cmd, fs)
@@ -32,8 +32,8 @@ func (s *selection) addFlags(c *cli, cmd *cobra.Command, phases bool) {
 }
 
 func (s *selection) addPhases(cmd *cobra.Command, fs *pflag.FlagSet) {
-	fs.BoolVarP(&s.all, "all-namespaces", "A", false, "those of all namespaces")
-	fs.StringSliceVar(&s.phases, "phase", nil, "only those in one of these `phases`: "+strings.Join(render.Phases(), ", "))
+	fs.BoolVarP(&s.all, "all-namespaces", "A", false, "sandboxes of all namespaces")
+	fs.StringSliceVar(&s.phases, "phase", nil, "only sandboxes in one of these `phases`: "+strings.Join(render.Phases(), ", "))
 	_ = cmd.RegisterFlagCompletionFunc("phase", cobra.FixedCompletions(render.Phases(), cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -58,7 +58,7 @@ func newList(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls", "ps"},
 		Short: "List sandboxes",
-		Long:  "List the sandboxes of a namespace, in the order of their names.",
+		Long:  "List the sandboxes of a namespace, sorted by name.",
 		Example: `  fsb-ctl list
   fsb-ctl list -A -o wide
   fsb-ctl list -l team=red --phase Running,Pending
@@ -77,7 +77,7 @@ func newList(c *cli) *cobra.Command {
 		},
 	}
 	s.addFlags(c, cmd, true)
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on with what changes")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "continue with changes, until Ctrl-C")
 	return cmd
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -15,55 +16,104 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
+// logsOptions are the flags of `logs`.
+type logsOptions struct {
+	follow, direct bool
+	tail           int64
+	since          time.Duration
+	cluster        clusterOptions
+}
+
 func newLogs(c *cli) *cobra.Command {
-	var follow bool
-	var tail int64
-	var since time.Duration
+	o := &logsOptions{}
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
-		Short: "Print a sandbox's output",
-		Long:  "Print what a sandbox's process wrote to its standard output and standard error, byte for byte.",
+		Short: "Print the output of a sandbox",
+		Long: `Print what the process of a sandbox wrote to its standard output and standard error, byte for byte.
+
+The output comes through the allocator. With --direct it comes from the agent, through the Kubernetes API server, as with
+"kubectl port-forward": this works while no allocator is available. The user of the kubeconfig must be allowed to get
+Sandboxes and to port-forward to Pods in the namespace.`,
 		Example: `  fsb-ctl logs web
   fsb-ctl logs web -f --tail 20
-  fsb-ctl logs web --since 5m`,
+  fsb-ctl logs web --since 5m
+
+  # without the allocator
+  fsb-ctl logs web --direct`,
 		Args:              exactly("NAME"),
 		ValidArgsFunction: c.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in := &sandboxv1.StreamLogsRequest{Namespace: c.settings.Namespace, Name: args[0], Follow: follow}
-			if cmd.Flags().Changed("tail") {
-				if tail < 0 {
-					return usagef("--tail is %d, want 0 or more", tail)
-				}
-				in.TailLines = &tail
+			in, err := o.request(c, cmd, args[0])
+			if err != nil {
+				return err
 			}
-			if cmd.Flags().Changed("since") {
-				if since <= 0 {
-					return usagef("--since is %s, want more than 0", since)
-				}
-				in.Since = timestamppb.New(c.Clock.Now().Add(-since))
+			if o.direct {
+				return o.runDirect(cmd.Context(), c, in)
 			}
 			client, err := c.sandboxes()
 			if err != nil {
 				return err
 			}
-			return copyLogs(cmd.Context(), c, client, in)
+			return copyLogs(cmd.Context(), c, in, publicLogs(client, in))
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the process has ended")
-	cmd.Flags().Int64Var(&tail, "tail", 0, "only the last so many `lines` (default: all that is kept)")
-	cmd.Flags().DurationVar(&since, "since", 0, "only what was written within this `time`: 30s, 5m")
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "continue until the process has ended")
+	cmd.Flags().Int64Var(&o.tail, "tail", 0, "only the last `lines` (default: all that is kept)")
+	cmd.Flags().DurationVar(&o.since, "since", 0, "only what was written within this `duration`: 30s, 5m")
+	cmd.Flags().BoolVar(&o.direct, "direct", false, "read from the agent, by a port-forward, instead of the allocator")
+	o.cluster.addFlags(cmd, cmd.Flags())
 	return cmd
 }
 
-// copyLogs copies a sandbox's output until the stream ends. A stream that breaks is opened again, within the timeout, and
-// what was printed before is skipped; where that cannot be counted, because the request asks for a part alone, the break
-// is an error once something was printed. The time that the stream itself takes is not bounded.
-func copyLogs(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) error {
+// request returns the request that the flags describe.
+func (o *logsOptions) request(c *cli, cmd *cobra.Command, name string) (*sandboxv1.StreamLogsRequest, error) {
+	in := &sandboxv1.StreamLogsRequest{Namespace: c.settings.Namespace, Name: name, Follow: o.follow}
+	if cmd.Flags().Changed("tail") {
+		if o.tail < 0 {
+			return nil, usagef("--tail is %d, want 0 or more", o.tail)
+		}
+		in.TailLines = &o.tail
+	}
+	if cmd.Flags().Changed("since") {
+		if o.since <= 0 {
+			return nil, usagef("--since is %s, want more than 0", o.since)
+		}
+		in.Since = timestamppb.New(c.Clock.Now().Add(-o.since))
+	}
+	return in, nil
+}
+
+// logSource opens a stream of output. next returns its pieces, and io.EOF at the end.
+type logSource func(context.Context) (next func() ([]byte, error), err error)
+
+// publicLogs reads from the public API.
+func publicLogs(client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) logSource {
+	return func(ctx context.Context) (func() ([]byte, error), error) {
+		stream, err := client.StreamLogs(ctx, in)
+		return pieces(stream), err
+	}
+}
+
+// pieces returns the function that receives the next piece of a stream.
+func pieces[T any, M interface {
+	*T
+	GetData() []byte
+}](stream grpc.ServerStreamingClient[T]) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		m, err := stream.Recv()
+		return M(m).GetData(), err
+	}
+}
+
+// copyLogs copies the output of a sandbox until the stream ends. A broken stream is opened again, within the timeout, and what
+// was printed is skipped. That is not possible if the request selects a part of the output: then the break is an error if
+// something was printed. The duration of the stream itself is not bounded.
+func copyLogs(ctx context.Context, c *cli, in *sandboxv1.StreamLogsRequest, source logSource) error {
 	var printed int64
 	whole := in.TailLines == nil && in.GetSince() == nil
 	for {
 		before := printed
-		err := copyOnce(ctx, c, client, in, &printed)
+		err := copyOnce(ctx, c, in.GetFollow(), source, &printed)
 		broken := err != nil && ctx.Err() == nil && errdefs.IsUnavailable(err)
 		if !broken || printed == before || !whole {
 			return err
@@ -71,23 +121,18 @@ func copyLogs(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient
 	}
 }
 
-func copyOnce(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest, printed *int64) error {
+// copyOnce copies one stream.
+func copyOnce(ctx context.Context, c *cli, follow bool, source logSource, printed *int64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, first, err := openLogs(ctx, c, client, in)
-	skip := *printed
-	for chunk := first; ; {
-		if err != nil {
-			break
-		}
-		data := chunk.GetData()
+	next, data, err := openLogs(ctx, c, follow, source)
+	for skip := *printed; err == nil; data, err = next() {
 		dropped := min(skip, int64(len(data)))
 		skip -= dropped
-		n, werr := c.Out.Write(data[dropped:])
-		if *printed += int64(n); werr != nil {
-			return werr
+		n, writeErr := c.Out.Write(data[dropped:])
+		if *printed += int64(n); writeErr != nil {
+			return writeErr
 		}
-		chunk, err = stream.Recv()
 	}
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -95,43 +140,34 @@ func copyOnce(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient
 	return c.classify(err)
 }
 
-type opened struct {
-	stream sandboxv1.SandboxService_StreamLogsClient
-	first  *sandboxv1.StreamLogsResponse
-}
-
-// openLogs opens the stream and returns its first message, or io.EOF. Only this much is repeated while the server is
-// unavailable, and only this much is bounded by the timeout, for one who does not follow: a follower of a silent process
-// waits for its first message for as long as it takes.
-func openLogs(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, in *sandboxv1.StreamLogsRequest) (sandboxv1.SandboxService_StreamLogsClient, *sandboxv1.StreamLogsResponse, error) {
+// openLogs opens a stream and returns its first piece, or io.EOF. With follow it waits for the first piece without a bound.
+func openLogs(ctx context.Context, c *cli, follow bool, source logSource) (next func() ([]byte, error), first []byte, err error) {
 	doing := "reading the output"
-	if in.GetFollow() {
-		doing = "" // silence is the process's
+	if follow {
+		doing = "" // the process may be silent
 	}
-	o, err := call(ctx, c, doing, func(callCtx context.Context) (*opened, error) {
-		streamCtx, release := opening(ctx, callCtx, in.GetFollow())
+	ended := false
+	next, err = call(ctx, c, doing, func(callCtx context.Context) (func() ([]byte, error), error) {
+		streamCtx, release := opening(ctx, callCtx, follow)
 		defer release()
-		stream, err := client.StreamLogs(streamCtx, in)
+		next, err := source(streamCtx)
 		if err != nil {
 			return nil, err
 		}
-		first, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return &opened{stream, nil}, nil
+		if first, err = next(); errors.Is(err, io.EOF) {
+			ended = true
+			return next, nil
 		}
-		return &opened{stream, first}, err
+		return next, err
 	})
-	if err != nil {
-		return nil, nil, err
+	if err == nil && ended {
+		err = io.EOF
 	}
-	if o.first == nil {
-		return o.stream, nil, io.EOF
-	}
-	return o.stream, o.first, nil
+	return next, first, err
 }
 
-// opening returns the context of a stream: it lives as long as ctx, and until release it also ends with callCtx, unless the
-// first message may take forever. The end of ctx frees what it holds.
+// opening returns the context of a stream. It lives as long as ctx. Until release it also ends with callCtx, unless forever is
+// set. The end of ctx frees its resources.
 func opening(ctx, callCtx context.Context, forever bool) (context.Context, func() bool) {
 	if forever {
 		return ctx, func() bool { return true }
@@ -140,7 +176,7 @@ func opening(ctx, callCtx context.Context, forever bool) (context.Context, func(
 	return streamCtx, context.AfterFunc(callCtx, func() { cancel(context.Cause(callCtx)) })
 }
 
-// ended makes an error of a stream that ends where it should go on.
+// ended returns the error of a stream that ended although it should not have.
 func ended(err error) error {
 	if errors.Is(err, io.EOF) {
 		return status.Error(codes.Unavailable, "the server ended the stream")

@@ -9,12 +9,12 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// machine tells whether the output is for programs.
+// machine reports whether the output is for programs.
 func (c *cli) machine() bool {
 	return c.settings.Output == "json" || c.settings.Output == "yaml" || c.settings.Output == "name"
 }
 
-// print writes one message in the machine formats; false if the format is for people.
+// print prints one message as JSON or YAML. It returns false if the format is another one.
 func (c *cli) print(m proto.Message) (bool, error) {
 	if c.settings.Output != "json" && c.settings.Output != "yaml" {
 		return false, nil
@@ -26,7 +26,7 @@ func (c *cli) print(m proto.Message) (bool, error) {
 	return true, c.printJSON(raw)
 }
 
-// printJSON writes JSON, or the same as YAML.
+// printJSON prints JSON, converted to YAML if that is the format.
 func (c *cli) printJSON(raw []byte) error {
 	if c.settings.Output == "yaml" {
 		var err error
@@ -38,7 +38,7 @@ func (c *cli) printJSON(raw []byte) error {
 	return err
 }
 
-// printList writes messages in the machine formats; false if the format is for people.
+// printList prints messages as JSON or YAML. It returns false if the format is another one.
 func printList[M proto.Message](c *cli, key string, items []M) (bool, error) {
 	if c.settings.Output != "json" && c.settings.Output != "yaml" {
 		return false, nil
@@ -50,8 +50,8 @@ func printList[M proto.Message](c *cli, key string, items []M) (bool, error) {
 	return true, c.printJSON(raw)
 }
 
-// printNext writes one message of a stream as one document of many, if that is wanted: a line of JSON, or YAML after a
-// separator.
+// printNext prints one message of a stream as a line of JSON or a YAML document. It returns false if the format is another
+// one.
 func (c *cli) printNext(m proto.Message) (done bool, err error) {
 	switch c.settings.Output {
 	case "json":
@@ -75,7 +75,7 @@ func (c *cli) printNext(m proto.Message) (done bool, err error) {
 	return false, nil
 }
 
-// printNames writes kind/name lines.
+// printNames prints lines of kind/name.
 func (c *cli) printNames(kind string, names ...string) error {
 	for _, name := range names {
 		if _, err := fmt.Fprintf(c.Out, "%s/%s\n", kind, name); err != nil {
@@ -85,7 +85,7 @@ func (c *cli) printNames(kind string, names ...string) error {
 	return nil
 }
 
-// printSandbox writes one sandbox in whatever format is wanted.
+// printSandbox prints one sandbox in the format of the output flag.
 func (c *cli) printSandbox(s *sandboxv1.Sandbox) error {
 	if done, err := c.print(s); done {
 		return err

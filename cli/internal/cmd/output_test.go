@@ -14,7 +14,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// mesh is a fake with two sandboxes, a pool and an agent.
+// mesh returns a fake with two sandboxes, two pools and two agents.
 func mesh() *fake {
 	return &fake{
 		get: func(_ context.Context, in *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
@@ -196,15 +196,19 @@ func TestCompletion(t *testing.T) {
 	require.Contains(t, b.run(t, "__complete", "run", "--pool", "").out, "default\n")
 	require.Contains(t, b.run(t, "__complete", "list", "--phase", "").out, "Running\n")
 	require.Contains(t, b.run(t, "__complete", "list", "-o", "").out, "yaml\n")
+	require.Contains(t, b.run(t, "__complete", "image", "list", "--pool", "").out, "default\n")
+	require.Contains(t, b.run(t, "__complete", "update", "web", "--failure-policy", "").out, "auto-recreate\n")
+	require.Contains(t, b.run(t, "__complete", "trace", "").out, "web\n")
 	require.Contains(t, b.run(t, "completion", "bash").out, "fsb-ctl")
 }
 
-// TestEveryCommandHelps walks the whole tree: each command says what it does, at length, and shows an example.
-func TestEveryCommandHelps(t *testing.T) {
+// TestHelp checks that every command has a help text with an example.
+func TestHelp(t *testing.T) {
 	b := start(t, &fake{})
 	for _, path := range []string{
-		"", "run", "get", "list", "describe", "logs", "watch", "update", "delete", "pool", "pool list", "pool get", "agents", "config",
-		"config view", "version",
+		"", "run", "get", "list", "describe", "logs", "trace", "watch", "update", "delete", "pool", "pool list", "pool get", "agents",
+		"image", "image list", "image pull", "janitor", "janitor verdicts", "janitor sweep", "gc", "gc explain", "gc preview", "gc graph",
+		"gc watch", "gc status", "config", "config view", "version", "sandbox", "sandbox run",
 	} {
 		r := b.run(t, append(strings.Fields(path), "--help")...)
 		require.Zero(t, r.code, path)

@@ -13,8 +13,8 @@ func newPool(c *cli) *cobra.Command {
 	pool := &cobra.Command{
 		Use: "pool", Aliases: []string{"pools", "sbp"},
 		Short: "Show pools",
-		Long: "Show pools: the agents that run sandboxes, how much room they have, and how many of the slots that they mean to keep\n" +
-			"ready are free (SLOTS; off: the pool wants none).",
+		Long: "Show pools: the agents that run sandboxes, their capacity, and the number of free slots and of those that they keep\n" +
+			"ready (SLOTS; off: the pool wants none).",
 		Example: "  fsb-ctl pool list\n  fsb-ctl pool get default -o yaml",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +33,7 @@ func newPoolList(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"},
 		Short:             "List pools",
-		Long:              "List the pools of a namespace with their agents and room.",
+		Long:              "List the pools of a namespace with their agents and capacity.",
 		Example:           "  fsb-ctl pool list\n  fsb-ctl pool list -A -o wide",
 		Args:              exactly(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -53,7 +53,7 @@ func newPoolList(c *cli) *cobra.Command {
 			return printPools(c, pools, all)
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces")
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "pools of all namespaces")
 	return cmd
 }
 
@@ -61,7 +61,7 @@ func newPoolGet(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:               "get NAME",
 		Short:             "Show one pool",
-		Long:              "Show one pool with its agents and room.",
+		Long:              "Show one pool with its agents and capacity.",
 		Example:           "  fsb-ctl pool get default -o wide",
 		Args:              exactly("NAME"),
 		ValidArgsFunction: c.completePools,

@@ -14,8 +14,8 @@ const (
 	progressEvery = 200 * time.Millisecond
 )
 
-// progress shows, on a terminal, what is being done once it takes more than a second, on one line that it takes back.
-// Where no terminal is it does nothing. start and stop are called by one goroutine.
+// progress shows on a terminal what a call does if it takes more than a second, on one line that is erased afterwards. Without
+// a terminal it does nothing. start and stop are called by one goroutine.
 type progress struct {
 	w     io.Writer
 	clock clock.WithTicker
@@ -24,12 +24,12 @@ type progress struct {
 	quit chan struct{}
 	done chan struct{}
 
-	mu    sync.Mutex // also keeps the line whole on the terminal
+	mu    sync.Mutex // also held while the line is written
 	text  string
 	shown bool
 }
 
-// start begins to show text, or changes it.
+// start shows text, in place of the text before.
 func (p *progress) start(text string) {
 	if !p.on || text == "" {
 		return
@@ -44,7 +44,7 @@ func (p *progress) start(text string) {
 	go p.run(p.quit, p.done, p.clock.Now())
 }
 
-// stop takes the line back.
+// stop erases the line and ends the progress.
 func (p *progress) stop() {
 	if p.quit == nil {
 		return
@@ -55,7 +55,7 @@ func (p *progress) stop() {
 	p.pause()
 }
 
-// pause takes the line back until it is drawn anew, so that another line can be written.
+// pause erases the line until the next tick, so that another line can be written.
 func (p *progress) pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,11 +11,12 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// TestProgressOnATerminal lets a create take two seconds of a fake clock: a person sees it, and the line is taken back.
-func TestProgressOnATerminal(t *testing.T) {
-	w := newWorld(0)
+// TestProgress lets a create take two seconds of a fake clock: the terminal shows the progress, and the line is erased.
+func TestProgress(t *testing.T) {
+	w := newLiveAllocator(0)
 	f := w.fake()
 	finish := make(chan struct{})
 	f.create = func(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
@@ -37,7 +38,7 @@ func TestProgressOnATerminal(t *testing.T) {
 			fakeClock.Step(200 * time.Millisecond)
 		}
 		return strings.Contains(err.String(), "starting img ... 2s")
-	}, 5*time.Second, 2*time.Millisecond)
+	}, testkit.Timeout, testkit.Tick)
 	close(finish)
 	require.Zero(t, <-done)
 	require.NotContains(t, err.String(), "... 0s", "nothing within the first second")

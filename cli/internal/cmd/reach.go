@@ -5,50 +5,76 @@ import (
 	"net"
 
 	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/kinds"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// remotePort is the name of the port that janitors and garbage collectors serve gRPC on, in their Pods.
-const remotePort = "grpc"
+// Names of the ports on which Pods serve gRPC: those of janitors and garbage collectors, and those of agents.
+const (
+	remotePort = "grpc"
+	agentPort  = "agent"
+)
 
-// Cluster is a Kubernetes cluster as its API server shows it; a *tunnel.Cluster is one.
+// Cluster is a Kubernetes cluster, reached through its API server. *tunnel.Cluster implements it.
 type Cluster interface {
-	// Pods returns those that run, in the order of their nodes.
+	// Pods returns the running Pods that match.
 	Pods(ctx context.Context, s tunnel.Selector) ([]tunnel.Pod, error)
 	// Dial connects to a port of a Pod.
 	Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, error)
-	// Kinds returns all kinds of objects that there are.
+	// Sandbox returns a custom resource.
+	Sandbox(ctx context.Context, namespace, name string) (*v1alpha1.Sandbox, error)
+	// Kinds returns the kinds of objects that the API server serves.
 	Kinds(ctx context.Context) (kinds.List, error)
 	// Names returns names of the objects of a kind in a namespace.
 	Names(ctx context.Context, k kinds.Kind, namespace string) ([]string, error)
 }
 
-// remote is what a Pod is to a person, and what it has to prove that it is.
-type remote struct {
-	name string
-	role rpc.Role
+// clusterOptions are the flags that select a cluster.
+type clusterOptions struct{ kubeconfig, context string }
+
+func (o *clusterOptions) addFlags(cmd *cobra.Command, fs *pflag.FlagSet) {
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file` [$KUBECONFIG]")
+	fs.StringVar(&o.context, "context", "", "`context` of the kubeconfig (default: its current context)")
+	_ = cmd.RegisterFlagCompletionFunc("context", cobra.NoFileCompletions)
 }
 
-// at calls do with a connection to what serves in a Pod. It goes through a tunnel, which is made anew when it breaks.
+// open returns the cluster.
+func (o *clusterOptions) open(c *cli) (Cluster, error) {
+	return c.Cluster(tunnel.Options{Kubeconfig: o.kubeconfig, Context: o.context, Getenv: c.Getenv})
+}
+
+// remote is a server in a Pod.
+type remote struct {
+	// name is its name for people.
+	name string
+	// role is the role that its certificate must have.
+	role rpc.Role
+	// port is the name of its port.
+	port string
+}
+
+// at calls do with a connection to a server in a Pod. The connection goes through a tunnel, which is opened again if it breaks.
 func (c *cli) at(ctx context.Context, cluster Cluster, p tunnel.Pod, r remote, do func(context.Context, *cli, *grpc.ClientConn) error) error {
 	one := *c
 	one.peer, one.connected, one.conn = r.name, false, nil
-	port, ok := p.Ports[remotePort]
+	port, ok := p.Ports[r.port]
 	if !ok {
-		return fault.New(errdefs.ErrFailedPrecondition, tunnel.ReasonPod, "Pod %s has no port named %s", p.Name, remotePort)
+		return fault.New(errdefs.ErrFailedPrecondition, tunnel.ReasonPod, "Pod %s has no port named %s", p.Name, r.port)
 	}
-	// The first tunnel is made here, where its error keeps its class.
-	tunnelled, err := call(ctx, &one, "reaching "+one.peer, func(ctx context.Context) (net.Conn, error) { return cluster.Dial(ctx, p, port) })
+	// The first tunnel is opened here, where its error keeps its class.
+	first, err := call(ctx, &one, "connecting to "+one.peer, func(ctx context.Context) (net.Conn, error) { return cluster.Dial(ctx, p, port) })
 	if err != nil {
 		return err
 	}
 	ready := make(chan net.Conn, 1)
-	ready <- tunnelled
+	ready <- first
 	defer func() {
 		select {
 		case unused := <-ready:

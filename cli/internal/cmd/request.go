@@ -1,62 +1,75 @@
 package cmd
 
 import (
-	"fmt"
-	"io"
+	"cmp"
 	"maps"
-	"os"
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"sigs.k8s.io/yaml"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-// requestOptions are the flags of `run` that say what to run.
+// requestOptions are the flags of `run` that describe the sandbox.
 type requestOptions struct {
 	file, image, pool, workdir, network, policy, requestID string
+	content                                                []byte // of file
 	cpu, memory                                            string
 	pids                                                   int64
 	env, labels                                            []string
 	ports                                                  []int32
-	ttl, grace                                             time.Duration
+	ttl, grace, finished                                   time.Duration
 	strong, keepEntrypoint                                 bool
 }
 
 func (o *requestOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.file, "filename", "f", "", "Sandbox manifest (YAML or JSON) to start from, - for standard input; flags are laid over it: `file`")
+	fs.StringVarP(&o.file, "filename", "f", "", "`file` with a Sandbox manifest (YAML or JSON), - for standard input; flags override it")
 	fs.StringVar(&o.image, "image", "", "container `image`")
-	fs.StringVar(&o.pool, "pool", "", "`pool` whose agents may run it [$FSB_POOL] (default \"default\")")
-	fs.DurationVar(&o.ttl, "ttl", 0, "expire after this `time`: the container is removed, the record kept")
-	fs.StringArrayVarP(&o.env, "env", "e", nil, "variable of the environment, `NAME=VALUE`; may be repeated")
-	fs.Int32SliceVarP(&o.ports, "port", "p", nil, "TCP `port` that it listens on; may be repeated")
-	fs.StringArrayVarP(&o.labels, "label", "l", nil, "label, `KEY=VALUE`; may be repeated")
-	fs.StringVar(&o.cpu, "cpu", "", "limit of CPU, in `cores`: 500m, 2")
-	fs.StringVar(&o.memory, "memory", "", "limit of memory, in `bytes`: 128Mi, 1Gi")
+	fs.StringVar(&o.pool, "pool", "", "`pool` whose agents may run it [$FSB_POOL] (default: the namespace's default pool)")
+	fs.DurationVar(&o.ttl, "ttl", 0, "expire after this `duration`: the container is removed, the record is kept")
+	fs.StringArrayVarP(&o.env, "env", "e", nil, "environment variable `NAME=VALUE`; may be repeated")
+	fs.Int32SliceVarP(&o.ports, "port", "p", nil, "TCP `port` that the sandbox listens on; may be repeated")
+	fs.StringArrayVarP(&o.labels, "label", "l", nil, "label `KEY=VALUE`; may be repeated")
+	fs.StringVar(&o.cpu, "cpu", "", "CPU limit in `cores`: 500m, 2")
+	fs.StringVar(&o.memory, "memory", "", "memory limit in `bytes`: 128Mi, 1Gi")
 	fs.Int64Var(&o.pids, "pids", 0, "limit of processes and threads")
-	fs.StringVarP(&o.workdir, "workdir", "w", "", "working `directory` inside the image")
-	fs.StringVar(&o.network, "network", "", "agent (share the agent's network, the default) or none (loopback only): `mode`")
-	fs.StringVar(&o.policy, "failure-policy", "", "when its agent is lost: manual (the default) or auto-recreate: `policy`")
-	fs.DurationVar(&o.grace, "grace", 0, "`time` between SIGTERM and SIGKILL when it ends (default 10s)")
-	fs.BoolVar(&o.strong, "strong", false, "write the custom resource first (slower; the default writes it behind)")
-	fs.BoolVar(&o.keepEntrypoint, "keep-entrypoint", false, "hand what follows -- to the image's entry point, as arguments")
-	fs.StringVar(&o.requestID, "request-id", "", "`id` under which the request can be repeated without making a second sandbox (default: a new one)")
+	fs.StringVarP(&o.workdir, "workdir", "w", "", "working `directory` in the sandbox")
+	fs.StringVar(&o.network, "network", "", "`mode`: agent (the agent's network, the default) or none (loopback only)")
+	fs.StringVar(&o.policy, "failure-policy", "", "`policy` for a lost agent: manual (the default) or auto-recreate")
+	fs.DurationVar(&o.grace, "grace", 0, "`duration` between SIGTERM and SIGKILL when the sandbox ends (default 10s)")
+	fs.DurationVar(&o.finished, "ttl-after-finished", 0, "delete the sandbox this `duration` after its process has ended (default: the pool's)")
+	fs.BoolVar(&o.strong, "strong", false, "write the custom resource first (slower; the default writes it after the start)")
+	fs.BoolVar(&o.keepEntrypoint, "keep-entrypoint", false, "pass what follows -- to the image's entry point as arguments")
+	fs.StringVar(&o.requestID, "request-id", "", "`id` of the request: a repeated request with the same id creates no second sandbox (default: a new id)")
 }
 
-// build makes the request: the manifest, if there is one, and over it what the flags say.
-func (o *requestOptions) build(c *cli, fs *pflag.FlagSet, name string, command []string) (*sandboxv1.CreateSandboxRequest, error) {
+// addCompletion adds the completion of the flags.
+func (o *requestOptions) addCompletion(c *cli, cmd *cobra.Command) {
+	_ = cmd.RegisterFlagCompletionFunc("pool", c.completePools)
+	for flag, values := range map[string][]string{"network": {"agent", "none"}, "failure-policy": policies()} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+}
+
+// build returns the request. edited is a manifest from an editor; nil if there is none. Flags override the manifest of -f,
+// which overrides the edited one.
+func (o *requestOptions) build(c *cli, fs *pflag.FlagSet, name string, command []string, edited []byte) (*sandboxv1.CreateSandboxRequest, error) {
 	in := &sandboxv1.CreateSandboxRequest{Namespace: c.settings.Namespace, Spec: &sandboxv1.SandboxSpec{}}
+	var layers []manifest
+	if edited != nil {
+		layers = append(layers, manifest{"the edited manifest", edited})
+	}
 	if o.file != "" {
-		if err := o.manifest(c, fs, in); err != nil {
-			return nil, err
-		}
+		layers = append(layers, manifest{"the manifest " + o.file, o.content})
+	}
+	if err := applyManifests(c, fs, in, layers); err != nil {
+		return nil, err
 	}
 	if name != "" {
 		in.Name = name
@@ -67,12 +80,12 @@ func (o *requestOptions) build(c *cli, fs *pflag.FlagSet, name string, command [
 		spec.Image = o.image
 	}
 	if spec.GetImage() == "" {
-		return nil, usagef("--image is required, or a manifest that has one")
+		return nil, usagef("--image is required, or a manifest with an image")
 	}
 	if o.pool != "" {
 		spec.Pool = o.pool
 	} else if spec.GetPool() == "" {
-		spec.Pool = c.settings.Pool
+		spec.Pool = cmp.Or(c.settings.Pool, v1alpha1.DefaultPool)
 	}
 	if len(command) > 0 && o.keepEntrypoint {
 		spec.Args = command
@@ -91,7 +104,7 @@ func (o *requestOptions) build(c *cli, fs *pflag.FlagSet, name string, command [
 	return in, o.refine(c, fs, in)
 }
 
-// refine sets what has to be parsed.
+// refine sets the fields that need parsing.
 func (o *requestOptions) refine(c *cli, fs *pflag.FlagSet, in *sandboxv1.CreateSandboxRequest) error {
 	spec := in.GetSpec()
 	var err error
@@ -109,6 +122,9 @@ func (o *requestOptions) refine(c *cli, fs *pflag.FlagSet, in *sandboxv1.CreateS
 	}
 	if fs.Changed("grace") {
 		spec.TerminationGracePeriod = durationpb.New(o.grace)
+	}
+	if fs.Changed("ttl-after-finished") {
+		spec.TtlAfterFinished = durationpb.New(o.finished)
 	}
 	switch o.network {
 	case "":
@@ -155,36 +171,7 @@ func (o *requestOptions) limits(fs *pflag.FlagSet, spec *sandboxv1.SandboxSpec) 
 	return nil
 }
 
-// manifest reads a Sandbox manifest strictly: a field that is unknown or given twice is an error.
-func (o *requestOptions) manifest(c *cli, fs *pflag.FlagSet, in *sandboxv1.CreateSandboxRequest) error {
-	var raw []byte
-	var err error
-	if o.file == "-" {
-		raw, err = io.ReadAll(c.In)
-	} else {
-		raw, err = os.ReadFile(o.file)
-	}
-	if err != nil {
-		return usageError{fmt.Errorf("reading the manifest: %w", err)}
-	}
-	var cr v1alpha1.Sandbox
-	if err := yaml.UnmarshalStrict(raw, &cr); err != nil {
-		return usageError{fmt.Errorf("reading the manifest %s: %w", o.file, err)}
-	}
-	if want := v1alpha1.GroupVersion.String(); cr.APIVersion != want || cr.Kind != "Sandbox" {
-		return usagef("the manifest %s is of %s %s, want %s Sandbox", o.file, cr.APIVersion, cr.Kind, want)
-	}
-	if cr.Namespace != "" && fs.Changed("namespace") && cr.Namespace != c.settings.Namespace {
-		return usagef("the manifest's namespace is %s and --namespace is %s", cr.Namespace, c.settings.Namespace)
-	}
-	if cr.Namespace != "" {
-		in.Namespace = cr.Namespace
-	}
-	in.Name, in.Labels, in.Spec = cr.Name, maps.Clone(cr.Labels), convert.SpecToProto(&cr.Spec)
-	return nil
-}
-
-// overlay lays KEY=VALUE pairs over a map.
+// overlay returns the map with the KEY=VALUE pairs added.
 func overlay(base map[string]string, pairs []string, flag string) (map[string]string, error) {
 	if len(pairs) == 0 {
 		return base, nil
@@ -202,6 +189,9 @@ func overlay(base map[string]string, pairs []string, flag string) (map[string]st
 	}
 	return out, nil
 }
+
+// policies are the values of --failure-policy.
+func policies() []string { return []string{"manual", "auto-recreate"} }
 
 func parsePolicy(s string) (sandboxv1.FailurePolicy, error) {
 	switch strings.ToLower(strings.ReplaceAll(s, "-", "")) {

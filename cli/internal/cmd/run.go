@@ -13,12 +13,12 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// settleTime is how long an interrupted create of `run --rm` may go on, so that what it made can be deleted.
+// settleTime is how long an interrupted create of `run --rm` may continue, so that a sandbox that it created is deleted.
 const settleTime = 5 * time.Second
 
 type runOptions struct {
-	request           requestOptions
-	attach, rm, quiet bool
+	request                 requestOptions
+	attach, rm, quiet, edit bool
 }
 
 func newRun(c *cli) *cobra.Command {
@@ -26,24 +26,33 @@ func newRun(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [NAME] --image IMAGE [flags] [-- COMMAND [ARG...]]",
 		Short: "Run a sandbox",
-		Long: `Run a sandbox, and return once its process has started. Without NAME the server makes one up.
+		Long: `Run a sandbox and return when its process has started. Without NAME the server generates a name.
 
-What follows -- is the command, in the place of the image's own entry point (--keep-entrypoint: its arguments).
-Standard output gets the name and then the endpoints, one on each line; standard error tells where it runs, whether it
-claimed a started slot or took the cold path, and where the time went, in milliseconds.
+What follows -- replaces the image's entry point; with --keep-entrypoint it is the arguments of the entry point.
+Standard output gets the name and then the endpoints, one on each line. Standard error gets the agent, whether the
+sandbox claimed a started slot or took the cold path, and the time of each stage in milliseconds.
 
-With --attach the process's output goes to standard output until it ends, and its exit code becomes that of fsb-ctl;
-Ctrl-C leaves the sandbox running. --rm is --attach and deletes the sandbox in the end, also on Ctrl-C.
+With --attach, the output of the process goes to standard output until the process ends, and fsb-ctl exits with its
+exit code. Ctrl-C leaves the sandbox running. --rm is --attach, and deletes the sandbox at the end, also after Ctrl-C.
 
-The call is repeated while the server is unavailable, within --timeout, under one request id: it makes one sandbox.`,
-		Example: `  # see 42
+--edit opens a commented manifest in $EDITOR. Flags override a manifest of --filename, which overrides the edited one.
+If the file is unchanged or empty, nothing is created. If the sandbox is invalid, the editor opens again with the error.
+
+While the server is unavailable, the call is repeated within --timeout with the same request id: it creates one sandbox.`,
+		Example: `  # print 42
   fsb-ctl run py --image docker.io/library/python:3.13 --rm -- python3 -c 'print(6*7)'
 
   # a server for ten minutes, with limits
   fsb-ctl run web --image docker.io/library/nginx --port 80 --ttl 10m --cpu 500m --memory 128Mi
 
+  # a job whose record is deleted an hour after its end
+  fsb-ctl run job --image docker.io/library/busybox:1.37 --ttl-after-finished 1h -- sh -c 'sleep 60'
+
   # from a Sandbox manifest, with another image
   fsb-ctl run -f sandbox.yaml --image docker.io/library/busybox:1.37
+
+  # edit the manifest first
+  fsb-ctl run --edit
 
   # a name for scripts
   name=$(fsb-ctl run -q --image docker.io/library/busybox:1.37 -- sleep 1d)`,
@@ -52,19 +61,20 @@ The call is repeated while the server is unavailable, within --timeout, under on
 			if err != nil {
 				return err
 			}
-			return c.run(cmd, o, name, command)
+			return o.run(cmd, c, name, command)
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	o.request.addFlags(cmd.Flags())
-	cmd.Flags().BoolVarP(&o.attach, "attach", "a", false, "follow the output until the process ends, and exit with its code")
-	cmd.Flags().BoolVar(&o.rm, "rm", false, "like --attach, and delete the sandbox in the end")
-	cmd.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the name, or with --attach the output")
-	_ = cmd.RegisterFlagCompletionFunc("pool", c.completePools)
+	o.request.addCompletion(c, cmd)
+	cmd.Flags().BoolVarP(&o.attach, "attach", "a", false, "print the output until the process ends, and exit with its exit code")
+	cmd.Flags().BoolVar(&o.rm, "rm", false, "like --attach, and delete the sandbox at the end")
+	cmd.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print only the name, or with --attach the output")
+	cmd.Flags().BoolVar(&o.edit, "edit", false, "edit a manifest of the sandbox in $EDITOR first")
 	return cmd
 }
 
-// splitArgs parts `[NAME] -- COMMAND...`.
+// splitArgs separates NAME and COMMAND in `[NAME] -- COMMAND...`.
 func splitArgs(cmd *cobra.Command, args []string) (string, []string, error) {
 	own, command := args, []string(nil)
 	if dash := cmd.ArgsLenAtDash(); dash >= 0 {
@@ -80,12 +90,28 @@ func splitArgs(cmd *cobra.Command, args []string) (string, []string, error) {
 	}
 }
 
-func (c *cli) run(cmd *cobra.Command, o *runOptions, name string, command []string) error {
+func (o *runOptions) run(cmd *cobra.Command, c *cli, name string, command []string) error {
 	ctx := cmd.Context()
-	in, err := o.request.build(c, cmd.Flags(), name, command)
+	if o.request.file != "" {
+		var err error
+		if o.request.content, err = readManifest(c, o.request.file); err != nil {
+			return err
+		}
+	}
+	if o.edit {
+		return o.editRequest(ctx, c, cmd, name, command, func(ctx context.Context, in *sandboxv1.CreateSandboxRequest) error {
+			return o.create(ctx, c, in)
+		})
+	}
+	in, err := o.request.build(c, cmd.Flags(), name, command, nil)
 	if err != nil {
 		return err
 	}
+	return o.create(ctx, c, in)
+}
+
+// create creates the sandbox and, if asked for, attaches to it.
+func (o *runOptions) create(ctx context.Context, c *cli, in *sandboxv1.CreateSandboxRequest) error {
 	client, err := c.sandboxes()
 	if err != nil {
 		return err
@@ -105,17 +131,16 @@ func (c *cli) run(cmd *cobra.Command, o *runOptions, name string, command []stri
 	if err != nil {
 		return err
 	}
-	took := c.Clock.Since(begin)
 	if !o.quiet {
-		timings(c, out, took)
+		printTimings(c, out, c.Clock.Since(begin))
 	}
 	if !o.attach && !o.rm {
 		return printCreated(c, out, o.quiet)
 	}
-	return attach(ctx, c, client, out.GetSandbox(), o)
+	return attach(ctx, c, client, out.GetSandbox(), o.rm)
 }
 
-// outlive returns a context that ends some time after ctx does. The returned function ends it and must be called.
+// outlive returns a context that ends some time after ctx ends. The returned function releases it and must be called.
 func outlive(ctx context.Context, c *cli, by time.Duration) (context.Context, func()) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
@@ -137,7 +162,7 @@ func outlive(ctx context.Context, c *cli, by time.Duration) (context.Context, fu
 	return longer, func() { cancel(); <-done }
 }
 
-// printCreated writes what scripts want to know of a new sandbox.
+// printCreated prints a new sandbox, for scripts.
 func printCreated(c *cli, out *sandboxv1.CreateSandboxResponse, quiet bool) error {
 	if done, err := c.print(out); done {
 		return err
@@ -157,12 +182,12 @@ func printCreated(c *cli, out *sandboxv1.CreateSandboxResponse, quiet bool) erro
 	return err
 }
 
-// timings tells which way the create went, and where the time went.
-func timings(c *cli, out *sandboxv1.CreateSandboxResponse, took time.Duration) {
+// printTimings prints how the sandbox was created and the time of each stage.
+func printTimings(c *cli, out *sandboxv1.CreateSandboxResponse, took time.Duration) {
 	s := out.GetSandbox()
 	how := strings.ToLower(strings.TrimPrefix(out.GetConsistencyMode().String(), "CONSISTENCY_MODE_"))
 	if out.GetReplayed() {
-		how += ", answered before"
+		how += ", repeated request"
 	}
 	c.infof("sandbox %q started on %s (node %s, %s)", s.GetName(), orNone(s.GetStatus().GetAssignedPod()), orNone(s.GetStatus().GetNodeName()), how)
 	c.infof("%s", render.Started(out, took))

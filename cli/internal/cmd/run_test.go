@@ -22,8 +22,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// world is a fake allocator with sandboxes that live: create makes one, delete takes it away, watch tells.
-type world struct {
+// liveAllocator is a fake allocator that keeps sandboxes: create adds one, delete removes it, and watch sends the changes.
+type liveAllocator struct {
 	mu        sync.Mutex
 	creates   []*sandboxv1.CreateSandboxRequest
 	deletes   []*sandboxv1.DeleteSandboxRequest
@@ -32,19 +32,19 @@ type world struct {
 	code      int32
 	output    []string
 	hang      bool   // the process never ends
-	waited    func() // runs while a create is waited for
+	waited    func() // is called during a create
 	following chan struct{}
 }
 
-func newWorld(code int32, output ...string) *world {
-	return &world{sandboxes: map[string]*sandboxv1.Sandbox{}, changed: make(chan struct{}), code: code, output: output, following: make(chan struct{}, 9)}
+func newLiveAllocator(code int32, output ...string) *liveAllocator {
+	return &liveAllocator{sandboxes: map[string]*sandboxv1.Sandbox{}, changed: make(chan struct{}), code: code, output: output, following: make(chan struct{}, 9)}
 }
 
-func (w *world) fake() *fake {
+func (w *liveAllocator) fake() *fake {
 	return &fake{create: w.create, remove: w.remove, watch: w.watch, logs: w.logs}
 }
 
-func (w *world) change(f func()) {
+func (w *liveAllocator) change(f func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f()
@@ -52,7 +52,7 @@ func (w *world) change(f func()) {
 	w.changed = make(chan struct{})
 }
 
-func (w *world) create(_ context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
+func (w *liveAllocator) create(_ context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
 	name := in.GetName()
 	if name == "" {
 		name = "made-up"
@@ -75,7 +75,7 @@ func (w *world) create(_ context.Context, in *sandboxv1.CreateSandboxRequest) (*
 	}, nil
 }
 
-func (w *world) remove(_ context.Context, in *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
+func (w *liveAllocator) remove(_ context.Context, in *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
 	var s *sandboxv1.Sandbox
 	w.change(func() {
 		w.deletes = append(w.deletes, in)
@@ -88,7 +88,7 @@ func (w *world) remove(_ context.Context, in *sandboxv1.DeleteSandboxRequest) (*
 	return &sandboxv1.DeleteSandboxResponse{Sandbox: s}, nil
 }
 
-func (w *world) watch(in *sandboxv1.WatchSandboxesRequest, stream sandboxv1.SandboxService_WatchSandboxesServer) error {
+func (w *liveAllocator) watch(in *sandboxv1.WatchSandboxesRequest, stream sandboxv1.SandboxService_WatchSandboxesServer) error {
 	var sent *sandboxv1.Sandbox
 	synced := false
 	for {
@@ -122,7 +122,7 @@ func (w *world) watch(in *sandboxv1.WatchSandboxesRequest, stream sandboxv1.Sand
 	}
 }
 
-func (w *world) logs(in *sandboxv1.StreamLogsRequest, stream sandboxv1.SandboxService_StreamLogsServer) error {
+func (w *liveAllocator) logs(in *sandboxv1.StreamLogsRequest, stream sandboxv1.SandboxService_StreamLogsServer) error {
 	for _, piece := range w.output {
 		if err := stream.Send(&sandboxv1.StreamLogsResponse{Data: []byte(piece)}); err != nil {
 			return err
@@ -141,8 +141,8 @@ func (w *world) logs(in *sandboxv1.StreamLogsRequest, stream sandboxv1.SandboxSe
 	return nil
 }
 
-func TestRunReturnsAfterTheStart(t *testing.T) {
-	w := newWorld(0)
+func TestRun(t *testing.T) {
+	w := newLiveAllocator(0)
 	b := start(t, w.fake())
 	w.waited = func() { b.clock.(*clocktesting.FakeClock).Step(6100 * time.Microsecond) }
 	r := b.run(t, "run", "web", "--image", "img")
@@ -166,12 +166,12 @@ started in 6.1 ms (slot): reserve 0.01, claim 1.3, outside 4.8
 	require.Empty(t, w.deletes)
 }
 
-func TestRunSaysWhatWasAskedFor(t *testing.T) {
-	w := newWorld(0)
+func TestRunFlags(t *testing.T) {
+	w := newLiveAllocator(0)
 	b := start(t, w.fake())
 	b.env["FSB_POOL"] = "from-env"
 	r := b.run(t, "run", "web", "--image", "img", "-n", "ns", "--env", "A=b=c", "--env", "E=", "--port", "80", "--port", "81,82", "--label", "k=v",
-		"--cpu", "1500m", "--memory", "128Mi", "--pids", "64", "--workdir", "/w", "--network", "none", "--strong", "--ttl", "10m", "--grace", "0s",
+		"--cpu", "1500m", "--memory", "128Mi", "--pids", "64", "--workdir", "/w", "--network", "none", "--strong", "--ttl", "10m", "--grace", "0s", "--ttl-after-finished", "1h",
 		"--failure-policy", "auto-recreate", "--request-id", "r1", "--", "sh", "-c", "echo --rm")
 	require.Zero(t, r.code, r.err)
 	require.Empty(t, cmp.Diff(&sandboxv1.CreateSandboxRequest{
@@ -180,7 +180,7 @@ func TestRunSaysWhatWasAskedFor(t *testing.T) {
 			Image: "img", Pool: "from-env", Command: []string{"sh", "-c", "echo --rm"}, Env: map[string]string{"A": "b=c", "E": ""},
 			Ports: []int32{80, 81, 82}, WorkingDir: "/w", Network: sandboxv1.NetworkMode_NETWORK_MODE_NONE,
 			ConsistencyMode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG, FailurePolicy: sandboxv1.FailurePolicy_FAILURE_POLICY_AUTO_RECREATE,
-			ExpireTime: timestamppb.New(now.Add(10 * time.Minute)), TerminationGracePeriod: durationpb.New(0),
+			ExpireTime: timestamppb.New(now.Add(10 * time.Minute)), TerminationGracePeriod: durationpb.New(0), TtlAfterFinished: durationpb.New(time.Hour),
 			Resources: &sandboxv1.ResourceLimits{CpuMillis: 1500, MemoryBytes: 128 << 20, Pids: 64},
 		},
 	}, w.creates[0], protocmp.Transform()))
@@ -203,8 +203,8 @@ spec:
   exposedPorts: [80]
 `
 
-func TestRunTakesAManifest(t *testing.T) {
-	w := newWorld(0)
+func TestRunManifest(t *testing.T) {
+	w := newLiveAllocator(0)
 	b := start(t, w.fake())
 	file := filepath.Join(t.TempDir(), "sandbox.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(manifest), 0o600))
@@ -226,7 +226,7 @@ func TestRunTakesAManifest(t *testing.T) {
 	require.Equal(t, 2, b.run(t, "run", "-f", file, "-n", "elsewhere").code)
 }
 
-func TestRunRmPrintsTheOutputAndExitsWithTheCode(t *testing.T) {
+func TestRunAttach(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		code int32
@@ -238,7 +238,7 @@ func TestRunRmPrintsTheOutputAndExitsWithTheCode(t *testing.T) {
 		"rm and attach": {[]string{"-a", "--rm"}, 255, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(c.code, "4", "2\n\x00")
+			w := newLiveAllocator(c.code, "4", "2\n\x00")
 			b := start(t, w.fake())
 			r := b.run(t, append(append([]string{"run", "py", "--image", "img"}, c.args...), "--", "x")...)
 			require.EqualValues(t, c.code, r.code, r.err)
@@ -247,14 +247,14 @@ func TestRunRmPrintsTheOutputAndExitsWithTheCode(t *testing.T) {
 			require.NotContains(t, r.err, "error")
 			require.Equal(t, c.kept, w.sandboxes["py"] != nil)
 			if !c.kept {
-				require.Equal(t, "uid-py", w.deletes[0].GetUid(), "never another sandbox of the name")
+				require.Equal(t, "uid-py", w.deletes[0].GetUid(), "never another sandbox of the same name")
 			}
 		})
 	}
 }
 
-func TestRunRmCleansUpOnCtrlC(t *testing.T) {
-	w := newWorld(0)
+func TestRunRmDeletesOnCtrlC(t *testing.T) {
+	w := newLiveAllocator(0)
 	w.hang = true
 	b := start(t, w.fake())
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -267,8 +267,8 @@ func TestRunRmCleansUpOnCtrlC(t *testing.T) {
 	require.Empty(t, w.sandboxes)
 }
 
-func TestRunAttachLeavesTheSandboxOnCtrlC(t *testing.T) {
-	w := newWorld(0)
+func TestRunAttachKeepsSandboxOnCtrlC(t *testing.T) {
+	w := newLiveAllocator(0)
 	w.hang = true
 	b := start(t, w.fake())
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -278,13 +278,13 @@ func TestRunAttachLeavesTheSandboxOnCtrlC(t *testing.T) {
 	interrupt()
 	r := <-done
 	require.Equal(t, 130, r.code)
-	require.Contains(t, r.err, `sandbox "py" still runs; fsb-ctl delete -n default py ends it`)
+	require.Contains(t, r.err, `sandbox "py" is still running; delete it with: fsb-ctl delete -n default py`)
 	require.NotNil(t, w.sandboxes["py"])
 }
 
-// TestRunRmCleansUpAfterACtrlCDuringTheCreate interrupts before the answer: what was made all the same must go.
-func TestRunRmCleansUpAfterACtrlCDuringTheCreate(t *testing.T) {
-	w := newWorld(0)
+// TestRunRmDeletesOnCtrlCDuringCreate interrupts before the create has returned: the sandbox must be deleted.
+func TestRunRmDeletesOnCtrlCDuringCreate(t *testing.T) {
+	w := newLiveAllocator(0)
 	f := w.fake()
 	creating, answer := make(chan struct{}), make(chan struct{})
 	f.create = func(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
@@ -306,8 +306,8 @@ func TestRunRmCleansUpAfterACtrlCDuringTheCreate(t *testing.T) {
 	require.Len(t, w.deletes, 1)
 }
 
-func TestRunRetriesUnderOneRequestID(t *testing.T) {
-	w := newWorld(0)
+func TestRunRetriesWithOneRequestID(t *testing.T) {
+	w := newLiveAllocator(0)
 	f := w.fake()
 	var ids []string
 	f.create = func(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
@@ -323,7 +323,7 @@ func TestRunRetriesUnderOneRequestID(t *testing.T) {
 	require.Equal(t, strings.Repeat(ids[0], 3), strings.Join(ids, ""))
 }
 
-func TestAnImageThatCannotBePulledIsNotTriedForever(t *testing.T) {
+func TestFailedPullsAreBounded(t *testing.T) {
 	calls := 0
 	b := start(t, &fake{create: func(context.Context, *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
 		calls++

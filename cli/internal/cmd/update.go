@@ -19,6 +19,7 @@ import (
 
 type updateOptions struct {
 	ttl, recovery   time.Duration
+	grace, finished time.Duration
 	expire, policy  string
 	noExpire, reset bool
 	labels          []string
@@ -29,17 +30,21 @@ func newUpdate(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "update NAME [flags]",
 		Short: "Change a sandbox",
-		Long:  "Change what can be changed of a sandbox. Image, command, ports and pool cannot: a container stays what it is.",
+		Long: "Change the expire time, failure policy, grace period, labels and time to live of a sandbox, or reset it. Image, command,\n" +
+			"ports and pool cannot be changed on a running container.",
 		Example: `  # ten minutes more from now
   fsb-ctl update web --ttl 10m
 
-  # never mind
+  # never
   fsb-ctl update web --no-expire
 
-  # a new container, on whatever agent has room
+  # replace the container, on any agent of the pool with capacity
   fsb-ctl update web --reset
 
-  # set one label and take another away
+  # a longer grace period, and delete the sandbox an hour after its process ends
+  fsb-ctl update web --grace 30s --ttl-after-finished 1h
+
+  # set one label and remove another
   fsb-ctl update web --label team=red --label old-`,
 		Args:              exactly("NAME"),
 		ValidArgsFunction: c.completeSandbox,
@@ -48,13 +53,16 @@ func newUpdate(c *cli) *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.DurationVar(&o.ttl, "ttl", 0, "expire after this `time` from now")
+	fs.DurationVar(&o.ttl, "ttl", 0, "expire after this `duration` from now")
 	fs.StringVar(&o.expire, "expire", "", "expire at this `time` (RFC 3339): 2030-01-02T15:04:05Z")
 	fs.BoolVar(&o.noExpire, "no-expire", false, "never expire")
-	fs.BoolVar(&o.reset, "reset", false, "replace the container by a new one")
-	fs.StringVar(&o.policy, "failure-policy", "", "when its agent is lost: manual or auto-recreate: `policy`")
-	fs.DurationVar(&o.recovery, "recovery-timeout", 0, "how long auto-recreate waits for a lost agent: `time`")
-	fs.StringArrayVarP(&o.labels, "label", "l", nil, "`KEY=VALUE` sets a label, KEY- takes it away; may be repeated")
+	fs.BoolVar(&o.reset, "reset", false, "replace the container with a new one")
+	fs.StringVar(&o.policy, "failure-policy", "", "`policy` for a lost agent: manual or auto-recreate")
+	fs.DurationVar(&o.recovery, "recovery-timeout", 0, "`duration` for which auto-recreate waits for a lost agent")
+	fs.DurationVar(&o.grace, "grace", 0, "`duration` between SIGTERM and SIGKILL when the sandbox ends")
+	fs.DurationVar(&o.finished, "ttl-after-finished", 0, "delete the sandbox this `duration` after its process has ended")
+	fs.StringArrayVarP(&o.labels, "label", "l", nil, "`KEY=VALUE` sets a label, KEY- removes it; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("failure-policy", cobra.FixedCompletions(policies(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -72,7 +80,7 @@ func updateSandbox(ctx context.Context, c *cli, o *updateOptions, fs *pflag.Flag
 		}
 	}
 	if len(in.GetUpdateMask().GetPaths()) == 0 {
-		return usagef("nothing to change: --ttl, --expire, --no-expire, --reset, --failure-policy, --recovery-timeout or --label is required")
+		return usagef("nothing to change: at least one flag is required, for instance --ttl, --reset or --label")
 	}
 	client, err := c.sandboxes()
 	if err != nil {
@@ -87,11 +95,11 @@ func updateSandbox(ctx context.Context, c *cli, o *updateOptions, fs *pflag.Flag
 	return c.printSandbox(out.GetSandbox())
 }
 
-// fill sets the fields of the spec and names them in the mask.
+// fill sets the fields of the spec and adds them to the mask.
 func (o *updateOptions) fill(c *cli, fs *pflag.FlagSet, in *sandboxv1.UpdateSandboxRequest) error {
 	spec := in.GetSandbox().GetSpec()
-	if times := count(fs.Changed("ttl"), fs.Changed("expire"), o.noExpire); times > 1 {
-		return usagef("--ttl, --expire and --no-expire exclude each other")
+	if n := count(fs.Changed("ttl"), fs.Changed("expire"), o.noExpire); n > 1 {
+		return usagef("--ttl, --expire and --no-expire are mutually exclusive")
 	}
 	mask := func(path string) { in.UpdateMask.Paths = append(in.UpdateMask.Paths, path) }
 	switch {
@@ -119,15 +127,28 @@ func (o *updateOptions) fill(c *cli, fs *pflag.FlagSet, in *sandboxv1.UpdateSand
 		spec.FailurePolicy = policy
 		mask("spec.failure_policy")
 	}
+	o.durations(fs, spec, mask)
+	return nil
+}
+
+// durations sets the fields that are durations.
+func (o *updateOptions) durations(fs *pflag.FlagSet, spec *sandboxv1.SandboxSpec, mask func(path string)) {
 	if fs.Changed("recovery-timeout") {
 		spec.RecoveryTimeout = durationpb.New(o.recovery)
 		mask("spec.recovery_timeout")
 	}
-	return nil
+	if fs.Changed("grace") {
+		spec.TerminationGracePeriod = durationpb.New(o.grace)
+		mask("spec.termination_grace_period")
+	}
+	if fs.Changed("ttl-after-finished") {
+		spec.TtlAfterFinished = durationpb.New(o.finished)
+		mask("spec.ttl_after_finished")
+	}
 }
 
-// build fills what builds on the sandbox as it is: labels and the revision. The uid keeps the change from another sandbox
-// of the name.
+// buildUpdate sets the fields that depend on the present sandbox: labels and the revision. The uid protects another sandbox
+// of the same name from the change.
 func buildUpdate(ctx context.Context, c *cli, o *updateOptions, in *sandboxv1.UpdateSandboxRequest) error {
 	if _, _, err := split(o.labels); err != nil {
 		return err
@@ -150,8 +171,8 @@ func buildUpdate(ctx context.Context, c *cli, o *updateOptions, in *sandboxv1.Up
 	return nil
 }
 
-// revisionAfter is now, or just after the last revision if a clock that is ahead of this one has set that: revisions only
-// move forward, in microseconds.
+// revisionAfter returns now, or the next microsecond after the last revision if that is later: another machine's clock may be
+// ahead, and revisions only increase.
 func revisionAfter(last *timestamppb.Timestamp, now time.Time) *timestamppb.Timestamp {
 	if last != nil && !now.After(last.AsTime()) {
 		now = last.AsTime().Add(time.Microsecond)
@@ -159,7 +180,7 @@ func revisionAfter(last *timestamppb.Timestamp, now time.Time) *timestamppb.Time
 	return timestamppb.New(now)
 }
 
-// relabel is what the changes make of labels.
+// relabel returns the labels after the changes.
 func relabel(labels map[string]string, changes []string) (map[string]string, error) {
 	set, drop, err := split(changes)
 	if err != nil {
@@ -173,7 +194,7 @@ func relabel(labels map[string]string, changes []string) (map[string]string, err
 	return labels, nil
 }
 
-// split tells the labels that are to be set (KEY=VALUE) from those that are to go (KEY-).
+// split separates labels to set (KEY=VALUE) from labels to remove (KEY-).
 func split(changes []string) (set, drop []string, err error) {
 	for _, change := range changes {
 		if strings.Contains(change, "=") || !strings.HasSuffix(change, "-") {

@@ -19,8 +19,8 @@ func newWatch(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch [NAME]",
 		Short: "Watch sandboxes change",
-		Long: `Print the sandboxes that are there and then every change, until Ctrl-C. With -o json each change is one line
-{"type":...,"sandbox":{...}}; after TYPE_SYNCED all that was there has been printed.`,
+		Long: `Print the present sandboxes and then every change, until Ctrl-C. With -o json each change is one line
+{"type":...,"sandbox":{...}}. TYPE_SYNCED follows the present sandboxes.`,
 		Example: `  fsb-ctl watch
   fsb-ctl watch web -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -50,19 +50,19 @@ func watchOf(in *sandboxv1.ListSandboxesRequest) *sandboxv1.WatchSandboxesReques
 	return &sandboxv1.WatchSandboxesRequest{Namespace: in.GetNamespace(), Pool: in.GetPool(), LabelSelector: in.GetLabelSelector(), Phases: in.GetPhases()}
 }
 
-// watcher prints changes. Across the streams of one watch it remembers what it has printed, so that a stream that had to
-// be opened again repeats nothing and tells of what went in between.
+// watcher prints changes. It remembers what it has printed: if the stream has to be opened again, it repeats nothing and prints
+// what was deleted in between.
 type watcher struct {
 	c       *cli
 	columns render.Columns
 	table   *render.Table
 	known   map[string]*sandboxv1.Sandbox // by namespace/name/uid
-	fresh   map[string]bool               // seen on this stream before SYNCED
-	synced  bool                          // on this stream
-	started bool                          // SYNCED was seen once
+	fresh   map[string]bool               // received on this stream
+	synced  bool                          // whether this stream has sent SYNCED
+	started bool                          // whether any stream has sent SYNCED
 }
 
-// watch prints until ctx ends, which is no error.
+// watchSandboxes prints until ctx ends, which is not an error.
 func watchSandboxes(ctx context.Context, c *cli, in *sandboxv1.WatchSandboxesRequest, namespaces, events bool) error {
 	client, err := c.sandboxes()
 	if err != nil {
@@ -76,7 +76,7 @@ func watchSandboxes(ctx context.Context, c *cli, in *sandboxv1.WatchSandboxesReq
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // Ctrl-C is how a watch ends
 		case errdefs.IsUnavailable(err) && w.synced, fault.ReasonOf(err) == fault.Overloaded && w.synced:
-			// It worked until now: again, with what was printed in mind.
+			// The stream worked before: open it again.
 		default:
 			return err
 		}
@@ -138,7 +138,7 @@ func (w *watcher) take(event *sandboxv1.WatchSandboxesResponse) error {
 	return w.print(event)
 }
 
-// sync prints what went away between two streams, and, for programs, that all is there now.
+// sync prints what was deleted between two streams, and for programs that the present sandboxes are complete.
 func (w *watcher) sync(event *sandboxv1.WatchSandboxesResponse) error {
 	for _, key := range slices.Sorted(maps.Keys(w.known)) {
 		if s := w.known[key]; !w.fresh[key] {
@@ -160,7 +160,7 @@ func (w *watcher) sync(event *sandboxv1.WatchSandboxesResponse) error {
 	}
 }
 
-// print writes one change. Rows before the first SYNCED are held back, so that they share widths.
+// print prints one change. Rows before the first SYNCED are collected, so that they share column widths.
 func (w *watcher) print(event *sandboxv1.WatchSandboxesResponse) error {
 	if done, err := w.c.printNext(event); done {
 		return err

@@ -1,5 +1,6 @@
-// Package config finds fsb-ctl's settings: flags before environment before the configuration file before defaults. It
-// remembers where each came from. It runs once, before anything else, and does no I/O but reading the file.
+// Package config loads the settings of fsb-ctl: flags override the environment, which overrides the configuration file, which
+// overrides the defaults. It records the source of each setting. It does no I/O except reading the file, and never writes.
+// Its functions are safe for concurrent use.
 package config
 
 import (
@@ -18,27 +19,27 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// Settings are what every command needs.
+// Settings are the settings of every command.
 type Settings struct {
 	// Addr is the allocator's gRPC target.
 	Addr string
 	// TLS of the connection.
 	TLS rpc.TLS
-	// Namespace of sandboxes and pools; Pool of new sandboxes.
+	// Namespace is that of sandboxes and pools. Pool is that of new sandboxes; empty means the namespace's default pool.
 	Namespace, Pool string
-	// Output is the format of answers; empty for the command's own.
+	// Output is the output format; empty means that of the command.
 	Output string
-	// Timeout bounds each call, retries included.
+	// Timeout bounds each call with its retries.
 	Timeout time.Duration
-	// File is the configuration file that was read; empty if there was none.
+	// File is the configuration file that was read; empty if none was.
 	File string
-	// Values lists every setting with its source, in the order of Keys.
+	// Values are all settings with their sources.
 	Values []Value
 }
 
-// Value is one setting and where it came from.
+// Value is one setting with its source.
 type Value struct {
-	// Key is the setting's name in the file, and its flag where it has one.
+	// Key is the name of the setting in the file, and of its flag.
 	Key string
 	// Value as text.
 	Value string
@@ -51,7 +52,7 @@ const (
 	fileEnv  = "FSB_CONFIG"
 )
 
-// key is one setting. Keys in the file, flags and (as FSB_KEY) environment variables have the same names.
+// key is the name of one setting, in the file, as a flag and (as FSB_NAME) as an environment variable.
 type key struct{ name, fallback string }
 
 func keys() []key {
@@ -62,19 +63,19 @@ func keys() []key {
 		{"key", ""},
 		{"insecure", "false"},
 		{"namespace", "default"},
-		{"pool", "default"},
+		{"pool", ""},
 		{"output", ""},
 		{"timeout", "1m"},
 	}
 }
 
-// paths are the settings that are files; in the configuration file they may be relative to it.
+// paths are the settings that are paths. In the configuration file they may be relative to it.
 var paths = [...]string{"cacert", "cert", "key"}
 
-// EnvName is the environment variable of a setting.
+// EnvName returns the environment variable of a setting.
 func EnvName(key string) string { return "FSB_" + strings.ToUpper(key) }
 
-// DefaultFile is where the configuration file is looked for when nobody names one; empty if there is no home.
+// DefaultFile returns the path of the configuration file if none is set; empty if there is no home directory.
 func DefaultFile() string {
 	dir, err := os.UserConfigDir()
 	if err != nil {
@@ -83,21 +84,21 @@ func DefaultFile() string {
 	return filepath.Join(dir, "fast-sandbox", "config.yaml")
 }
 
-// AddFlags adds the flags that every command has. `pool` is none of them: it means another thing to run than to list.
+// AddFlags adds the flags of every command. --pool is not among them: it has another meaning for run than for list.
 func AddFlags(fs *pflag.FlagSet) {
 	fs.String(fileFlag, "", "configuration `file` [$FSB_CONFIG] (default: fast-sandbox/config.yaml in the user's configuration directory)")
-	fs.String("addr", "", "allocator's `host:port` [$FSB_ADDR] (default 127.0.0.1:9090)")
-	fs.String("cacert", "", "PEM `file` of the authorities that the allocator's certificate is checked against [$FSB_CACERT]")
+	fs.String("addr", "", "`host:port` of the allocator [$FSB_ADDR] (default 127.0.0.1:9090)")
+	fs.String("cacert", "", "PEM `file` of the certificate authorities of the servers [$FSB_CACERT]")
 	fs.String("cert", "", "PEM `file` of the client certificate [$FSB_CERT]")
-	fs.String("key", "", "PEM `file` of the client certificate's key [$FSB_KEY]")
+	fs.String("key", "", "PEM `file` of the key of the client certificate [$FSB_KEY]")
 	fs.Bool("insecure", false, "plaintext instead of mutual TLS; for experiments only [$FSB_INSECURE]")
 	fs.StringP("namespace", "n", "", "`namespace` of sandboxes and pools [$FSB_NAMESPACE] (default \"default\")")
 	fs.StringP("output", "o", "", "output `format`: table, wide, json, yaml or name [$FSB_OUTPUT]")
-	fs.Duration("timeout", 0, "`time` that one call may take, retries included [$FSB_TIMEOUT] (default 1m)")
+	fs.Duration("timeout", 0, "maximum `duration` of one call with its retries [$FSB_TIMEOUT] (default 1m)")
 }
 
-// Load finds the settings. getenv reads the environment; defaultFile is read if it exists and no other file is named.
-// Every problem is returned at once, each naming its source; a key that the file has and we do not is one.
+// Load loads the settings. getenv reads the environment. defaultFile is read if it exists and no other file is set. Load
+// returns all errors at once, each with its source. An unknown key in the file is an error.
 func Load(flags *pflag.FlagSet, getenv func(string) string, defaultFile string) (*Settings, error) {
 	path, explicit := firstSet(flags.Lookup(fileFlag), getenv(fileEnv))
 	if !explicit {
@@ -173,7 +174,7 @@ func (s *Settings) apply() error {
 		case "timeout":
 			d, err := time.ParseDuration(v.Value)
 			if err != nil || d <= 0 {
-				problems = append(problems, fmt.Errorf("%s: timeout is %q, want a time above zero such as 30s", v.Source, v.Value))
+				problems = append(problems, fmt.Errorf("%s: timeout is %q, want a positive duration such as 30s", v.Source, v.Value))
 			}
 			s.Timeout = d
 		}
@@ -181,7 +182,7 @@ func (s *Settings) apply() error {
 	return errors.Join(problems...)
 }
 
-// read returns the file's keys and values; nil if it need not exist and does not.
+// read returns the keys and values of the file; nil if the file is optional and does not exist.
 func read(path string, explicit bool) (map[string]string, error) {
 	if path == "" {
 		return nil, nil

@@ -8,12 +8,13 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// description collects `Key:  value` lines.
+// description is a list of `Key:  value` lines.
 type description struct {
 	keys, values []string
 	now          time.Time
@@ -45,7 +46,7 @@ func (d *description) time(key string, t *timestamppb.Timestamp) {
 	d.add(key, fmt.Sprintf("%s (%s)", at.UTC().Format(time.RFC3339), relative))
 }
 
-// Describe writes all that is known of a sandbox, for people.
+// Describe writes a sandbox in detail, for people.
 func Describe(w io.Writer, s *sandboxv1.Sandbox, now time.Time) error {
 	d := &description{now: now}
 	spec, st := s.GetSpec(), s.GetStatus()
@@ -68,6 +69,8 @@ func Describe(w io.Writer, s *sandboxv1.Sandbox, now time.Time) error {
 	d.optional("Consistency", word(spec.GetConsistencyMode().String(), "CONSISTENCY_MODE_"))
 	d.optional("Failure Policy", word(spec.GetFailurePolicy().String(), "FAILURE_POLICY_"))
 	d.time("Expires", spec.GetExpireTime())
+	d.optional("Grace Period", period(spec.GetTerminationGracePeriod()))
+	d.optional("TTL Finished", period(spec.GetTtlAfterFinished()))
 	d.add("Pool", spec.GetPool())
 	d.add("Agent", st.GetAssignedPod())
 	d.add("Node", st.GetNodeName())
@@ -104,6 +107,14 @@ func conditions(w io.Writer, list []*sandboxv1.Condition, now time.Time) error {
 		t.Add("  "+c.GetType(), c.GetStatus(), Age(c.GetLastTransitionTime().AsTime(), now), c.GetReason(), c.GetMessage())
 	}
 	return t.Flush(w)
+}
+
+// period returns a duration; empty if it is not set.
+func period(d *durationpb.Duration) string {
+	if d == nil {
+		return ""
+	}
+	return d.AsDuration().String()
 }
 
 func pairs(m map[string]string) string {

@@ -9,64 +9,64 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-// stateText says what a state means for an object.
+// stateText explains a state.
 func stateText(s gcv1.State) string {
 	switch s {
 	case gcv1.State_STATE_FREE:
-		return "it has no owner, and nothing but a request deletes it"
+		return "it has no owner; only a request deletes it"
 	case gcv1.State_STATE_OWNED:
 		return "an owner keeps it"
 	case gcv1.State_STATE_UNCLEAR:
-		return "of an owner it is not known whether it is there, and so it is left alone"
+		return "whether one of its owners exists is not known, so it is kept"
 	case gcv1.State_STATE_DOOMED:
-		return "its owners are gone or wait for it, and it is about to be deleted"
+		return "its owners are deleted or wait for its deletion, so it is about to be deleted"
 	case gcv1.State_STATE_AWAITS_DEPENDENTS:
-		return "it is being deleted, after the dependents that block it"
+		return "it is being deleted and waits for the dependents that block it"
 	case gcv1.State_STATE_AWAITS_ORPHANING:
-		return "it is being deleted, after its dependents were taken from it"
+		return "it is being deleted and waits until no dependent refers to it"
 	case gcv1.State_STATE_AWAITS_FINALIZERS:
-		return "it is being deleted, after others have taken their finalizers away"
+		return "it is being deleted and waits for the finalizers of other components"
 	case gcv1.State_STATE_TERMINATING:
-		return "it is being deleted, and no finalizer is in the way"
+		return "it is being deleted, and no finalizer blocks it"
 	}
-	return "it is not known how it stands"
+	return "its state is not known"
 }
 
-// causeText says why the collector does something.
+// causeText explains a cause.
 func causeText(c gcv1.Cause) string {
 	switch c {
 	case gcv1.Cause_CAUSE_OWNERS_GONE:
-		return "all of its owners are gone, or wait for it to go"
+		return "all of its owners are deleted or wait for its deletion"
 	case gcv1.Cause_CAUSE_OWNERS_WAIT:
-		return "an owner waits for it, and it has dependents of its own"
+		return "an owner waits for its deletion, and it has dependents"
 	case gcv1.Cause_CAUSE_DANGLING_OWNERS:
-		return "some of its owners are gone or going, but not all"
+		return "some of its owners are deleted or being deleted, but not all"
 	case gcv1.Cause_CAUSE_ORPHANED:
-		return "an owner is being deleted and leaves it behind"
+		return "an owner is deleted with the policy Orphan"
 	case gcv1.Cause_CAUSE_WAIT_CYCLE:
-		return "it waits for dependents that, by some way, wait for it"
+		return "it waits for dependents that, directly or not, wait for it"
 	case gcv1.Cause_CAUSE_DEPENDENTS_GONE:
-		return "nothing blocks its deletion any more"
+		return "no dependent blocks its deletion"
 	case gcv1.Cause_CAUSE_DEPENDENTS_ORPHANED:
-		return "no dependent refers to it any more"
+		return "no dependent refers to it"
 	case gcv1.Cause_CAUSE_DOUBTFUL:
-		return "a list did not have it any more"
+		return "a list no longer contains it"
 	}
 	return strings.ToLower(word(c.String(), "CAUSE_"))
 }
 
-// nextText says what the collector does next; empty for nothing.
+// nextText explains the next action of the collector; empty if there is none.
 func nextText(s *gcv1.Step) string {
 	var what string
 	switch s.GetVerb() {
 	case gcv1.Verb_VERB_VERIFY:
-		what = "ask the API server whether it is still there"
+		what = "ask the API server whether it exists"
 	case gcv1.Verb_VERB_DELETE:
 		what = "delete it (" + strings.ToLower(word(s.GetPolicy().String(), policyPrefix)) + ")"
 	case gcv1.Verb_VERB_PATCH:
-		what = "take owner references away from it"
+		what = "remove owner references from it"
 	case gcv1.Verb_VERB_FINALIZE:
-		what = "take the finalizer " + s.GetFinalizer() + " away from it"
+		what = "remove the finalizer " + s.GetFinalizer() + " from it"
 	default:
 		return ""
 	}
@@ -76,7 +76,7 @@ func nextText(s *gcv1.Step) string {
 	return what + ": " + causeText(s.GetCause())
 }
 
-// Explanation writes why an object is kept, waits or goes, for a person.
+// Explanation writes why an object is kept, waits or is deleted, for people.
 func Explanation(w io.Writer, x *gcv1.ExplainObjectResponse) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s, %s\n", fullName(x.GetObject().GetPlace()), word(x.GetState().String(), "STATE_"), stateText(x.GetState()))
@@ -103,16 +103,16 @@ func Explanation(w io.Writer, x *gcv1.ExplainObjectResponse) error {
 		blockers = append(blockers, fmt.Sprintf("and %d more", more))
 	}
 	list("Dependents that it waits for:", blockers)
-	list("Finalizers of others that are in the way:", x.GetFinalizers())
+	list("Finalizers of other components that block it:", x.GetFinalizers())
 	if next := nextText(x.GetNext()); next != "" {
-		fmt.Fprintf(&b, "\nNext, the collector is to %s\n", next)
+		fmt.Fprintf(&b, "\nNext action of the collector: %s\n", next)
 	}
-	list("What would let it go:", x.GetUnblock())
+	list("What would unblock its deletion:", x.GetUnblock())
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// ownersTree draws the way from the first owner down to the object; nothing if no owner keeps it.
+// ownersTree draws the path from the first owner to the object; nothing if no owner keeps it.
 func ownersTree(b *strings.Builder, x *gcv1.ExplainObjectResponse) {
 	if len(x.GetPath()) == 0 {
 		return

@@ -9,7 +9,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 )
 
-// KindName is a kind as Kind.group.
+// KindName returns a kind as Kind.group.
 func KindName(k *gcv1.Kind) string {
 	if k.GetGroup() == "" {
 		return k.GetKind()
@@ -17,10 +17,10 @@ func KindName(k *gcv1.Kind) string {
 	return k.GetKind() + "." + k.GetGroup()
 }
 
-// KindWord is a kind as kubectl writes it before names: deployment.apps.
+// KindWord returns a kind as kubectl writes it before names: deployment.apps.
 func KindWord(k *gcv1.Kind) string { return strings.ToLower(KindName(k)) }
 
-// ParsePolicy is a propagation policy as kubectl's --cascade has it; false if there is no such policy.
+// ParsePolicy returns the propagation policy of a value of kubectl's --cascade; false if there is no such policy.
 func ParsePolicy(s string) (gcv1.PropagationPolicy, bool) {
 	n, ok := parse(gcv1.PropagationPolicy(0), policyPrefix, s)
 	return gcv1.PropagationPolicy(n), ok
@@ -28,10 +28,10 @@ func ParsePolicy(s string) (gcv1.PropagationPolicy, bool) {
 
 const policyPrefix = "PROPAGATION_POLICY_"
 
-// objectName is an object without its namespace.
+// objectName returns an object without its namespace.
 func objectName(p *gcv1.Place) string { return KindName(p.GetKind()) + "/" + p.GetName() }
 
-// fullName is an object with its namespace.
+// fullName returns an object with its namespace.
 func fullName(p *gcv1.Place) string {
 	if p.GetNamespace() == "" {
 		return KindName(p.GetKind()) + " " + p.GetName()
@@ -46,7 +46,7 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// Preview writes a preview as a tree, and what it comes to.
+// Preview writes a preview as a tree with a summary.
 func Preview(w io.Writer, all []*gcv1.Consequence, summary *gcv1.PreviewSummary, wide bool) error {
 	header := []string{"OUTCOME", "OBJECT", "NAMESPACE"}
 	if wide {
@@ -83,7 +83,7 @@ func Preview(w io.Writer, all []*gcv1.Consequence, summary *gcv1.PreviewSummary,
 	return previewSums(w, summary)
 }
 
-// previewSums writes how many objects of which kinds have each outcome.
+// previewSums writes the number of objects of each kind for each outcome.
 func previewSums(w io.Writer, summary *gcv1.PreviewSummary) error {
 	var b strings.Builder
 	for _, outcome := range []struct {
@@ -91,8 +91,8 @@ func previewSums(w io.Writer, summary *gcv1.PreviewSummary) error {
 		text string
 	}{
 		{gcv1.Outcome_OUTCOME_GOES, "would be deleted"},
-		{gcv1.Outcome_OUTCOME_STAYS, "would stay, without an owner that it has now"},
-		{gcv1.Outcome_OUTCOME_HELD, "would be held back: of another owner it is not known whether it is there"},
+		{gcv1.Outcome_OUTCOME_STAYS, "would lose an owner and be kept"},
+		{gcv1.Outcome_OUTCOME_HELD, "would be deleted, but whether another owner exists is not known"},
 	} {
 		total, kinds := int32(0), []string{}
 		for _, c := range summary.GetCounts() {
@@ -109,7 +109,7 @@ func previewSums(w io.Writer, summary *gcv1.PreviewSummary) error {
 	return err
 }
 
-// Graph is a table of a neighbourhood.
+// Graph returns a table of the neighborhood of an object.
 func Graph(g *gcv1.GetGraphResponse, wide bool) *Table {
 	header := []string{"DISTANCE", "OBJECT", "NAMESPACE", "STATE", "OWNERS"}
 	if wide {
@@ -146,7 +146,7 @@ func Graph(g *gcv1.GetGraphResponse, wide bool) *Table {
 	return t
 }
 
-// Deletions is an empty table of deletions.
+// Deletions returns an empty table of deletions.
 func Deletions(wide bool) *Table {
 	header := []string{"TIME", "OBJECT", "NAMESPACE", "CAUSE", "POLICY"}
 	if wide {
@@ -155,7 +155,7 @@ func Deletions(wide bool) *Table {
 	return NewTable(header...)
 }
 
-// DeletionRow is a deletion's row.
+// DeletionRow returns the row of a deletion.
 func DeletionRow(d *gcv1.WatchDeletionsResponse, wide bool) []string {
 	p := d.GetObject().GetPlace()
 	row := []string{d.GetTime().AsTime().Format(time.RFC3339), objectName(p), p.GetNamespace(), word(d.GetCause().String(), "CAUSE_"),
@@ -166,7 +166,7 @@ func DeletionRow(d *gcv1.WatchDeletionsResponse, wide bool) []string {
 	return row
 }
 
-// CollectorRow is a row of how a garbage collector is: its Pod, whether it deletes, the size of its graph, and what is wrong.
+// CollectorRow returns the row of a garbage collector: its Pod, whether it deletes, the size of its graph, and errors.
 func CollectorRow(pod string, s *gcv1.GetStatusResponse) []string {
 	failing := make([]string, len(s.GetFailing()))
 	for i, f := range s.GetFailing() {

@@ -11,7 +11,7 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 )
 
-// Verdicts is an empty table of verdicts.
+// Verdicts returns an empty table of verdicts.
 func Verdicts(c Columns) *Table {
 	header := []string{"NODE", "KIND", "CONTAINER", "SANDBOX", "ACTION", "REASON", "AGE"}
 	if c.Event {
@@ -23,7 +23,7 @@ func Verdicts(c Columns) *Table {
 	return NewTable(header...)
 }
 
-// VerdictRow is a verdict's row in a table of the same columns.
+// VerdictRow returns the row of a verdict in a table of the same columns.
 func VerdictRow(c Columns, event string, v *janitorv1.Verdict) []string {
 	row := append(subject(v), VerdictAction(v.GetAction()), VerdictReason(v.GetReason()), verdictAge(v))
 	if c.Event {
@@ -41,17 +41,17 @@ func VerdictRow(c Columns, event string, v *janitorv1.Verdict) []string {
 		word(o.GetFence().String(), "FENCE_OUTCOME_"), o.GetIdentity().GetPool(), fmt.Sprint(o.GetIdentity().GetPersisted()), o.GetDefect())
 }
 
-// Sweeps is an empty table of what became of things in a sweep.
+// Sweeps returns an empty table of the results of a sweep.
 func Sweeps() *Table {
 	return NewTable("NODE", "KIND", "CONTAINER", "SANDBOX", "OUTCOME", "REASON", "MESSAGE")
 }
 
-// SweepRow is a result's row.
+// SweepRow returns the row of a result.
 func SweepRow(r *janitorv1.SweepResponse) []string {
 	return append(subject(r.GetVerdict()), SweepOutcome(r.GetOutcome()), VerdictReason(r.GetVerdict().GetReason()), r.GetMessage())
 }
 
-// subject is what a verdict is on: its node, what kind of thing it is, its container and its sandbox.
+// subject returns the first columns of a verdict: node, kind, container and sandbox.
 func subject(v *janitorv1.Verdict) []string {
 	sandbox := ""
 	if id := v.GetObservation().GetIdentity(); id.GetName() != "" {
@@ -60,7 +60,7 @@ func subject(v *janitorv1.Verdict) []string {
 	return []string{v.GetNodeName(), VerdictKind(v), v.GetContainerId(), sandbox}
 }
 
-// VerdictKind is what a verdict is on: container, slot, or the kind of what is left of one.
+// VerdictKind returns the kind of a verdict's subject: container, slot, or the kind of remnant.
 func VerdictKind(v *janitorv1.Verdict) string {
 	switch {
 	case v.GetRemnant() != nil:
@@ -73,7 +73,7 @@ func VerdictKind(v *janitorv1.Verdict) string {
 	return ""
 }
 
-// verdictAge is how old a container is, or for how long something has been without one.
+// verdictAge returns the age of a container, or how long a remnant has had no container.
 func verdictAge(v *janitorv1.Verdict) string {
 	d := v.GetObservation().GetAge()
 	if v.GetRemnant() != nil {
@@ -83,7 +83,7 @@ func verdictAge(v *janitorv1.Verdict) string {
 	return Age(at.Add(-d.AsDuration()), at)
 }
 
-// seconds is a time that matters to the second; empty for none.
+// seconds returns a duration in seconds; empty for none.
 func seconds(d time.Duration) string {
 	if d == 0 {
 		return ""
@@ -91,34 +91,34 @@ func seconds(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// VerdictAction is an action's word: Delete.
+// VerdictAction returns an action as a word: Delete.
 func VerdictAction(a janitorv1.Action) string { return word(a.String(), "ACTION_") }
 
-// VerdictReason is a reason's word: AgentPodGone.
+// VerdictReason returns a reason as a word: AgentPodGone.
 func VerdictReason(r janitorv1.Reason) string { return word(r.String(), "REASON_") }
 
-// SweepOutcome is an outcome's word: WouldDelete.
+// SweepOutcome returns an outcome as a word: WouldDelete.
 func SweepOutcome(o janitorv1.SweepResponse_Outcome) string { return word(o.String(), "OUTCOME_") }
 
-// VerdictActions are the words of all actions, VerdictReasons those of all reasons.
+// VerdictActions returns the words of all actions.
 func VerdictActions() []string { return words(janitorv1.Action(0), "ACTION_") }
 
-// VerdictReasons are the words of all reasons.
+// VerdictReasons returns the words of all reasons.
 func VerdictReasons() []string { return words(janitorv1.Reason(0), "REASON_") }
 
-// ParseAction is VerdictAction backwards, in any case of letters, with dashes or without; false if there is no such action.
+// ParseAction returns the action of a word, in any case, with or without dashes; false if there is no such action.
 func ParseAction(s string) (janitorv1.Action, bool) {
 	n, ok := parse(janitorv1.Action(0), "ACTION_", s)
 	return janitorv1.Action(n), ok
 }
 
-// ParseReason is VerdictReason backwards, as ParseAction is.
+// ParseReason returns the reason of a word, like ParseAction.
 func ParseReason(s string) (janitorv1.Reason, bool) {
 	n, ok := parse(janitorv1.Reason(0), "REASON_", s)
 	return janitorv1.Reason(n), ok
 }
 
-// words are those of an enum's values but the unspecified one.
+// words returns the words of all values of an enum except the unspecified one.
 func words(of protoreflect.Enum, prefix string) []string {
 	values := of.Descriptor().Values()
 	out := make([]string, 0, values.Len())

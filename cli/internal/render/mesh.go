@@ -7,7 +7,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 )
 
-// Pools is the table of pools.
+// Pools returns a table of pools.
 func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Table {
 	header := []string{"NAME", "AGENTS", "READY", "CAPACITY", "USED", "FREE", "SLOTS", "AGE"}
 	if namespaces {
@@ -34,10 +34,10 @@ func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Tab
 	return t
 }
 
-// slotsOff stands for the slots of whoever keeps none.
+// slotsOff is the cell of a pool or an agent that keeps no slots.
 const slotsOff = "off"
 
-// poolSlots is the number of free slots out of those that agents mean to keep.
+// poolSlots returns the number of free slots and of those that the agents keep ready.
 func poolSlots(p *allocatorv1.Pool) string {
 	if p.SlotsMax != nil && p.GetSlotsMax() == 0 && p.GetFreeSlots() == 0 {
 		return slotsOff
@@ -45,7 +45,7 @@ func poolSlots(p *allocatorv1.Pool) string {
 	return fmt.Sprintf("%d/%d", p.GetFreeSlots(), p.GetWantedSlots())
 }
 
-// slotRange is what the pool says of each agent's free slots: as many as it has free places, where it says nothing.
+// slotRange returns the range of free slots for each agent; "all" is its free capacity.
 func slotRange(p *allocatorv1.Pool) string {
 	if p.SlotsMax == nil {
 		return fmt.Sprintf("%d-all", p.GetSlotsMin())

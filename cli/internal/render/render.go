@@ -1,5 +1,5 @@
-// Package render writes the API's messages for people (tables) and for programs (JSON, YAML, names). It is pure: the
-// same messages and the same `now` give the same bytes.
+// Package render formats messages of the API for people (tables) and for programs (JSON, YAML, names). It does no I/O except
+// to the writers of its callers, and never reads a clock. Its functions are safe for concurrent use; a Table is not.
 package render
 
 import (
@@ -17,10 +17,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// None stands in tables for what is not known or not there.
+// None is the cell of a missing or unknown value.
 const None = "<none>"
 
-// Table is a table that can grow: rows written later keep to the widths of the first ones.
+// Table is a table that can grow: later rows have the column widths of the first ones.
 type Table struct {
 	header []string
 	rows   [][]string
@@ -28,12 +28,12 @@ type Table struct {
 	headed bool
 }
 
-// NewTable has these columns.
+// NewTable returns an empty table with these columns.
 func NewTable(header ...string) *Table {
 	return &Table{header: header, widths: make([]int, len(header))}
 }
 
-// Add adds a row; an empty cell is shown as None.
+// Add adds a row. An empty cell is shown as None.
 func (t *Table) Add(cells ...string) {
 	for i := range cells {
 		if cells[i] == "" {
@@ -43,7 +43,7 @@ func (t *Table) Add(cells ...string) {
 	t.rows = append(t.rows, cells)
 }
 
-// Flush writes the rows added since the last time, the header before the first.
+// Flush writes the rows since the last Flush, and the header before the first row.
 func (t *Table) Flush(w io.Writer) error {
 	rows := t.rows
 	if !t.headed && len(t.header) > 0 {
@@ -69,7 +69,7 @@ func (t *Table) Flush(w io.Writer) error {
 	return err
 }
 
-// JSON is a message as protojson, indented by two spaces, ending with a line end.
+// JSON returns a message as protojson, indented by two spaces, with a final newline.
 func JSON(m proto.Message) ([]byte, error) {
 	raw, err := Line(m)
 	if err != nil {
@@ -78,20 +78,20 @@ func JSON(m proto.Message) ([]byte, error) {
 	return indent(raw)
 }
 
-// Line is a message as protojson on one line, without a line end.
+// Line returns a message as protojson on one line, without a newline.
 func Line(m proto.Message) ([]byte, error) {
 	raw, err := protojson.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("writing JSON: %w", err)
 	}
 	var b bytes.Buffer
-	if err := json.Compact(&b, raw); err != nil { // protojson varies its spaces on purpose
+	if err := json.Compact(&b, raw); err != nil { // protojson adds spaces at random
 		return nil, fmt.Errorf("writing JSON: %w", err)
 	}
 	return b.Bytes(), nil
 }
 
-// List is {"<key>":[...]}, indented; an empty list is written as such.
+// List returns {"<key>":[...]}, indented. An empty list is [].
 func List[M proto.Message](key string, items []M) ([]byte, error) {
 	lines := make([]json.RawMessage, len(items))
 	for i, m := range items {
@@ -117,7 +117,7 @@ func indent(raw []byte) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// YAML is JSON in another dress.
+// YAML converts JSON to YAML.
 func YAML(raw []byte) ([]byte, error) {
 	out, err := yaml.JSONToYAML(raw)
 	if err != nil {
@@ -126,7 +126,7 @@ func YAML(raw []byte) ([]byte, error) {
 	return out, nil
 }
 
-// Age is the time since t as kubectl shows it.
+// Age returns the time since t as kubectl shows it.
 func Age(t time.Time, now time.Time) string {
 	if t.IsZero() || t.Unix() == 0 {
 		return "<unknown>"
@@ -134,7 +134,7 @@ func Age(t time.Time, now time.Time) string {
 	return duration.HumanDuration(max(0, now.Sub(t)))
 }
 
-// Millis is a short time in milliseconds, to three figures or so, without the unit.
+// Millis returns a duration in milliseconds, rounded, without the unit.
 func Millis(d time.Duration) string {
 	ms := float64(d) / float64(time.Millisecond)
 	switch {

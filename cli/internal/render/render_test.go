@@ -29,10 +29,10 @@ func TestStarted(t *testing.T) {
 			"started in 6.1 ms (slot): reserve 0.08, agent 0.44, snapshot 0.31, claim 1.4, outside 3.8"},
 		"cold": {&sandboxv1.CreateSandboxResponse{StartPath: cold, Timings: []*sandboxv1.StageTiming{stage("image", 1234567), stage("task", 53210)}}, 1290 * time.Millisecond,
 			"started in 1290 ms (cold): image 1235, task 53.2, outside 2.2"},
-		"clocks that disagree": {&sandboxv1.CreateSandboxResponse{StartPath: slot, Timings: claimed}, 2 * time.Millisecond,
+		"different clocks": {&sandboxv1.CreateSandboxResponse{StartPath: slot, Timings: claimed}, 2 * time.Millisecond,
 			"started in 2.0 ms (slot): reserve 0.08, agent 0.44, snapshot 0.31, claim 1.4"},
-		"a server that tells nothing": {&sandboxv1.CreateSandboxResponse{}, 60 * time.Millisecond, "started in 60.0 ms"},
-		"answered before": {&sandboxv1.CreateSandboxResponse{StartPath: slot, Replayed: true, Timings: claimed}, 900 * time.Microsecond,
+		"no timings": {&sandboxv1.CreateSandboxResponse{}, 60 * time.Millisecond, "started in 60.0 ms"},
+		"repeated answer": {&sandboxv1.CreateSandboxResponse{StartPath: slot, Replayed: true, Timings: claimed}, 900 * time.Microsecond,
 			"answered in 0.90 ms (slot)"},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, render.Started(tc.out, tc.took)) })

@@ -8,10 +8,10 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// Columns says which columns a table of sandboxes has.
+// Columns selects optional columns of a table.
 type Columns struct{ Event, Namespace, Wide bool }
 
-// Sandboxes is an empty table of sandboxes.
+// Sandboxes returns an empty table of sandboxes.
 func Sandboxes(c Columns) *Table {
 	var header []string
 	if c.Event {
@@ -27,7 +27,7 @@ func Sandboxes(c Columns) *Table {
 	return NewTable(header...)
 }
 
-// Row is a sandbox's row in a table of the same columns.
+// Row returns the row of a sandbox in a table of the same columns.
 func Row(c Columns, event string, s *sandboxv1.Sandbox, now time.Time) []string {
 	var row []string
 	if c.Event {
@@ -44,9 +44,9 @@ func Row(c Columns, event string, s *sandboxv1.Sandbox, now time.Time) []string 
 	return row
 }
 
-// Started is one line on a create: how long the caller waited for it, which way it went, and what its stages took. What no
-// stage accounts for, the connection above all, is told as `outside`. The stages of an answer that was given before are those
-// of another call, and left out.
+// Started returns one line about a create: its duration for the caller, the start path, and the time of each stage. `outside` is
+// the time outside of all stages, which is mostly that of the connection. A repeated answer has no stages, because they are
+// those of the first call.
 func Started(out *sandboxv1.CreateSandboxResponse, took time.Duration) string {
 	line := "started in " + Millis(took) + " ms"
 	if out.GetReplayed() {
@@ -71,10 +71,10 @@ func Started(out *sandboxv1.CreateSandboxResponse, took time.Duration) string {
 	return line + ": " + strings.Join(parts, ", ")
 }
 
-// StartPath is a start path's word: Slot, Cold; empty while it is not known.
+// StartPath returns a start path as a word: Slot or Cold; empty if it is not known.
 func StartPath(p sandboxv1.StartPath) string { return word(p.String(), "START_PATH_") }
 
-// Exit is the exit code, empty while there is none.
+// Exit returns the exit code; empty if there is none.
 func Exit(st *sandboxv1.SandboxStatus) string {
 	if st == nil || st.ExitCode == nil {
 		return ""
@@ -82,10 +82,10 @@ func Exit(st *sandboxv1.SandboxStatus) string {
 	return fmt.Sprint(st.GetExitCode())
 }
 
-// Phase is a phase's word as Kubernetes shows it: Running.
+// Phase returns a phase as Kubernetes shows it: Running.
 func Phase(p sandboxv1.Phase) string { return word(p.String(), "PHASE_") }
 
-// PhaseWord is the phase of a sandbox with the reason that explains it: Failed (OOMKilled).
+// PhaseWord returns the phase of a sandbox with its reason: Failed (OOMKilled).
 func PhaseWord(s *sandboxv1.Sandbox) string {
 	st := s.GetStatus()
 	w := Phase(st.GetPhase())
@@ -100,7 +100,7 @@ func PhaseWord(s *sandboxv1.Sandbox) string {
 	return w
 }
 
-// word turns PREFIX_AUTO_RECREATE into AutoRecreate; the unspecified value into "".
+// word converts PREFIX_AUTO_RECREATE to AutoRecreate, and the unspecified value to "".
 func word(name, prefix string) string {
 	name = strings.TrimPrefix(name, prefix)
 	if name == "UNSPECIFIED" {
@@ -115,13 +115,13 @@ func word(name, prefix string) string {
 	return b.String()
 }
 
-// ParsePhase is Phase backwards, in any case of letters; false if there is no such phase.
+// ParsePhase returns the phase of a word, in any case; false if there is no such phase.
 func ParsePhase(s string) (sandboxv1.Phase, bool) {
 	v, ok := sandboxv1.Phase_value["PHASE_"+strings.ToUpper(s)]
 	return sandboxv1.Phase(v), ok && v != 0
 }
 
-// Phases are the words of all phases.
+// Phases returns the words of all phases.
 func Phases() []string {
 	var out []string
 	for n := int32(1); ; n++ {

@@ -26,13 +26,13 @@ import (
 
 const (
 	pingPeriod = 10 * time.Second
-	// overWebSocket is the port-forward protocol as it is called inside a WebSocket.
+	// overWebSocket is the name of the port-forward protocol in a WebSocket.
 	overWebSocket = "SPDY/3.1+" + portforward.PortForwardProtocolV1Name
 )
 
-// Dial connects to a port of the Pod, through the API server and the node's kubelet: by a WebSocket, and where that is
-// refused by SPDY, as kubectl does. It blocks until the tunnel stands or ctx ends; whether anybody listens on the port, the
-// first Read tells. Deadlines of the connection have no effect; Close ends Read and Write.
+// Dial connects to a port of a Pod through the API server and the kubelet of the node: over a WebSocket, or over SPDY if the
+// WebSocket is refused, as kubectl does. It blocks until the tunnel is open or ctx ends. If no process listens on the port, the
+// first Read fails. Deadlines of the connection have no effect; Close ends Read and Write.
 func (c *Cluster) Dial(ctx context.Context, p Pod, port int32) (net.Conn, error) {
 	link, err := c.connect(ctx, p)
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *Cluster) Dial(ctx context.Context, p Pod, port int32) (net.Conn, error)
 	return conn, nil
 }
 
-// connect makes the tunnel that streams are opened in.
+// connect opens a tunnel.
 func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, error) {
 	doing := "port-forwarding to Pod " + p.Name
 	target := c.core.Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
@@ -58,17 +58,17 @@ func (c *Cluster) connect(ctx context.Context, p Pod) (httpstream.Connection, er
 		}
 		return link, nil
 	}
-	// An older API server, a proxy, or a user who may only create port-forwards: SPDY asks for them by POST.
+	// The API server is old, a proxy is in between, or the user may only create port-forwards: SPDY uses POST.
 	link, err = bySPDY(ctx, c.config, target)
 	if err != nil {
-		return nil, refused(doing, moreOf(err, upgrade))
+		return nil, refused(doing, preferred(err, upgrade))
 	}
 	return link, nil
 }
 
-// moreOf is the API server's answer to the first way, which has a class, in place of the second one's, which has none; but
-// not where the first way alone is forbidden.
-func moreOf(err error, first *httpstream.UpgradeFailureError) error {
+// preferred returns the API server's answer to the WebSocket, which has a class, instead of the error of SPDY, which has none. If
+// only the WebSocket is forbidden, it returns the error of SPDY.
+func preferred(err error, first *httpstream.UpgradeFailureError) error {
 	var answer *apierrors.StatusError
 	if !errors.As(first.Cause, &answer) || apierrors.IsForbidden(answer) && !strings.Contains(err.Error(), "forbidden") {
 		return err
@@ -105,23 +105,23 @@ func bySPDY(ctx context.Context, config *rest.Config, target *url.URL) (httpstre
 	return link, err
 }
 
-// open opens the two streams of one connection: the data, and what the kubelet has to say of it.
+// open opens the two streams of one connection: the data and the errors of the kubelet.
 func open(link httpstream.Connection, p Pod, port int32) (*conn, error) {
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
-	trouble, err := link.CreateStream(headers)
+	failures, err := link.CreateStream(headers)
 	if err != nil {
 		return nil, fmt.Errorf("opening a stream: %w", err)
 	}
-	_ = trouble.Close() // we have nothing to say on it
+	_ = failures.Close() // the client sends nothing on it
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err := link.CreateStream(headers)
 	if err != nil {
 		return nil, fmt.Errorf("opening a stream: %w", err)
 	}
-	c := &conn{link: link, data: data, address: address(fmt.Sprintf("%s/%s:%d", p.Namespace, p.Name, port)), heard: make(chan struct{})}
-	go c.listen(trouble)
+	c := &conn{link: link, data: data, address: address(fmt.Sprintf("%s/%s:%d", p.Namespace, p.Name, port)), ended: make(chan struct{})}
+	go c.readErrors(failures)
 	return c, nil
 }

@@ -1,7 +1,7 @@
-// Package tunnel reaches Pods of a cluster from a person's machine: it finds them by the API server, and speaks to a port of
-// theirs through it, as `kubectl port-forward` does but without a port on this machine. It also asks the API server for the
-// kinds of objects that there are, and for names. It decides nothing and trusts nobody on the way: what is said inside is
-// for its callers to protect. All of it may be called concurrently.
+// Package tunnel reaches a Kubernetes cluster from a person's machine: it finds Pods, connects to their ports through the API
+// server, as `kubectl port-forward` does but without a local port, and reads Sandboxes, kinds of objects and names. It changes
+// nothing in the cluster. It does not encrypt or authenticate what is sent to a Pod: its callers do. All of it may be called
+// concurrently.
 package tunnel
 
 import (
@@ -27,43 +27,43 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// Reasons of errors that this package finds; servers of ours never send them.
+// Reasons of this package's errors; no server of the project sends them.
 const (
-	// ReasonNoCluster: no kubeconfig says where the cluster is, or the one there is says nonsense.
+	// ReasonNoCluster: there is no kubeconfig, or it is invalid.
 	ReasonNoCluster fault.Reason = "NO_CLUSTER"
-	// ReasonCluster: the API server cannot be reached, or does not let this user do what is needed.
+	// ReasonCluster: the API server cannot be reached, or refuses the request.
 	ReasonCluster fault.Reason = "CLUSTER_REFUSED"
 	// ReasonPod: the Pod, or the port in it, cannot be reached through the API server.
 	ReasonPod fault.Reason = "POD_UNREACHABLE"
 )
 
-// Options say which cluster.
+// Options select a cluster.
 type Options struct {
-	// Kubeconfig is the file to read, Context the context in it. Empty: what kubectl would use.
+	// Kubeconfig is the file to read, Context the context in it. Empty: that of kubectl.
 	Kubeconfig, Context string
 	// Getenv reads the environment.
 	Getenv func(string) string
 }
 
-// Selector says which Pods.
+// Selector selects Pods.
 type Selector struct {
 	// Namespace of the Pods.
 	Namespace string
-	// Labels and Node that they have; an empty Node is any.
+	// Labels is a label selector. Node is their node; empty means any.
 	Labels, Node string
 }
 
-// Pod is a Pod that can be spoken to.
+// Pod is a running Pod.
 type Pod struct {
 	// Namespace, Name and Node of the Pod.
 	Namespace, Name, Node string
 	// Ports by name.
 	Ports map[string]int32
-	// Ready tells whether the kubelet calls it ready.
+	// Ready reports whether the Pod is ready.
 	Ready bool
 }
 
-// Cluster is a cluster. Make it with Open.
+// Cluster is a cluster. Open returns one.
 type Cluster struct {
 	config *rest.Config
 	core   *rest.RESTClient
@@ -82,7 +82,7 @@ func Open(o Options) (*Cluster, error) {
 
 // New is the cluster of a configuration.
 func New(config *rest.Config) (*Cluster, error) {
-	// Of the API only Pods are known: a client of all of it would weigh more than the rest of the program.
+	// Only Pods are decoded: a client of the whole API is larger than the rest of the program.
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("registering Pods: %w", err)
@@ -97,7 +97,7 @@ func New(config *rest.Config) (*Cluster, error) {
 	return &Cluster{config: config, core: client}, nil
 }
 
-// rules are where kubectl looks. A file that was named must be there.
+// rules returns the files that kubectl reads. A file that is set must exist.
 func rules(o Options) *clientcmd.ClientConfigLoadingRules {
 	if o.Kubeconfig != "" {
 		return &clientcmd.ClientConfigLoadingRules{ExplicitPath: o.Kubeconfig}
@@ -113,7 +113,7 @@ func rules(o Options) *clientcmd.ClientConfigLoadingRules {
 		filepath.Join(home, clientcmd.RecommendedHomeDir, clientcmd.RecommendedFileName)}}
 }
 
-// Pods returns the Pods that run, in the order of their nodes' and their own names. Safe to retry.
+// Pods returns the running Pods, sorted by node and name. Safe to retry.
 func (c *Cluster) Pods(ctx context.Context, s Selector) ([]Pod, error) {
 	options := metav1.ListOptions{LabelSelector: s.Labels, FieldSelector: "status.phase=Running"}
 	if s.Node != "" {
@@ -152,7 +152,7 @@ func podOf(p *corev1.Pod) Pod {
 	return pod
 }
 
-// refused classifies what the API server, or the way to it, says.
+// refused classifies an error of the API server or of the connection to it.
 func refused(doing string, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s: %w", doing, err)
@@ -172,7 +172,7 @@ func refused(doing string, err error) error {
 	var broken *url.Error
 	var dial *net.OpError
 	if errors.As(err, &broken) {
-		text = broken.Err.Error() // without the whole URL of the request
+		text = broken.Err.Error() // without the URL of the request
 	}
 	if errors.As(err, &dial) && dial.Addr != nil {
 		text = fmt.Sprintf("the API server at %s: %s", dial.Addr, dial.Err)

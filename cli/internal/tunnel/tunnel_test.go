@@ -29,12 +29,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// spdystream takes another second over a connection that the other side closed first.
+	// spdystream needs another second for a connection that the peer closed first.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))
 }
 
-// apiserver answers what a tunnel asks of an API server and, behind it, of a kubelet: a Pod called `echo` sends back what
-// it is sent, one called `deaf` has nobody at its port.
+// apiserver is an API server with a kubelet. The Pod `echo` sends back what it receives. On the port of the Pod `closed` no
+// process listens.
 type apiserver struct {
 	*httptest.Server
 
@@ -42,7 +42,7 @@ type apiserver struct {
 	// refuse maps a request's method to the status that it gets.
 	refuse map[string]int
 	asked  chan string // field selectors of lists
-	ways   sync.Map    // methods by which a tunnel was made
+	ways   sync.Map    // HTTP methods of the tunnels
 	links  sync.WaitGroup
 }
 
@@ -89,12 +89,12 @@ func (s *apiserver) refused(w http.ResponseWriter, method string) bool {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(metav1.Status{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "thou shalt not, it is forbidden",
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "not allowed, it is forbidden",
 	})
 	return true
 }
 
-// forward serves one tunnel until it ends.
+// forward serves one tunnel.
 func (s *apiserver) forward(w http.ResponseWriter, r *http.Request, pod string) {
 	streams := make(chan httpstream.Stream, 2)
 	take := func(stream httpstream.Stream, _ <-chan struct{}) error { streams <- stream; return nil }
@@ -117,16 +117,16 @@ func (s *apiserver) forward(w http.ResponseWriter, r *http.Request, pod string) 
 		}
 	}
 	defer func() { _ = link.Close() }()
-	trouble, data := <-streams, <-streams
-	if trouble.Headers().Get(corev1.StreamType) != corev1.StreamTypeError || data.Headers().Get(corev1.PortHeader) != "9090" {
+	failures, data := <-streams, <-streams
+	if failures.Headers().Get(corev1.StreamType) != corev1.StreamTypeError || data.Headers().Get(corev1.PortHeader) != "9090" {
 		return
 	}
-	if pod == "deaf" {
-		_, _ = io.WriteString(trouble, "nobody listens on 9090")
+	if pod == "closed" {
+		_, _ = io.WriteString(failures, "connection refused on 9090")
 	} else {
 		_, _ = io.Copy(data, data)
 	}
-	_ = trouble.Close()
+	_ = failures.Close()
 	_ = data.Close()
 	<-link.CloseChan()
 }
@@ -164,9 +164,9 @@ func TestDial(t *testing.T) {
 		refuse map[string]int
 		way    string
 	}{
-		"by WebSocket":                  {nil, http.MethodGet},
-		"by SPDY, where there is none":  {map[string]int{http.MethodGet: 400}, http.MethodPost},
-		"by SPDY, where get is refused": {map[string]int{http.MethodGet: 403}, http.MethodPost},
+		"WebSocket":                      {nil, http.MethodGet},
+		"SPDY, without WebSockets":       {map[string]int{http.MethodGet: 400}, http.MethodPost},
+		"SPDY, because get is forbidden": {map[string]int{http.MethodGet: 403}, http.MethodPost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newAPIServer(t)
@@ -174,35 +174,35 @@ func TestDial(t *testing.T) {
 			dialling, dialled := context.WithCancel(t.Context())
 			conn, err := s.cluster(t).Dial(dialling, tunnel.Pod{Namespace: "system", Name: "echo"}, 9090)
 			require.NoError(t, err)
-			dialled() // the connection outlives what it was made for
-			said := strings.Repeat("how do you do? ", 10_000)
+			dialled() // the connection outlives the context of Dial
+			sent := strings.Repeat("some bytes to send ", 10_000)
 			wrote := make(chan error, 1)
-			go func() { _, err := io.WriteString(conn, said); wrote <- err }()
-			heard := make([]byte, len(said))
-			_, err = io.ReadFull(conn, heard)
+			go func() { _, err := io.WriteString(conn, sent); wrote <- err }()
+			received := make([]byte, len(sent))
+			_, err = io.ReadFull(conn, received)
 			require.NoError(t, err)
 			require.NoError(t, <-wrote)
-			require.Equal(t, said, string(heard))
+			require.Equal(t, sent, string(received))
 			require.Equal(t, "system/echo:9090", conn.RemoteAddr().String())
 			_, used := s.ways.Load(tc.way)
 			require.True(t, used)
 
 			read := make(chan error, 1)
-			go func() { _, err := conn.Read(heard); read <- err }()
+			go func() { _, err := conn.Read(received); read <- err }()
 			require.NoError(t, conn.Close())
 			require.Error(t, <-read, "Close ends a Read")
 		})
 	}
 }
 
-func TestNobodyAtThePort(t *testing.T) {
+func TestClosedPort(t *testing.T) {
 	s := newAPIServer(t)
-	conn, err := s.cluster(t).Dial(t.Context(), tunnel.Pod{Namespace: "system", Name: "deaf"}, 9090)
+	conn, err := s.cluster(t).Dial(t.Context(), tunnel.Pod{Namespace: "system", Name: "closed"}, 9090)
 	require.NoError(t, err)
 	_, err = conn.Read(make([]byte, 1))
 	require.True(t, errdefs.IsUnavailable(err), "%v", err)
 	require.Equal(t, tunnel.ReasonPod, fault.ReasonOf(err))
-	require.ErrorContains(t, err, "system/deaf:9090: nobody listens on 9090")
+	require.ErrorContains(t, err, "system/closed:9090: connection refused on 9090")
 	require.NoError(t, conn.Close())
 }
 
@@ -225,10 +225,10 @@ func TestRefusals(t *testing.T) {
 			s.refuse = both(tc.code)
 			_, err := s.cluster(t).Pods(t.Context(), tunnel.Selector{Namespace: "system"})
 			require.True(t, tc.list(err), "%v", err)
-			require.ErrorContains(t, err, "thou shalt not")
+			require.ErrorContains(t, err, "not allowed")
 			_, err = s.cluster(t).Dial(t.Context(), tunnel.Pod{Namespace: "system", Name: "echo"}, 9090)
 			require.True(t, tc.dial(err), "%v", err)
-			require.ErrorContains(t, err, "thou shalt not")
+			require.ErrorContains(t, err, "not allowed")
 			require.Equal(t, tunnel.ReasonCluster, fault.ReasonOf(err))
 		})
 	}
