@@ -1,7 +1,7 @@
 // Package create makes sandboxes. A create goes through a pipeline of steps, which the two consistency modes share or order
 // differently:
 //
-//	fast:   admit -> lock the name -> place (reserve, start; on the next agent if one fails) -> acknowledge -> persist
+//	fast:   admit -> lock the name -> schedule (reserve, start; on the next agent if one fails) -> acknowledge -> persist
 //	strong: lock the name -> write the resource -> unlock -> await the start (the controller reserves and starts)
 //
 // The name stays locked until a fast create is answered, so that work on one sandbox is ordered. After an error nothing of
@@ -77,6 +77,8 @@ type Config struct {
 	Calls     *idempotency.Calls[*sandboxv1.CreateSandboxResponse]
 	Names     *keylock.Map[store.Key]
 	Clock     clock.WithTickerAndDelayedExecution
+	// AdmissionTimeout and SilenceTimeout bound attempts at agents that do not answer. Zero: the defaults.
+	AdmissionTimeout, SilenceTimeout time.Duration
 }
 
 // Creator creates sandboxes.
@@ -90,6 +92,12 @@ type Creator struct {
 
 // New returns a creator; inFlight is what tells others which creates run.
 func New(cfg Config, inFlight *InFlight) *Creator {
+	if cfg.AdmissionTimeout == 0 {
+		cfg.AdmissionTimeout = DefaultAdmissionTimeout
+	}
+	if cfg.SilenceTimeout == 0 {
+		cfg.SilenceTimeout = DefaultSilenceTimeout
+	}
 	return &Creator{config: cfg, inFlight: inFlight, unsettled: map[store.Key][]identity.Fence{}}
 }
 
@@ -242,7 +250,7 @@ func (c *Creator) pipeline(mode sandboxv1.ConsistencyMode) []step {
 	if mode == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG {
 		return []step{c.lockName, c.writeResource, c.unlockName, c.awaitStart}
 	}
-	return []step{c.admit, c.lockName, c.place, c.acknowledge, c.persist}
+	return []step{c.admit, c.lockName, c.schedule, c.acknowledge, c.persist}
 }
 
 // execute carries out a create that was admitted and is new. What the passing of time changes is checked here and not

@@ -25,10 +25,10 @@ import (
 // maxInternal bounds on how many agents a create is tried that makes agents fail internally.
 const maxInternal = 3
 
-// place has one agent after the other asked until one runs the sandbox, the request itself turns out to be at fault, no
+// schedule asks one agent after the other until one runs the sandbox, the request itself turns out to be at fault, no
 // candidate is left, or ctx ends. After an error nothing is left, unless the error says that the outcome is unknown: then
 // what may be left is being deleted in the background, as long as this process lives.
-func (c *Creator) place(ctx context.Context, k *call) error {
+func (c *Creator) schedule(ctx context.Context, k *call) error {
 	var exclude []string
 	var uncertain []identity.Fence // attempts of which it is not known what became
 	var last error

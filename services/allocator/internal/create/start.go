@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,8 +17,16 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// admissionTimeout is how long an agent may take to admit a sandbox, which needs no I/O of it; then it counts as lost.
-const admissionTimeout = 5 * time.Second
+// Bounds of one attempt. How long an agent may take depends on the image, so that what is bounded is its silence: otherwise a
+// create hangs at an agent that is stopped or cut off until its connection is found to be dead, some 15 s later.
+const (
+	// DefaultAdmissionTimeout is how long an agent may take to admit a sandbox, which needs no I/O of it.
+	DefaultAdmissionTimeout = 3 * time.Second
+	// DefaultSilenceTimeout is how long an agent that creates a sandbox may send no status; it sends one each half second.
+	DefaultSilenceTimeout = 4 * time.Second
+	// silencePeriods is how often in a silence timeout an attempt looks for it.
+	silencePeriods = 4
+)
 
 // start has an agent create and start the sandbox. known says, with an error, that nothing of it is left there or ever will
 // be; otherwise the container must be deleted by its fence.
@@ -28,7 +37,14 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	admission := c.config.Clock.AfterFunc(admissionTimeout, cancel)
+	var admitted atomic.Bool
+	admission := c.config.Clock.AfterFunc(c.config.AdmissionTimeout, func() {
+		if admitted.Load() {
+			c.watch(ctx, record.GetFence().GetAgentUid(), cancel)
+		} else {
+			cancel()
+		}
+	})
 	defer admission.Stop()
 	began := c.config.Clock.Now()
 	stream, err := client.CreateSandbox(ctx, &agentv1.CreateSandboxRequest{Record: record})
@@ -45,7 +61,7 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 		if err != nil {
 			return nil, refusal(err), rpc.FromStatus(err)
 		}
-		admission.Stop()
+		admitted.Store(true)
 		inside += answer.GetDuration().AsDuration()
 		if name := stageName(answer.GetStage()); name != "" {
 			own.add(name, answer.GetDuration().AsDuration())
@@ -56,6 +72,19 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 			return answer.GetReport(), false, nil
 		}
 	}
+}
+
+// watch ends an attempt when its agent falls silent.
+func (c *Creator) watch(ctx context.Context, agentUID string, end func()) {
+	if ctx.Err() != nil {
+		return
+	}
+	agent, ok := c.config.Fleet.Agent(agentUID)
+	if !ok || c.config.Clock.Since(agent.GetLastHeartbeatTime().AsTime()) > c.config.SilenceTimeout {
+		end()
+		return
+	}
+	c.config.Clock.AfterFunc(c.config.SilenceTimeout/silencePeriods, func() { c.watch(ctx, agentUID, end) })
 }
 
 // refusal reports whether an error is the agent's own answer, which says that nothing is left, as against the connection's.

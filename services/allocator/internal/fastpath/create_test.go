@@ -66,14 +66,14 @@ func TestFastCreate(t *testing.T) {
 	require.Equal(t, []string{"10.0.0.1:8080"}, assignment.Started.Endpoints)
 	assignment.Started = nil
 	require.Equal(t, &v1alpha1.Assignment{AgentPod: "pod-a", AgentUID: "a", NodeName: "node", AgentAddress: "a", SandboxUID: cr.EffectiveUID(), Attempt: 1}, assignment)
-	m.eventually("the agent is told", func() bool { return len(a.Sandboxes()) == 1 && a.Sandboxes()[0].GetPersisted() })
+	m.eventually("the agent has marked it", func() bool { return len(a.Sandboxes()) == 1 && a.Sandboxes()[0].GetPersisted() })
 	m.eventually("it is seen as persisted, and still running", func() bool {
 		sb, err := m.get("one")
 		return err == nil && sb.GetStatus().GetPersisted() && sb.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_RUNNING
 	})
 }
 
-// TestStartPath: the answer tells which way the agent went, and so does whoever asks later.
+// TestStartPath: the answer says which way the agent started it, and so does a later Get.
 func TestStartPath(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, nil)
@@ -290,6 +290,48 @@ func TestNextCandidate(t *testing.T) {
 	}
 }
 
+// TestCreateLeavesASilentAgent: one that is stopped or cut off neither fails nor answers.
+func TestCreateLeavesASilentAgent(t *testing.T) {
+	brief := func(c *fastpath.Config) {
+		c.AdmissionTimeout, c.SilenceTimeout = 200*time.Millisecond, 300*time.Millisecond
+	}
+	tests := map[string]struct {
+		heartbeat time.Duration
+		left      bool // the first agent
+	}{
+		"silent":            {time.Hour, true},
+		"busy, and reports": {20 * time.Millisecond, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t, brief)
+			release := make(chan struct{})
+			m.agent("a", 5, func(a *fakeagent.Agent) {
+				a.Heartbeat, a.OnCreate = test.heartbeat, func(ctx context.Context, _ *agentv1.SandboxRecord) error {
+					select {
+					case <-release:
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+			})
+			b := m.agent("b", 5, nil)
+			if !test.left {
+				time.AfterFunc(time.Second, func() { close(release) }) // a pull that takes several silence timeouts
+			}
+			resp, err := m.create(request("one"))
+			require.NoError(t, err)
+			if test.left {
+				require.Equal(t, "pod-b", resp.GetSandbox().GetStatus().GetAssignedPod())
+			} else {
+				require.Equal(t, "pod-a", resp.GetSandbox().GetStatus().GetAssignedPod())
+				require.Zero(t, b.Creates())
+			}
+		})
+	}
+}
+
 func TestRequestFaultMarksNoAgent(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, func(a *fakeagent.Agent) {
@@ -327,7 +369,7 @@ func TestNoCapacity(t *testing.T) {
 	require.Positive(t, after)
 }
 
-func TestCallerLeaves(t *testing.T) {
+func TestCallerCancels(t *testing.T) {
 	tests := map[string]struct {
 		start func() (context.Context, context.CancelFunc)
 		code  codes.Code
@@ -364,13 +406,13 @@ func TestCallerLeaves(t *testing.T) {
 				cancel()
 			}
 			require.Equal(t, test.code, status.Code(<-done))
-			m.eventually("the agent is told to delete", func() bool { return len(a.Deletes()) == 1 })
+			m.eventually("the agent receives a delete", func() bool { return len(a.Deletes()) == 1 })
 			m.nothing()
 		})
 	}
 }
 
-func TestServersOwnDeadline(t *testing.T) {
+func TestServerDeadline(t *testing.T) {
 	m := newMesh(t, func(c *fastpath.Config) { c.CreateTimeout = 100 * time.Millisecond })
 	m.agent("a", 5, func(a *fakeagent.Agent) {
 		a.OnCreate = func(ctx context.Context, _ *agentv1.SandboxRecord) error { <-ctx.Done(); return ctx.Err() }
@@ -395,12 +437,12 @@ func TestWriteQueueIsBounded(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestConflictingResourceWins(t *testing.T) {
+func TestExistingResourceWins(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, nil)
 	var taken atomic.Bool
 	m.api.onCreate.Store(func(sb *v1alpha1.Sandbox) {
-		if taken.CompareAndSwap(false, true) { // somebody else writes the name a moment earlier
+		if taken.CompareAndSwap(false, true) { // another client writes the name a moment earlier
 			theirs := &v1alpha1.Sandbox{Spec: v1alpha1.SandboxSpec{Image: "theirs", PoolRef: pool}}
 			theirs.Namespace, theirs.Name, theirs.UID = ns, sb.Name, "theirs"
 			if err := m.api.Create(context.Background(), theirs); err != nil {

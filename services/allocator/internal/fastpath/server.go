@@ -11,7 +11,7 @@
 //	apiserver     calls to the API server
 //
 // All methods may be called concurrently. Work on one namespace/name is ordered by a lock on that name: a create holds it
-// until it is answered, a delete or update until it is durable. The write behind runs without it; whoever holds the name stops
+// until it is answered, a delete or update until it is durable. The write behind runs without it; a holder of the name stops
 // or awaits the write first. Locks, in the order in which they may be taken:
 //
 //	the name (keylock) -> one of {idempotency, create, persistence, deletion, recovery} -> store -> fleet -> registry
@@ -19,7 +19,7 @@
 // Of the second group create may take deletion's while it holds its own, recovery store's, and no other pair occurs. No I/O
 // happens under any lock but the name's.
 //
-// What fails leaves nothing: an agent whose answer is not known is told to delete, by the fence, until it is certain. What
+// What fails leaves nothing: a container whose create was not answered is deleted, by its fence, until that is certain. What
 // was acknowledged stays: from the agent's answer to the written custom resource the agent's durable record is the truth, and
 // recovery adopts what a former leader left in that state.
 //
@@ -108,6 +108,8 @@ type Config struct {
 	OrphanTimeout time.Duration
 	// CreateTimeout bounds a create whose caller set no deadline.
 	CreateTimeout time.Duration
+	// AdmissionTimeout and SilenceTimeout bound attempts at agents that do not answer. Zero: those of package create.
+	AdmissionTimeout, SilenceTimeout time.Duration
 	// WriteLimit is how many custom resources may wait to be written or deleted.
 	WriteLimit int
 	// Settle is how long after a custom resource was seen to be absent a write of it may still land. Zero:
@@ -155,6 +157,7 @@ func New(cfg Config) *Server {
 	s.creator = create.New(create.Config{
 		Store: cfg.Store, Fleet: cfg.Fleet, Agents: cfg.Agents, Pools: cfg.Pools, API: s.api, Deletions: s.deletions, Persist: s.persist,
 		Recovery: s.recovery, Calls: creates, Names: s.names, Clock: cfg.Clock,
+		AdmissionTimeout: cfg.AdmissionTimeout, SilenceTimeout: cfg.SilenceTimeout,
 	}, inFlight)
 	return s
 }
