@@ -159,7 +159,8 @@ func (m *Manager) deleteWritten(ctx context.Context, item store.Item, resource *
 	return nil
 }
 
-// deleteResource deletes a custom resource. What the call set is written before: whoever carries the deletion out finds it.
+// deleteResource deletes a custom resource. What the call set is written before, for the component that carries the
+// deletion out.
 func (m *Manager) deleteResource(ctx context.Context, resource *v1alpha1.Sandbox, o Options) error {
 	if resource.DeletionTimestamp != nil {
 		return m.annotate(ctx, resource, Options{Grace: o.Grace}) // the first call's id and trace stay

@@ -137,8 +137,8 @@ func (m *Manager) awaitRemoval(ctx context.Context, d *Deletion) error {
 	})
 }
 
-// freeName frees the sandbox's name: what may still land is ignored by the store and the writer. A custom resource that is
-// there after all, for it landed in that moment or the informer is behind, is deleted.
+// freeName frees the sandbox's name: what may still land is ignored by the store and the writer. A custom resource that
+// landed in that moment, or that the informer has not shown as gone, is deleted.
 func (m *Manager) freeName(ctx context.Context, d *Deletion) error {
 	r := d.current()
 	for d.absent && !m.config.Store.MarkGone(nameOf(r.Tombstone), r.Fence.SandboxUID) {

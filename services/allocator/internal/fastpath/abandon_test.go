@@ -16,7 +16,7 @@ import (
 
 // A create that failed is undone, and its request_id, repeated, makes a new sandbox: it is not "deleted", and never the
 // one that is being undone.
-func TestAFailedCreateMayBeRepeated(t *testing.T) {
+func TestRepeatAfterFailedCreate(t *testing.T) {
 	strong := request("one")
 	strong.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
 	strong.RequestId = "again"
@@ -47,7 +47,7 @@ func TestAFailedCreateMayBeRepeated(t *testing.T) {
 			return
 		}
 	}()
-	m.eventually("a new one comes in its place", func() bool {
+	m.eventually("a new one replaces it", func() bool {
 		cr := m.resource("one")
 		return cr != nil && cr.UID != uid
 	})
@@ -66,8 +66,8 @@ func TestAFailedCreateMayBeRepeated(t *testing.T) {
 	require.Equal(t, fault.SandboxTerminating, fault.ReasonOf(err))
 }
 
-// An API server that has just started refuses everybody until it has read its roles; nobody is told of that as a refusal.
-func TestAnAPIServerThatHasNotReadItsRoles(t *testing.T) {
+// An API server that has just started refuses every user until it has read its roles; callers see it as unavailable.
+func TestAPIServerWithoutRoles(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, nil)
 	m.written(a, "one")
@@ -85,8 +85,8 @@ func TestAnAPIServerThatHasNotReadItsRoles(t *testing.T) {
 	m.eventually("both have landed", func() bool { return m.resource("one") == nil && m.resource("two") != nil })
 }
 
-// A pool that the informer has not told of yet is looked up before it is said not to exist.
-func TestAPoolThatIsNewer(t *testing.T) {
+// A pool that the informer has not shown yet is looked up before it is said not to exist.
+func TestPoolNewerThanInformer(t *testing.T) {
 	m := newMesh(t)
 	m.agent("a", 5, nil)
 	req := request("one")
@@ -99,5 +99,5 @@ func TestAPoolThatIsNewer(t *testing.T) {
 	m.api.down.Store(true)
 	req.Spec.Pool = "unknown"
 	_, err = m.create(req)
-	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err), "nobody knows")
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err), "it is not known")
 }

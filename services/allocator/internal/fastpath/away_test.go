@@ -32,7 +32,7 @@ func (m *mesh) written(a *fakeagent.Agent, name string) string {
 		sb, err := m.get(name)
 		return err == nil && sb.GetStatus().GetPersisted()
 	})
-	m.eventually("the agent is told", func() bool {
+	m.eventually("the agent has marked it", func() bool {
 		for _, r := range a.Sandboxes() {
 			if r.GetRecord().GetName() == name {
 				return r.GetPersisted()
@@ -43,7 +43,7 @@ func (m *mesh) written(a *fakeagent.Agent, name string) string {
 	return resp.GetSandbox().GetUid()
 }
 
-func TestDeleteWhileTheAPIServerIsAway(t *testing.T) {
+func TestDeleteWithoutAPIServer(t *testing.T) {
 	m := newMesh(t, soon)
 	a := m.agent("a", 5, nil)
 	uid := m.written(a, "one")
@@ -79,7 +79,7 @@ func (m *mesh) resourceAnyway(name string) *v1alpha1.Sandbox {
 	return nil
 }
 
-func TestTheNextLeaderCarriesDeletionsOn(t *testing.T) {
+func TestNextLeaderResumesDeletions(t *testing.T) {
 	tests := map[string]func(m *mesh, a *fakeagent.Agent){
 		"of a written sandbox": func(m *mesh, a *fakeagent.Agent) {
 			m.written(a, "one")
@@ -119,7 +119,7 @@ func TestTheNextLeaderCarriesDeletionsOn(t *testing.T) {
 	}
 }
 
-func TestAWriteThatLandsAfterItsDeletion(t *testing.T) {
+func TestWriteLandsAfterDeletion(t *testing.T) {
 	m := newMesh(t, func(c *fastpath.Config) { c.Settle = time.Hour })
 	a := m.agent("a", 5, nil)
 	a.Bury(&agentv1.Tombstone{
@@ -150,10 +150,10 @@ func TestAWriteThatLandsAfterItsDeletion(t *testing.T) {
 		return landed.Load() && sb != nil && sb.EffectiveUID() == resp.GetSandbox().GetUid()
 	})
 	require.Len(t, a.Sandboxes(), 1)
-	require.Len(t, a.Tombstones(), 1, "until it is certain that nothing can land any more")
+	require.Len(t, a.Tombstones(), 1, "until no write can land any longer")
 }
 
-func TestOnlyALeaderActsUnasked(t *testing.T) {
+func TestStandbyDoesNothing(t *testing.T) {
 	leads := &switchable{}
 	m := newMesh(t, soon, func(c *fastpath.Config) { c.Leadership = leads })
 	a := m.agent("a", 5, nil)
@@ -181,8 +181,8 @@ func TestOnlyALeaderActsUnasked(t *testing.T) {
 	})
 }
 
-// TestALeaderThatIsNotSureSaysNothingOfAbsence: one that was stopped for a while does not know what a later one has made.
-func TestALeaderThatIsNotSureSaysNothingOfAbsence(t *testing.T) {
+// TestNotFoundNeedsConfirmedLeadership: one that was stopped for a while does not know what a later one has made.
+func TestNotFoundNeedsConfirmedLeadership(t *testing.T) {
 	leads := &paused{}
 	m := newMesh(t, func(c *fastpath.Config) { c.Leadership = leads })
 	m.agent("a", 5, nil)
@@ -212,7 +212,7 @@ func (s *switchable) Leads() bool { return s.Load() }
 
 func (s *switchable) Confirm(context.Context) (bool, error) { return s.Load(), nil }
 
-func TestDeleteOfASandboxWithoutAContainerNeedsTheAPIServer(t *testing.T) {
+func TestDeleteWithoutContainerNeedsAPIServer(t *testing.T) {
 	m := newMesh(t)
 	m.agent("a", 5, nil)
 	pending := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "pending"}, Spec: v1alpha1.SandboxSpec{Image: "x", PoolRef: pool}}
@@ -251,7 +251,7 @@ func TestQueuedDeletionsAreBounded(t *testing.T) {
 	require.Zero(t, m.server.Pending())
 }
 
-func TestADeletionThatNobodyCanRememberIsNone(t *testing.T) {
+func TestDeleteFailsIfNotDurable(t *testing.T) {
 	m := newMesh(t, soon)
 	a := m.agent("a", 5, func(a *fakeagent.Agent) {
 		a.OnDelete = func(context.Context, *agentv1.Fence) error {

@@ -25,12 +25,12 @@ import (
 
 func TestDeleteUnknown(t *testing.T) {
 	m := newMesh(t)
-	err := m.remove("nobody")
+	err := m.remove("unknown")
 	require.True(t, errdefs.IsNotFound(err))
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(err))
 }
 
-func TestDeleteOvertakesTheWrite(t *testing.T) {
+func TestDeleteOvertakesWrite(t *testing.T) {
 	tests := map[string]struct {
 		before, between func(*mesh)
 	}{
@@ -112,7 +112,7 @@ func TestCreateAndDeleteStorm(t *testing.T) {
 	m.nothing()
 }
 
-func TestDeleteWaitsForTheCreate(t *testing.T) {
+func TestDeleteWaitsForCreate(t *testing.T) {
 	m := newMesh(t)
 	gate := make(chan struct{})
 	a := m.agent("a", 5, func(a *fakeagent.Agent) {
@@ -132,7 +132,7 @@ func TestDeleteWaitsForTheCreate(t *testing.T) {
 	require.NotEqual(t, a.Deletes()[0].GetSandboxUid(), resp.GetSandbox().GetUid())
 }
 
-func TestACreateWaitsForTheEndOfADeletionUnderItsName(t *testing.T) {
+func TestCreateWaitsForDeletionOfName(t *testing.T) {
 	m := newMesh(t)
 	release := make(chan struct{})
 	m.agent("a", 5, func(a *fakeagent.Agent) {
@@ -207,7 +207,7 @@ func TestAdoptionAfterRestart(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "a", assignment.AgentUID)
 	require.Equal(t, "pod-a", assignment.AgentPod)
-	m.eventually("the agent is told", func() bool { return a.Sandboxes()[0].GetPersisted() })
+	m.eventually("the agent has marked it", func() bool { return a.Sandboxes()[0].GetPersisted() })
 	require.Equal(t, 1, a.Creates())
 	require.NoError(t, m.remove("one"))
 	m.nothing()
@@ -305,7 +305,7 @@ func TestUpdate(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestUpdateOfWhatHasExpired(t *testing.T) {
+func TestUpdateExpired(t *testing.T) {
 	m := newMesh(t)
 	sb := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "old"}, Spec: v1alpha1.SandboxSpec{Image: "x", PoolRef: pool}}
 	require.NoError(t, m.api.Create(context.Background(), sb))
@@ -333,7 +333,7 @@ func TestUpdateOfWhatHasExpired(t *testing.T) {
 	require.Equal(t, "b", m.resource("old").Labels["a"])
 }
 
-func TestTwoWritersOfOneResource(t *testing.T) {
+func TestUpdateRetriesOnConflict(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, nil)
 	m.written(a, "one")
@@ -360,7 +360,7 @@ func TestTwoWritersOfOneResource(t *testing.T) {
 	require.Equal(t, "b", sb.Labels["a"])
 }
 
-func TestUpdateWaitsForTheWrite(t *testing.T) {
+func TestUpdateWaitsForWrite(t *testing.T) {
 	m := newMesh(t)
 	m.agent("a", 5, nil)
 	m.api.down.Store(true)
@@ -394,7 +394,7 @@ func TestLogs(t *testing.T) {
 	got, err := logs("one")
 	require.NoError(t, err)
 	require.Equal(t, resp.GetSandbox().GetStatus().GetSandboxId(), got)
-	_, err = logs("nobody")
+	_, err = logs("unknown")
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(err))
 	m.api.down.Store(false)
 	pending := &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "pending"}, Spec: v1alpha1.SandboxSpec{Image: "x", PoolRef: pool}}

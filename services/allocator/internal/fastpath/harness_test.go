@@ -367,7 +367,7 @@ func (m *mesh) eventually(what string, f func() bool) {
 	require.Eventually(m.t, f, wait, tick, what)
 }
 
-// nothing waits until no trace of any sandbox is left: container, custom resource, place, view.
+// nothing waits until no trace of any sandbox is left: container, custom resource, reservation, view.
 func (m *mesh) nothing() {
 	m.t.Helper()
 	m.eventually("nothing is left", func() bool {

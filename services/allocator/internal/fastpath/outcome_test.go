@@ -22,7 +22,7 @@ import (
 
 // An error that does not say that the outcome is unknown leaves nothing behind, whatever becomes of this process. A caller
 // that is told nothing wrong deletes what it may have.
-func TestAnErrorTellsWhetherSomethingMayBeLeft(t *testing.T) {
+func TestErrorReportsUnknownOutcome(t *testing.T) {
 	cut := func(context.Context, *agentv1.SandboxRecord) error {
 		return status.Error(codes.Unavailable, "connection reset")
 	}
@@ -69,7 +69,7 @@ func TestAnErrorTellsWhetherSomethingMayBeLeft(t *testing.T) {
 	}
 }
 
-func TestAStrongCreateThatFailsTellsWhetherItIsUndone(t *testing.T) {
+func TestStrongCreateErrorReportsRollback(t *testing.T) {
 	strong := request("one")
 	strong.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
 	// fail has the create fail while the API server can, or cannot, be reached by calls; what it tells by itself still comes.
@@ -104,7 +104,7 @@ func TestAStrongCreateThatFailsTellsWhetherItIsUndone(t *testing.T) {
 }
 
 // The process that marked it died before it deleted it.
-func TestAnAbandonedCustomResourceIsDeletedByTheNextLeader(t *testing.T) {
+func TestNextLeaderDeletesAbandonedResource(t *testing.T) {
 	m, _ := cutOff(t, false)
 	cr := m.resource("one")
 	cr.Annotations[v1alpha1.AnnotationAbandoned] = "true"
@@ -113,7 +113,7 @@ func TestAnAbandonedCustomResourceIsDeletedByTheNextLeader(t *testing.T) {
 }
 
 // What was acknowledged is answered again, also when a new request like it would be refused by now.
-func TestARepetitionIsNotJudgedAnew(t *testing.T) {
+func TestRepeatedCreateIsNotValidatedAgain(t *testing.T) {
 	m := newMesh(t)
 	m.agent("a", 5, nil)
 	req := request("one")
@@ -133,7 +133,7 @@ func TestARepetitionIsNotJudgedAnew(t *testing.T) {
 
 // The container of a create that was answered with an error is still being deleted when its caller makes sure that there is
 // nothing: should this process die now, the next one would find it, and take it for acknowledged.
-func TestADeleteWaitsForWhatACreateMayHaveLeft(t *testing.T) {
+func TestDeleteWaitsForUnsettledAttempts(t *testing.T) {
 	m := newMesh(t)
 	var reachable atomic.Bool
 	m.agent("a", 5, func(a *fakeagent.Agent) {
@@ -157,7 +157,7 @@ func TestADeleteWaitsForWhatACreateMayHaveLeft(t *testing.T) {
 
 // A sandbox that expires before it starts was never acknowledged, and who began its create undoes it: a later leader must
 // not answer with it.
-func TestAStrongCreateThatExpiresIsNoAnswer(t *testing.T) {
+func TestExpiredStrongCreateFails(t *testing.T) {
 	m, req := cutOff(t, false)
 	m.starts("one", func(s *v1alpha1.SandboxStatus) { s.Phase = v1alpha1.PhaseExpired })
 	m.eventually("that is seen", func() bool {

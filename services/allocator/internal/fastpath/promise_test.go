@@ -51,7 +51,7 @@ func requestID(id string) func(*sandboxv1.DeleteSandboxRequest) {
 	return func(r *sandboxv1.DeleteSandboxRequest) { r.RequestId = id }
 }
 
-// TestDeleteGraceIsDurable: whoever carries the deletion out finds what the caller asked for.
+// TestDeleteGraceIsDurable: the component that carries the deletion out finds what the caller asked for.
 func TestDeleteGraceIsDurable(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, blocked(t))
@@ -166,8 +166,8 @@ func TestDeleteRequestID(t *testing.T) {
 	}
 }
 
-// TestRepeatedDeleteSparesALaterSandbox: of the same name, under the same and the next leader, with the API server and without.
-func TestRepeatedDeleteSparesALaterSandbox(t *testing.T) {
+// TestRepeatedDeleteSparesLaterSandbox: of the same name, under the same and the next leader, with the API server and without.
+func TestRepeatedDeleteSparesLaterSandbox(t *testing.T) {
 	for name, down := range map[string]bool{"by the custom resource": false, "by the tombstone": true} {
 		t.Run(name, func(t *testing.T) {
 			m := newMesh(t, soon)
@@ -251,8 +251,8 @@ func TestUpdateGraceAndTTL(t *testing.T) {
 	}
 }
 
-// TestRepeatedUpdateIsNotJudgedAgain: its expire time has passed since.
-func TestRepeatedUpdateIsNotJudgedAgain(t *testing.T) {
+// TestRepeatedUpdateIsNotValidatedAgain: its expire time has passed since.
+func TestRepeatedUpdateIsNotValidatedAgain(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, nil)
 	m.written(a, "one")

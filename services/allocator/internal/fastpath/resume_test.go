@@ -33,7 +33,7 @@ func cutOff(t *testing.T, blind bool) (*mesh, *sandboxv1.CreateSandboxRequest) {
 		_, _ = m.create(req)
 	}()
 	m.eventually("the custom resource comes first", func() bool { return m.resource("one") != nil })
-	m.api.down.Store(true) // nothing can be undone any more
+	m.api.down.Store(true) // nothing can be rolled back now
 	m.stop()
 	<-ended
 	m.api.down.Store(false)
@@ -42,7 +42,7 @@ func cutOff(t *testing.T, blind bool) (*mesh, *sandboxv1.CreateSandboxRequest) {
 	return m, req
 }
 
-// starts has the custom resource tell that the process runs, as the controller would.
+// starts lets the custom resource say that the process runs, as the controller would.
 func (m *mesh) starts(name string, change func(*v1alpha1.SandboxStatus)) {
 	cr := m.resource(name)
 	require.NotNil(m.t, cr)
@@ -52,7 +52,7 @@ func (m *mesh) starts(name string, change func(*v1alpha1.SandboxStatus)) {
 
 func run(s *v1alpha1.SandboxStatus) { s.Phase = v1alpha1.PhaseRunning }
 
-func TestAStrongCreateOutlivesItsLeader(t *testing.T) {
+func TestNextLeaderResumesStrongCreate(t *testing.T) {
 	m, req := cutOff(t, false)
 	uid := m.resource("one").UID
 	type result struct {
@@ -72,7 +72,7 @@ func TestAStrongCreateOutlivesItsLeader(t *testing.T) {
 	require.Equal(t, uid, m.resource("one").UID)
 }
 
-func TestAStrongCreateThatTheNextLeaderHasNotSeen(t *testing.T) {
+func TestNextLeaderResumesUnseenStrongCreate(t *testing.T) {
 	m, req := cutOff(t, true)
 	uid := m.resource("one").UID
 	m.starts("one", run)
@@ -85,7 +85,7 @@ func TestAStrongCreateThatTheNextLeaderHasNotSeen(t *testing.T) {
 }
 
 // The same by what the informer shows; and once it is marked, the API server is not needed for an answer.
-func TestAStrongCreateThatHasStartedIsTakenUpBeforeItIsAnswered(t *testing.T) {
+func TestStartedStrongCreateIsMarkedBeforeAnswer(t *testing.T) {
 	m, req := cutOff(t, false)
 	m.starts("one", run)
 	m.eventually("that is seen", func() bool {
@@ -109,7 +109,7 @@ func TestAStrongCreateThatHasStartedIsTakenUpBeforeItIsAnswered(t *testing.T) {
 	m.api.down.Store(false)
 }
 
-func TestAResumedCreateThatFailsLeavesNothing(t *testing.T) {
+func TestFailedResumedCreateLeavesNothing(t *testing.T) {
 	m, req := cutOff(t, false)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -118,7 +118,7 @@ func TestAResumedCreateThatFailsLeavesNothing(t *testing.T) {
 	m.eventually("it is undone", func() bool { return m.resource("one") == nil })
 }
 
-func TestAResumedCreateThatWasAnsweredStays(t *testing.T) {
+func TestAnsweredCreateSurvivesFailedResume(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.Sandbox){
 		"it was reset":     func(sb *v1alpha1.Sandbox) { sb.Status.Attempt = 2 },
 		"it is a fast one": func(sb *v1alpha1.Sandbox) { sb.Spec.ConsistencyMode = v1alpha1.ConsistencyModeFast },
@@ -145,18 +145,18 @@ func TestAResumedCreateThatWasAnsweredStays(t *testing.T) {
 	}
 }
 
-func TestWhatTheNextLeaderHasNotSeenIsDeleted(t *testing.T) {
+func TestNextLeaderDeletesUnseenSandbox(t *testing.T) {
 	m, _ := cutOff(t, true)
 	require.NoError(t, m.remove("one"))
 	require.NotNil(t, m.resource("one").DeletionTimestamp, "the controller does the rest")
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("two")))
 	m.api.down.Store(true)
-	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(m.remove("two")), "nobody can tell")
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(m.remove("two")), "it is not known")
 	m.api.down.Store(false)
 }
 
-// A container that an earlier try started without anybody being told, and that is being deleted, answers no repetition.
-func TestWhatIsTakenBackAnswersNobody(t *testing.T) {
+// A container that an earlier attempt started without an answer, and that is being deleted, answers no repetition.
+func TestUnsettledContainerAnswersNoRepetition(t *testing.T) {
 	var broken, refusing atomic.Bool
 	broken.Store(true)
 	refusing.Store(true)
@@ -179,12 +179,12 @@ func TestWhatIsTakenBackAnswersNobody(t *testing.T) {
 	req.RequestId = "again"
 	_, err := m.create(req)
 	require.Error(t, err)
-	m.eventually("the agent tells of it", func() bool { sb, err := m.get("one"); return err == nil && sb.GetUid() != "" })
+	m.eventually("the agent reports it", func() bool { sb, err := m.get("one"); return err == nil && sb.GetUid() != "" })
 	first := a.Sandboxes()[0].GetRecord().GetFence().GetSandboxUid()
 	_, err = m.create(req)
 	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err), "it may yet be deleted")
 	refusing.Store(false)
-	m.eventually("another comes in its place", func() bool {
+	m.eventually("another replaces it", func() bool {
 		resp, err := m.create(req)
 		return err == nil && resp.GetSandbox().GetUid() != first
 	})
@@ -192,7 +192,7 @@ func TestWhatIsTakenBackAnswersNobody(t *testing.T) {
 }
 
 // Whether a sandbox exists is for its agent to say as well, and that has not spoken to this leader yet.
-func TestAnAgentThatWasNotHeardMayHaveIt(t *testing.T) {
+func TestUnreportedAgentMayHaveSandbox(t *testing.T) {
 	var announced atomic.Bool
 	m := newMesh(t, func(c *fastpath.Config) { c.Announced = func(string) bool { return announced.Load() } })
 	m.agent("a", 5, nil)
@@ -202,7 +202,7 @@ func TestAnAgentThatWasNotHeardMayHaveIt(t *testing.T) {
 }
 
 // A leader that was stalled in the middle of a strong create wakes up to find that another has taken it up.
-func TestAStrongCreateIsUndoneByWhoAnswersForIt(t *testing.T) {
+func TestOnlyAnsweringLeaderRollsBack(t *testing.T) {
 	req := request("one")
 	req.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
 	req.RequestId = "again"
@@ -229,8 +229,8 @@ func TestAStrongCreateIsUndoneByWhoAnswersForIt(t *testing.T) {
 	require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationAbandoned])
 }
 
-// What an agent tells that would still obey the former leader is no answer: that one may be about to delete it.
-func TestAReportOfAnAgentThatObeysAnotherIsNoAnswer(t *testing.T) {
+// A report of an agent that would still obey the former leader is no answer: that leader may be about to delete the container.
+func TestReportOfUnannouncedAgentIsNoAnswer(t *testing.T) {
 	var announced atomic.Bool
 	m := newMesh(t, func(c *fastpath.Config) {
 		c.Announced, c.OrphanTimeout = func(string) bool { return announced.Load() }, time.Hour
@@ -249,7 +249,7 @@ func TestAReportOfAnAgentThatObeysAnotherIsNoAnswer(t *testing.T) {
 	m.start(func(c *fastpath.Config) {
 		c.Announced, c.OrphanTimeout = func(string) bool { return announced.Load() }, time.Hour
 	})
-	m.eventually("the agent tells of both", func() bool { sb, err := m.get("two"); return err == nil && sb.GetUid() != "" })
+	m.eventually("the agent reports both", func() bool { sb, err := m.get("two"); return err == nil && sb.GetUid() != "" })
 	_, err = m.create(fast)
 	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err))
 	announced.Store(true)

@@ -19,7 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 )
 
-// unwritten is a container that a former leader had started and nobody has written.
+// unwritten is a container that a former leader had started and no allocator has written.
 func unwritten(agentUID, uid, name, requestID string, attempt int64) *agentv1.SandboxReport {
 	return &agentv1.SandboxReport{State: agentv1.SandboxState_SANDBOX_STATE_RUNNING, ContainerId: uid, Record: &agentv1.SandboxRecord{
 		Fence: &agentv1.Fence{SandboxUid: uid, Attempt: attempt, AgentUid: agentUID}, Namespace: ns, Name: name, RequestId: requestID,
@@ -27,7 +27,7 @@ func unwritten(agentUID, uid, name, requestID string, attempt int64) *agentv1.Sa
 	}}
 }
 
-func TestTheLastAttemptIsAdopted(t *testing.T) {
+func TestLastAttemptIsAdopted(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.agent("a", 5, nil), m.agent("b", 5, nil)
 	a.Put(unwritten("a", "u", "one", "", 1))
@@ -49,12 +49,12 @@ func TestOneRequestOneSandbox(t *testing.T) {
 	resp, err := m.create(req)
 	require.NoError(t, err)
 	a.Put(unwritten("a", "late", "made-up", "r1", 1)) // it had been on its way under the former leader
-	m.eventually("nobody was told of it: it is deleted", func() bool { return len(a.Sandboxes()) == 1 })
+	m.eventually("no caller knows of it: it is deleted", func() bool { return len(a.Sandboxes()) == 1 })
 	require.Equal(t, resp.GetSandbox().GetUid(), a.Sandboxes()[0].GetRecord().GetFence().GetSandboxUid())
 	require.Nil(t, m.resource("made-up"))
 }
 
-func TestAnAgentThatKnowsALaterLeader(t *testing.T) {
+func TestAgentKnowsLaterLeader(t *testing.T) {
 	superseded := fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term 9 is known").With(rpc.TermMetadata, "9")
 	var refuse atomic.Bool
 	refuse.Store(true)
@@ -98,7 +98,7 @@ func TestEvents(t *testing.T) {
 	a.Put(unwritten("a", "u", "adopted", "", 1))
 	require.Equal(t, corev1.EventTypeNormal+" Adopted", <-e.seen)
 	var taken atomic.Bool
-	m.api.onCreate.Store(func(sb *v1alpha1.Sandbox) { // somebody else writes the name a moment earlier
+	m.api.onCreate.Store(func(sb *v1alpha1.Sandbox) { // another client writes the name a moment earlier
 		if taken.CompareAndSwap(false, true) {
 			theirs := &v1alpha1.Sandbox{Spec: v1alpha1.SandboxSpec{Image: "theirs", PoolRef: pool}}
 			theirs.Namespace, theirs.Name = ns, sb.Name

@@ -23,7 +23,7 @@ func CreateDigest(labels map[string]string, spec *sandboxv1.SandboxSpec) string 
 	}{labels, convert.SpecFromProto(spec)})
 }
 
-// StrongResource returns the custom resource of a sandbox that the controller is to place and start.
+// StrongResource returns the custom resource of a sandbox that the controller is to schedule and start.
 func StrongResource(record *agentv1.SandboxRecord) *v1alpha1.Sandbox {
 	labels := map[string]string{v1alpha1.LabelPool: record.GetSpec().GetPool()}
 	maps.Copy(labels, record.GetLabels())

@@ -1,5 +1,5 @@
 // Package recovery brings order into what a leader that has ended, or a create that has failed, left behind: containers
-// that no create, write or deletion of this process owns are adopted or deleted, custom resources that nobody wants are
+// that no create, write or deletion of this process owns are adopted or deleted, custom resources that no create wants are
 // deleted, and strong creates are rolled back, or resumed for a caller that asks again. It owns these decisions, and the
 // evidence that they take: no other package asks whose a container or a custom resource is. All methods may be called
 // concurrently.
@@ -8,7 +8,7 @@
 // leadership (before that a former leader may be about to delete it):
 //
 //	its sandbox is deleted, or the name is another's -> deleted by its fence
-//	written, and this container is the assigned one  -> its agent is told to mark it
+//	written, and this container is the assigned one  -> its agent is asked to mark it
 //	written, and another container is assigned       -> a leftover: deleted after the orphan timeout
 //	not written, and it never started                -> a leftover: deleted after the orphan timeout
 //	not written, and it started                      -> adopted: its custom resource is written from the agent's record

@@ -111,7 +111,7 @@ const (
 	RolledBack
 )
 
-// OwnerOf returns whose custom resource is there in place of the one that is wanted; sent says that this call has sent one.
+// OwnerOf returns whose custom resource is there instead of the one that is wanted; sent says that this call has sent one.
 func (r *Recoverer) OwnerOf(there, want *v1alpha1.Sandbox, sent bool) Owner {
 	switch {
 	case sent && sameCall(there, want):

@@ -6,7 +6,7 @@
 //	         |
 //	pending -+--- the API server has it (201, or 409 and it is ours) ---> Landed
 //	         |
-//	         +--- the name is another's, or the namespace is gone --------> Conflict
+//	         +--- the name is another sandbox's, or the namespace is gone --------> Conflict
 //	         |
 //	         +--- stopped after a call without an answer ----------------> Unknown
 package writer
@@ -20,7 +20,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
@@ -57,9 +57,9 @@ type Config struct {
 	Resources Resources
 	Tasks     *tasks.Set
 	Clock     clock.Clock
-	// Leads tells whether this process leads: one that does not waits with its writes, for its successor writes them.
+	// Leads reports whether this process leads: one that does not holds its writes back, for its successor writes them.
 	Leads func() bool
-	// Dead tells whether a sandbox, by its uid, was deleted. Its custom resource is going and takes no name from others.
+	// Dead reports whether a sandbox, by its uid, was deleted: its custom resource does not keep the name.
 	Dead func(uid string) bool
 	// Limit is how many writes may be pending.
 	Limit int
@@ -67,11 +67,11 @@ type Config struct {
 	Parallel int
 	// CallTimeout bounds one call. Zero: 5 s.
 	CallTimeout time.Duration
-	// Courtesy is how long a write lets answers go first: the one that it stands behind, and then others for as long as Busy
-	// says that there are any to come, up to Patience. The API server, its etcd and all who watch work for a write several
-	// times as long as its create took, on the same cores if it is a small cluster. Zero: 10 ms, 250 ms.
-	Courtesy, Patience time.Duration
-	// Busy tells whether creates are under way. Nil: never.
+	// YieldDelay is how long a write waits so that the answer to its create goes first, and then others for as long as Busy
+	// reports creates, up to MaxYield. The API server, its etcd and all watchers work on a write several times as long as its
+	// create took, on the same cores in a small cluster. Zero: 10 ms, 250 ms.
+	YieldDelay, MaxYield time.Duration
+	// Busy reports whether creates run. Nil: never.
 	Busy func() bool
 }
 
@@ -90,11 +90,11 @@ func New(cfg Config) *Writer {
 	if cfg.CallTimeout == 0 {
 		cfg.CallTimeout = 5 * time.Second
 	}
-	if cfg.Courtesy == 0 {
-		cfg.Courtesy = 10 * time.Millisecond
+	if cfg.YieldDelay == 0 {
+		cfg.YieldDelay = 10 * time.Millisecond
 	}
-	if cfg.Patience == 0 {
-		cfg.Patience = 250 * time.Millisecond
+	if cfg.MaxYield == 0 {
+		cfg.MaxYield = 250 * time.Millisecond
 	}
 	if cfg.Busy == nil {
 		cfg.Busy = func() bool { return false }
@@ -146,7 +146,7 @@ func (w *Writer) Write(sb *v1alpha1.Sandbox, after func(ctx context.Context, o O
 }
 
 // Stop stops the write and returns its outcome, which is final: nothing is sent after it has returned. A call that is under
-// way is waited for, for its answer is worth more than the time.
+// way is awaited: its answer decides what the caller has to do.
 func (j *Job) Stop(ctx context.Context) (Outcome, *v1alpha1.Sandbox, error) {
 	j.stopOnce.Do(func() { close(j.stop) })
 	return j.Wait(ctx)
@@ -163,13 +163,12 @@ func (j *Job) Wait(ctx context.Context) (Outcome, *v1alpha1.Sandbox, error) {
 }
 
 func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan struct{}) (Outcome, *v1alpha1.Sandbox) {
-	log := logr.FromContextOrDiscard(ctx).WithValues("sandbox", client.ObjectKeyFromObject(sb).String())
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 5*time.Second
+	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandbox, client.ObjectKeyFromObject(sb).String())
+	delays := backoff.New(w.config.Clock, backoff.Policy{Initial: 20 * time.Millisecond, Max: 5 * time.Second})
 	stopped := NotWritten
-	w.pause(ctx, w.config.Courtesy, stop)
-	for waited := w.config.Courtesy; waited < w.config.Patience && w.config.Busy(); waited += w.config.Courtesy {
-		w.pause(ctx, w.config.Courtesy, stop)
+	w.pause(ctx, w.config.YieldDelay, stop)
+	for waited := w.config.YieldDelay; waited < w.config.MaxYield && w.config.Busy(); waited += w.config.YieldDelay {
+		w.pause(ctx, w.config.YieldDelay, stop)
 	}
 	for {
 		select {
@@ -195,8 +194,8 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 		case !definite(err):
 			stopped = Unknown
 		}
-		log.V(2).Info("writing custom resource again", "err", err.Error())
-		w.pause(ctx, wait.NextBackOff(), stop)
+		log.V(2).Info("writing custom resource again", obs.KeyError, err.Error())
+		w.pause(ctx, delays.Next(), stop)
 	}
 }
 
@@ -237,7 +236,7 @@ func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1al
 	if err == nil {
 		return Landed, created, nil
 	}
-	if homeless(err) {
+	if namespaceGone(err) {
 		return Conflict, nil, nil
 	}
 	if !apierrors.IsAlreadyExists(err) {
@@ -257,8 +256,8 @@ func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1al
 	return Conflict, there, nil
 }
 
-// homeless tells whether the namespace is gone or going, so that the custom resource can never be.
-func homeless(err error) bool {
+// namespaceGone reports whether the namespace is gone or terminating, so that the custom resource can never be written.
+func namespaceGone(err error) bool {
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return true
 	}
@@ -269,7 +268,7 @@ func homeless(err error) bool {
 	return status.Status().Details.Kind == "namespaces"
 }
 
-// definite tells whether an error of the API server says that nothing was written. A write whose answer was lost is not
+// definite reports whether an error of the API server says that nothing was written. A write whose answer was lost is not
 // made definite by a later refusal: the caller keeps that in mind.
 func definite(err error) bool {
 	var op *net.OpError

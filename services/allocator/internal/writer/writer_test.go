@@ -67,7 +67,7 @@ func TestOutcomes(t *testing.T) {
 		stopped writer.Outcome
 	}{
 		"at once":                                {answers: []error{nil}, want: writer.Landed},
-		"after some trouble":                     {answers: []error{refused, lost, nil}, want: writer.Landed},
+		"after some failures":                    {answers: []error{refused, lost, nil}, want: writer.Landed},
 		"an answer was lost, and it is ours":     {answers: []error{lost, exists}, there: sandbox("u"), want: writer.Landed},
 		"another's":                              {answers: []error{exists}, there: sandbox("other"), want: writer.Conflict},
 		"the namespace is gone":                  {answers: []error{apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "ns")}, want: writer.Conflict},
@@ -110,7 +110,7 @@ func TestOutcomes(t *testing.T) {
 }
 
 // What is deleted while its answer still goes first is never written.
-func TestTheAnswerGoesFirst(t *testing.T) {
+func TestAnswerPrecedesWrite(t *testing.T) {
 	set := tasks.New()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -118,7 +118,7 @@ func TestTheAnswerGoesFirst(t *testing.T) {
 	defer func() { cancel(); wg.Wait() }()
 	r := &resources{answers: []error{nil}}
 	w := writer.New(writer.Config{
-		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Courtesy: time.Hour,
+		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, YieldDelay: time.Hour,
 	})
 	require.NoError(t, w.Admit())
 	job := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {})
@@ -129,7 +129,7 @@ func TestTheAnswerGoesFirst(t *testing.T) {
 }
 
 // Creates that go on for ever hold no write up for ever.
-func TestPatienceEnds(t *testing.T) {
+func TestYieldIsBounded(t *testing.T) {
 	set := tasks.New()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -139,7 +139,7 @@ func TestPatienceEnds(t *testing.T) {
 	r := &resources{answers: []error{nil}}
 	w := writer.New(writer.Config{
 		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true },
-		Courtesy: time.Millisecond, Patience: 5 * time.Millisecond, Busy: func() bool { asked.Add(1); return true },
+		YieldDelay: time.Millisecond, MaxYield: 5 * time.Millisecond, Busy: func() bool { asked.Add(1); return true },
 	})
 	require.NoError(t, w.Admit())
 	got, _, err := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}).Wait(ctx)

@@ -274,7 +274,10 @@ type DeleteSandboxRequest struct {
 	// sandbox, the last one that sets it counts.
 	GracePeriod *durationpb.Duration `protobuf:"bytes,4,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
 	// Names this request, in logs and traces too: at most 128 characters. A repetition is answered as the first call was,
-	// even after the sandbox is gone, and never deletes a later sandbox of the same name.
+	// even after the sandbox is gone, and never deletes a later sandbox of the same name; another request with the same id is
+	// REQUEST_ID_REUSED. The leader remembers its answers for ten minutes. Each replica remembers, for an hour after it saw
+	// the deletion, which sandbox the request deleted: under another leader the answer holds the sandbox as it is then, or
+	// only its name and uid once it is gone. Errors are not remembered.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -402,7 +405,8 @@ type UpdateSandboxRequest struct {
 	// `spec.termination_grace_period`, `spec.ttl_after_finished`, `labels`. A named field that is unset in the sandbox is cleared.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	// Names this request, in logs and traces too: at most 128 characters. A repetition is answered with the sandbox as it
-	// is, and changes nothing.
+	// is, and changes nothing; another request with the same id is REQUEST_ID_REUSED. The leader remembers updates for ten
+	// minutes. Under another leader this holds for the last update of the sandbox that had a request_id.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -52,7 +52,7 @@ const (
 	Settling
 	// Rechecking: the container is gone, and no write can land any longer; one may have landed.
 	Rechecking
-	// Dropping: nothing is left but the agent's tombstone, which the agent is told to drop.
+	// Dropping: nothing is left but the agent's tombstone, which the agent has to drop.
 	Dropping
 	// Confirming: the tombstone is dropped; the agent or the API server may still report the sandbox.
 	Confirming
