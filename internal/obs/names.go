@@ -48,6 +48,16 @@ const (
 	KeyCause      = "cause"
 	KeyPolicy     = "policy"
 	KeyCount      = "count"
+	KeyOwner      = "owner"
+	KeyOwners     = "owners" // a number
+	KeyFinalizer  = "finalizer"
+	KeyScope      = "scope"
+	KeyObjects    = "objects"   // a number
+	KeyResources  = "resources" // a number
+	KeyFailing    = "failing"
+	KeyRemnant    = "remnant"
+	KeyState      = "state"
+	KeyFreedBytes = "freedBytes"
 	KeyPath       = "path"
 	KeyLine       = "line" // a line that a library logged
 	KeyService    = "service"

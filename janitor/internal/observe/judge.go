@@ -79,7 +79,7 @@ func (s *NodeState) mark(f *Finding, before verdict.Verdict, first bool, now tim
 		f.Orphan = time.Time{}
 	case f.Orphan.IsZero():
 		f.Orphan = now
-		s.config.Log.V(2).Info("orphan found", obs.KeyContainer, f.Key.ID, obs.KeyReason, f.Verdict.Reason.String(), "remnant", f.Key.Remnant)
+		s.config.Log.V(2).Info("orphan found", obs.KeyContainer, f.Key.ID, obs.KeyReason, f.Verdict.Reason.String(), obs.KeyRemnant, f.Key.Remnant)
 		s.orphan(f.Key)
 	}
 	if !first && f.Verdict == before {

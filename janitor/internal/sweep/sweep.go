@@ -151,7 +151,7 @@ func (s *Sweeper) work(ctx context.Context, key observe.Key) {
 		return
 	}
 	if ctx.Err() == nil {
-		s.config.Log.Info("orphan not removed yet", obs.KeyContainer, key.ID, "remnant", key.Remnant, obs.KeyError, r.Err.Error())
+		s.config.Log.Info("orphan not removed yet", obs.KeyContainer, key.ID, obs.KeyRemnant, key.Remnant, obs.KeyError, r.Err.Error())
 		s.queue.AddRateLimited(key)
 	}
 }
@@ -233,13 +233,13 @@ func (s *Sweeper) remove(ctx context.Context, f observe.Finding) Result {
 	now := s.clock.Now()
 	s.config.Judge.Gone(f.Key)
 	s.config.Metrics.deleted(f, now.Sub(started), now.Sub(f.Orphan), freed)
-	log := s.config.Log.WithValues(obs.KeyContainer, f.Key.ID, obs.KeyReason, f.Verdict.Reason.String(), "freedBytes", freed)
+	log := s.config.Log.WithValues(obs.KeyContainer, f.Key.ID, obs.KeyReason, f.Verdict.Reason.String(), obs.KeyFreedBytes, freed)
 	if f.Key.Remnant {
 		log.Info("remnant removed", obs.KeyKind, f.Key.Kind.String())
 	} else {
 		i := f.Observation.Identity
 		log.Info("orphan removed", obs.KeySandbox, i.Namespace+"/"+i.Name, obs.KeySandboxUID, i.SandboxUID, obs.KeyAttempt, i.Attempt, obs.KeyAgentUID, i.AgentUID,
-			"state", f.Observation.Container.String())
+			obs.KeyState, f.Observation.Container.String())
 	}
 	if s.config.Report != nil {
 		s.config.Report(f)

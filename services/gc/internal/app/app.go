@@ -249,7 +249,7 @@ func (a *App) enforce(ctx context.Context) error {
 	}
 	a.gate.open.Store(true)
 	close(a.enforcing)
-	log.Info("collecting", "scope", a.config.Scope, "objects", a.collector.Size().Objects, "pods", a.pods != nil)
+	log.Info("collecting", obs.KeyScope, a.config.Scope, obs.KeyObjects, a.collector.Size().Objects)
 	a.collector.Resume(ctx)
 	if a.pods != nil {
 		// If Pods or nodes cannot be listed, the owner collector still works.

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 )
@@ -178,11 +179,11 @@ func (c *Collector) awaitSync(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timeout.C():
-			log.Info("not all resources could be listed, proceeding", "failing", c.Failing())
+			log.Info("not all resources could be listed, proceeding", obs.KeyFailing, c.Failing())
 			return
 		}
 	}
-	log.Info("listed all resources", "resources", len(waiting), "objects", c.Size().Objects)
+	log.Info("listed all resources", obs.KeyResources, len(waiting), obs.KeyObjects, c.Size().Objects)
 }
 
 // Synced returns a channel that is closed when the workers start: all resources were listed, or the initial timeout is over.

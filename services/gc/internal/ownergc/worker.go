@@ -40,7 +40,7 @@ func (c *Collector) work(ctx context.Context, queue workqueue.TypedRateLimitingI
 		case ctx.Err() != nil:
 		case err != nil:
 			c.metrics.errors.Inc()
-			logr.FromContextOrDiscard(ctx).V(2).Info("processing an item failed, retrying", obs.KeyUID, item.UID, "owner", item.Owner.Name, obs.KeyError, err.Error())
+			logr.FromContextOrDiscard(ctx).V(2).Info("processing an item failed, retrying", obs.KeyUID, item.UID, obs.KeyOwner, item.Owner.Name, obs.KeyError, err.Error())
 			queue.AddRateLimited(item)
 		case result == again:
 			queue.AddRateLimited(item)
@@ -204,7 +204,7 @@ func (c *Collector) write(ctx context.Context, item graph.Item, a graph.Action) 
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", a.Object.Kind, a.Object.Name, err)
 	}
-	log.Info("object written", obs.KeyVerb, verbs[a.Verb], obs.KeyPolicy, string(a.Policy), "finalizer", a.Finalizer, "owners", len(a.Owners))
+	log.Info("object written", obs.KeyVerb, verbs[a.Verb], obs.KeyPolicy, string(a.Policy), obs.KeyFinalizer, a.Finalizer, obs.KeyOwners, len(a.Owners))
 	c.metrics.written(c, item, a)
 	if a.Verb == graph.Delete && c.Deleted != nil {
 		c.Deleted(Deletion{Object: a.Object, Policy: a.Policy, Cause: a.Cause, Time: c.Clock.Now()})

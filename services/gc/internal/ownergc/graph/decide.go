@@ -71,7 +71,7 @@ func (g *Graph) Decide(i Item, live *Object) Action {
 		return Action{}
 	}
 	if live == nil || live.UID != i.UID {
-		return g.decide(e.node)
+		return e.node.decide()
 	}
 	// A node for live outside the graph: edges to targets without other dependents are unknown, so they keep it.
 	now := &node{Object: *live, entry: e}
@@ -79,13 +79,13 @@ func (g *Graph) Decide(i Item, live *Object) Action {
 	for _, o := range live.Owners {
 		now.edges = append(now.edges, g.peek(now, o))
 	}
-	return g.decide(now)
+	return now.decide()
 }
 
 // peek is link without changes to the graph.
 func (g *Graph) peek(n *node, o Owner) edge {
 	ref, valid := g.refOf(&n.Object, o)
-	t := g.lookup(ref)
+	t := g.entries.lookup(ref)
 	if t == nil {
 		e := g.entries[ref.UID]
 		if e == nil {
@@ -100,39 +100,39 @@ func (g *Graph) peek(n *node, o Owner) edge {
 }
 
 func (g *Graph) decideOwner(r Ref) Action {
-	t := g.lookup(r)
+	t := g.entries.lookup(r)
 	if t == nil || t.invalid || len(t.dependents) == 0 || t.observed() != nil || t.state == absent || t.state == unresolvable {
 		return Action{}
 	}
 	return Action{Verb: Lookup, Cause: NotObserved, Ref: r}
 }
 
-func (g *Graph) decide(n *node) Action {
+func (n *node) decide() Action {
 	switch {
 	case n.doubt != certain:
 		return Action{Verb: Verify, Cause: Doubtful, Object: n.object()}
 	case n.awaitsOrphaning():
-		if a := g.sever(n); a.Verb != Keep {
+		if a := n.sever(); a.Verb != Keep {
 			return a
 		}
-		return g.orphan(n)
+		return n.orphan()
 	case n.awaitsDependents():
-		if a := g.sever(n); a.Verb != Keep {
+		if a := n.sever(); a.Verb != Keep {
 			return a
 		}
-		return g.await(n)
+		return n.await()
 	case len(n.edges) == 0:
 		return Action{}
 	case n.Deleting:
-		return g.sever(n)
+		return n.sever()
 	default:
-		return g.collect(n)
+		return n.collect()
 	}
 }
 
 // sever removes the references to orphaning owners from a dependent. It applies to an object that is being deleted too;
 // otherwise its owner would have to wait until the object is deleted.
-func (g *Graph) sever(n *node) Action {
+func (n *node) sever() Action {
 	if !slices.ContainsFunc(n.edges, func(e edge) bool { return e.fate() == orphaning }) {
 		return Action{}
 	}
@@ -140,7 +140,7 @@ func (g *Graph) sever(n *node) Action {
 }
 
 // orphan finalizes an owner once no dependent refers to it. Each dependent is an item of its own.
-func (g *Graph) orphan(n *node) Action {
+func (n *node) orphan() Action {
 	if n.hasDependents() {
 		return Action{}
 	}
@@ -148,7 +148,7 @@ func (g *Graph) orphan(n *node) Action {
 }
 
 // await finalizes an owner once no dependent blocks it.
-func (g *Graph) await(n *node) Action {
+func (n *node) await() Action {
 	if n.blocked() == 0 {
 		return Action{Verb: Finalize, Cause: DependentsGone, Object: n.object(), Finalizer: FinalizerForeground}
 	}
@@ -192,7 +192,7 @@ func (e edge) blocks() bool {
 }
 
 // collect decides about an object that is not being deleted.
-func (g *Graph) collect(n *node) Action {
+func (n *node) collect() Action {
 	var count [fates]int
 	for _, e := range n.edges {
 		count[e.fate()]++

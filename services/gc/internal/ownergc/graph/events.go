@@ -28,14 +28,14 @@ func (g *Graph) Kinds(scopes map[Kind]Scope) Effects {
 		g.relink(n, n.object().Owners)
 		g.consider(n)
 	}
-	return g.effects()
+	return g.pending.take()
 }
 
 // Observe records an object from a list or watch. It is idempotent. One object that two API groups serve has one UID and two
 // kinds; the kind that was observed first stays.
 func (g *Graph) Observe(o Object) Effects {
 	g.observe(o)
-	return g.effects()
+	return g.pending.take()
 }
 
 // List records a complete list of a kind atomically, so that no owner seems to have no dependents because they come later in
@@ -59,11 +59,11 @@ func (g *Graph) List(kind Kind, list []Object) Effects {
 		g.considerDependents(e)
 		g.consider(e.node)
 	}
-	return g.effects()
+	return g.pending.take()
 }
 
 func (g *Graph) observe(o Object) {
-	e := g.entry(o.UID)
+	e := g.entries.get(o.UID)
 	n := e.node
 	if n != nil && n.Kind != o.Kind {
 		return
@@ -145,13 +145,13 @@ func (g *Graph) linkedRight(n *node, owners []Owner) bool {
 func (g *Graph) Remove(o Object) Effects {
 	e := g.entries[o.UID]
 	if e != nil && e.node != nil && e.node.Kind != o.Kind {
-		return g.effects() // it was observed as another kind
+		return g.pending.take() // it was observed as another kind
 	}
 	g.gone.add(Ref{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID})
 	if e != nil {
 		g.depart(e, &o, absent)
 	}
-	return g.effects()
+	return g.pending.take()
 }
 
 // depart removes an observed object and updates the references to it. References to its UID with another kind, namespace or
@@ -179,7 +179,7 @@ func (g *Graph) depart(e *entry, o *Object, state presence) {
 		g.ask(t)
 		g.considerDependentsOf(t)
 	}
-	g.release(e)
+	g.entries.release(e)
 }
 
 // Confirm records that the API server has an object that was doubtful.
@@ -188,7 +188,7 @@ func (g *Graph) Confirm(uid string) Effects {
 		e.node.doubt = confirmed
 		g.considerDependents(e)
 	}
-	return g.effects()
+	return g.pending.take()
 }
 
 // Drop records that a kind is no longer served. Its objects become unknown: they no longer block a deletion, and their
@@ -199,7 +199,7 @@ func (g *Graph) Drop(kind Kind) Effects {
 			g.depart(e, &e.node.Object, unknown)
 		}
 	}
-	return g.effects()
+	return g.pending.take()
 }
 
 // Pending returns all items and warnings, for a collector that was not permitted to act until now.
@@ -215,14 +215,14 @@ func (g *Graph) Pending() Effects {
 			g.ask(t)
 		}
 	}
-	return g.effects()
+	return g.pending.take()
 }
 
 // Doomed returns the number of objects of the selected kinds that would be deleted now.
 func (g *Graph) Doomed(counts func(Kind) bool) int {
 	n := 0
 	for _, e := range g.entries {
-		if e.node != nil && counts(e.node.Kind) && g.decide(e.node).Verb == Delete {
+		if e.node != nil && counts(e.node.Kind) && e.node.decide().Verb == Delete {
 			n++
 		}
 	}
@@ -255,5 +255,5 @@ func (g *Graph) answered(r Ref, state presence, awaiting bool) Effects {
 			}
 		}
 	}
-	return g.effects()
+	return g.pending.take()
 }

@@ -98,7 +98,7 @@ func (g *Graph) Explain(uid string, limit int) (Explanation, bool) {
 		return Explanation{}, false
 	}
 	n := e.node
-	x := Explanation{Object: n.object(), Next: g.decide(n), State: g.state(n)}
+	x := Explanation{Object: n.object(), Next: n.decide(), State: n.state()}
 	for _, e := range n.edges {
 		x.Owners = append(x.Owners, OwnerView{e.owner(), e.target.ref.Namespace, e.status()})
 	}
@@ -118,7 +118,7 @@ func (g *Graph) Explain(uid string, limit int) (Explanation, bool) {
 	return x, true
 }
 
-func (g *Graph) state(n *node) State {
+func (n *node) state() State {
 	switch {
 	case n.awaitsOrphaning():
 		return AwaitsOrphaning
@@ -131,7 +131,7 @@ func (g *Graph) state(n *node) State {
 	case len(n.edges) == 0:
 		return Free
 	}
-	if g.decide(n).Verb == Delete {
+	if n.decide().Verb == Delete {
 		return Doomed
 	}
 	if slices.ContainsFunc(n.edges, func(e edge) bool { return e.fate() == solid || e.fate() == orphaning }) {

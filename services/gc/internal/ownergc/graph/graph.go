@@ -23,14 +23,13 @@ import "slices"
 
 // Graph is the dependency graph. Create it with New.
 type Graph struct {
-	entries map[string]*entry // by UID
+	entries entries
 	scopes  map[Kind]Scope
 	gone    memory
 	nodes   int
 	virtual int
 	edges   int
-	fx      Effects
-	queued  map[Item]struct{}
+	pending pending
 }
 
 // entry is everything that is known about one UID.
@@ -115,7 +114,7 @@ type Item struct {
 
 // New returns an empty graph. It remembers up to remember deleted owners beyond those that have dependents.
 func New(remember int) *Graph {
-	return &Graph{entries: map[string]*entry{}, scopes: map[Kind]Scope{}, gone: newMemory(remember), queued: map[Item]struct{}{}}
+	return &Graph{entries: entries{}, scopes: map[Kind]Scope{}, gone: newMemory(remember), pending: pending{queued: map[Item]struct{}{}}}
 }
 
 // Size is the size of the graph.
@@ -124,18 +123,25 @@ type Size struct{ Objects, Virtual, References int }
 // Size returns the number of observed objects, of owners that were not observed, and of owner references.
 func (g *Graph) Size() Size { return Size{Objects: g.nodes, Virtual: g.virtual, References: g.edges} }
 
-// effects returns the effects since its last call.
-func (g *Graph) effects() Effects {
-	fx := g.fx
-	g.fx = Effects{}
-	clear(g.queued)
+// pending gathers the effects of one event.
+type pending struct {
+	effects Effects
+	queued  map[Item]struct{}
+}
+
+// take returns what has been gathered since its last call.
+func (p *pending) take() Effects {
+	fx := p.effects
+	p.effects = Effects{}
+	clear(p.queued)
 	return fx
 }
 
-func (g *Graph) queue(i Item) {
-	if _, ok := g.queued[i]; !ok {
-		g.queued[i] = struct{}{}
-		g.fx.Items = append(g.fx.Items, i)
+// queue adds an item, once.
+func (p *pending) queue(i Item) {
+	if _, ok := p.queued[i]; !ok {
+		p.queued[i] = struct{}{}
+		p.effects.Items = append(p.effects.Items, i)
 	}
 }
 
@@ -144,8 +150,8 @@ func (g *Graph) consider(n *node) {
 	if n.entry.node != n {
 		return // it was removed
 	}
-	if a := g.decide(n); a.Verb != Keep {
-		g.queue(Item{UID: n.UID, Orphan: a.orphaning})
+	if a := n.decide(); a.Verb != Keep {
+		g.pending.queue(Item{UID: n.UID, Orphan: a.orphaning})
 	}
 }
 
@@ -164,7 +170,7 @@ func (g *Graph) considerDependentsOf(t *target) {
 // ask queues a target that needs a lookup.
 func (g *Graph) ask(t *target) {
 	if t.asks() {
-		g.queue(Item{Owner: t.ref})
+		g.pending.queue(Item{Owner: t.ref})
 	}
 }
 
@@ -173,24 +179,29 @@ func (t *target) asks() bool {
 	return len(t.dependents) > 0 && !t.invalid && t.state == unknown && t.observed() == nil
 }
 
-func (g *Graph) entry(uid string) *entry {
-	e := g.entries[uid]
+// entries are all UIDs that an object or a reference has.
+type entries map[string]*entry
+
+// get returns the entry of a UID, and creates it if necessary.
+func (all entries) get(uid string) *entry {
+	e := all[uid]
 	if e == nil {
 		e = &entry{uid: uid}
-		g.entries[uid] = e
+		all[uid] = e
 	}
 	return e
 }
 
 // release drops an entry without node and targets.
-func (g *Graph) release(e *entry) {
+func (all entries) release(e *entry) {
 	if e.node == nil && len(e.targets) == 0 {
-		delete(g.entries, e.uid)
+		delete(all, e.uid)
 	}
 }
 
-func (g *Graph) lookup(r Ref) *target {
-	if e := g.entries[r.UID]; e != nil {
+// lookup returns the target of a reference, or nil.
+func (all entries) lookup(r Ref) *target {
+	if e := all[r.UID]; e != nil {
 		for _, t := range e.targets {
 			if t.ref == r {
 				return t
@@ -213,9 +224,9 @@ func (g *Graph) refOf(of *Object, o Owner) (r Ref, valid bool) {
 // link creates the edge of an owner reference.
 func (g *Graph) link(n *node, o Owner) edge {
 	ref, valid := g.refOf(&n.Object, o)
-	t := g.lookup(ref)
+	t := g.entries.lookup(ref)
 	if t == nil {
-		e := g.entry(ref.UID)
+		e := g.entries.get(ref.UID)
 		t = &target{ref: ref, entry: e, dependents: map[*node]struct{}{}}
 		if g.gone.has(ref) {
 			t.state = absent
@@ -243,7 +254,7 @@ func (g *Graph) warn(n *node, t *target) {
 		across = true
 	}
 	if across {
-		g.fx.Invalid = append(g.fx.Invalid, Invalid{Dependent: n.object(), Owner: t.ref})
+		g.pending.effects.Invalid = append(g.pending.effects.Invalid, Invalid{Dependent: n.object(), Owner: t.ref})
 	}
 }
 
@@ -281,7 +292,7 @@ func (g *Graph) dismiss(t *target) {
 	if t.state == absent {
 		g.gone.add(t.ref)
 	}
-	g.release(t.entry)
+	g.entries.release(t.entry)
 }
 
 // object returns the object as it was observed.

@@ -73,7 +73,7 @@ func (g *Graph) Neighbors(uid string, depth, limit int) (Neighborhood, bool) {
 	}
 	virtual := map[string]bool{}
 	for _, n := range order {
-		out.Vertices = append(out.Vertices, Vertex{Object: n.object(), State: g.state(n), Distance: distance[n]})
+		out.Vertices = append(out.Vertices, Vertex{Object: n.object(), State: n.state(), Distance: distance[n]})
 		for _, e := range n.edges {
 			owner, uid := e.target.observed(), e.target.ref.UID
 			if _, in := distance[owner]; owner != nil && !in || owner == nil && distance[n] == depth {

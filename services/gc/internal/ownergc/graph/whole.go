@@ -50,7 +50,7 @@ func (g *Graph) Part(uids []string) Part {
 			out.Vertices = append(out.Vertices, e.targets[0].vertex())
 			continue
 		}
-		out.Vertices = append(out.Vertices, Vertex{Object: n.object(), State: g.state(n)})
+		out.Vertices = append(out.Vertices, Vertex{Object: n.object(), State: n.state()})
 		for _, edge := range n.edges {
 			out.References = append(out.References, edge.reference(n))
 		}
