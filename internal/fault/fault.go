@@ -43,7 +43,6 @@ const (
 	Overloaded           Reason = "OVERLOADED"
 	PhaseConflict        Reason = "PHASE_CONFLICT"
 	APIUnavailable       Reason = "API_UNAVAILABLE"
-	AgentNotFound        Reason = "AGENT_NOT_FOUND"
 	Cancelled            Reason = "CANCELLED"
 	RequestTooLarge      Reason = "REQUEST_TOO_LARGE"
 	LeaderSuperseded     Reason = "LEADER_SUPERSEDED"

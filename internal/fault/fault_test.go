@@ -67,7 +67,7 @@ func TestReasonsEqualTheAPI(t *testing.T) {
 		fault.CommandNotExecutable, fault.UserNotFound, fault.WorkingDirInvalid, fault.FenceMismatch,
 		fault.AgentUnavailable, fault.RuntimeUnavailable, fault.NotLeader, fault.DeadlineExceeded,
 		fault.SandboxTerminating, fault.PermissionDenied, fault.Internal, fault.Overloaded, fault.PhaseConflict,
-		fault.APIUnavailable, fault.AgentNotFound, fault.Cancelled, fault.RequestTooLarge,
+		fault.APIUnavailable, fault.Cancelled, fault.RequestTooLarge,
 		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid,
 	} {
 		ours[string(r)] = true

@@ -76,8 +76,6 @@ const (
 	ErrorReason_ERROR_REASON_PHASE_CONFLICT ErrorReason = 23
 	// UNAVAILABLE: the Kubernetes API server cannot be reached.
 	ErrorReason_ERROR_REASON_API_UNAVAILABLE ErrorReason = 24
-	// NOT_FOUND: there is no such agent.
-	ErrorReason_ERROR_REASON_AGENT_NOT_FOUND ErrorReason = 25
 	// CANCELLED: the caller went away.
 	ErrorReason_ERROR_REASON_CANCELLED ErrorReason = 26
 	// INVALID_ARGUMENT: the request is larger than the server takes.
@@ -118,7 +116,6 @@ var (
 		22: "ERROR_REASON_OVERLOADED",
 		23: "ERROR_REASON_PHASE_CONFLICT",
 		24: "ERROR_REASON_API_UNAVAILABLE",
-		25: "ERROR_REASON_AGENT_NOT_FOUND",
 		26: "ERROR_REASON_CANCELLED",
 		27: "ERROR_REASON_REQUEST_TOO_LARGE",
 		28: "ERROR_REASON_LEADER_SUPERSEDED",
@@ -151,7 +148,6 @@ var (
 		"ERROR_REASON_OVERLOADED":             22,
 		"ERROR_REASON_PHASE_CONFLICT":         23,
 		"ERROR_REASON_API_UNAVAILABLE":        24,
-		"ERROR_REASON_AGENT_NOT_FOUND":        25,
 		"ERROR_REASON_CANCELLED":              26,
 		"ERROR_REASON_REQUEST_TOO_LARGE":      27,
 		"ERROR_REASON_LEADER_SUPERSEDED":      28,
@@ -191,7 +187,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xa5\b\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xa7\b\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -218,13 +214,12 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x15ERROR_REASON_INTERNAL\x10\x15\x12\x1b\n" +
 	"\x17ERROR_REASON_OVERLOADED\x10\x16\x12\x1f\n" +
 	"\x1bERROR_REASON_PHASE_CONFLICT\x10\x17\x12 \n" +
-	"\x1cERROR_REASON_API_UNAVAILABLE\x10\x18\x12 \n" +
-	"\x1cERROR_REASON_AGENT_NOT_FOUND\x10\x19\x12\x1a\n" +
+	"\x1cERROR_REASON_API_UNAVAILABLE\x10\x18\x12\x1a\n" +
 	"\x16ERROR_REASON_CANCELLED\x10\x1a\x12\"\n" +
 	"\x1eERROR_REASON_REQUEST_TOO_LARGE\x10\x1b\x12\"\n" +
 	"\x1eERROR_REASON_LEADER_SUPERSEDED\x10\x1c\x12\x1f\n" +
 	"\x1bERROR_REASON_AGENT_DRAINING\x10\x1d\x12\x1e\n" +
-	"\x1aERROR_REASON_IMAGE_INVALID\x10\x1eB\xf1\x01\n" +
+	"\x1aERROR_REASON_IMAGE_INVALID\x10\x1e\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
