@@ -51,8 +51,16 @@ func causeText(c gcv1.Cause) string {
 		return "no dependent refers to it"
 	case gcv1.Cause_CAUSE_DOUBTFUL:
 		return "a list no longer contains it"
+	case gcv1.Cause_CAUSE_POD_TERMINATED:
+		return "more Pods have finished than are kept"
+	case gcv1.Cause_CAUSE_POD_OUT_OF_SERVICE:
+		return "its node is out of service"
+	case gcv1.Cause_CAUSE_POD_ORPHANED:
+		return "its node does not exist"
+	case gcv1.Cause_CAUSE_POD_UNSCHEDULED:
+		return "it is being deleted and was never scheduled"
 	}
-	return strings.ToLower(word(c.String(), "CAUSE_"))
+	return ""
 }
 
 // nextText explains the next action of the collector; empty if there is none.

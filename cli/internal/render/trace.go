@@ -27,18 +27,21 @@ func Trace(spans []jaeger.Span) *Table {
 	for _, parent := range slices.Sorted(maps.Keys(children)) {
 		slices.SortStableFunc(children[parent], func(a, b jaeger.Span) int { return a.Start.Compare(b.Start) })
 	}
-	if len(children[""]) == 0 {
+	if len(spans) == 0 {
 		return t
 	}
-	begin := children[""][0].Start
+	begin := spans[0].Start
 	for _, s := range spans {
 		if s.Start.Before(begin) {
-			begin = s.Start // clocks of several nodes
+			begin = s.Start
 		}
 	}
-	tree := spanTree{table: t, children: children, begin: begin}
+	tree := spanTree{table: t, children: children, begin: begin, drawn: map[string]bool{}}
 	for _, root := range children[""] {
 		tree.add(root, "", "")
+	}
+	for _, s := range spans { // spans that cause each other, in a broken trace
+		tree.add(s, "", "")
 	}
 	return t
 }
@@ -48,10 +51,16 @@ type spanTree struct {
 	table    *Table
 	children map[string][]jaeger.Span
 	begin    time.Time
+	drawn    map[string]bool
 }
 
-// add adds a span and the spans that it caused. branch is drawn before its name, stem before the names below it.
+// add adds a span and the spans that it caused, unless it was added before. branch is drawn before its name, stem before the
+// names below it.
 func (t spanTree) add(s jaeger.Span, branch, stem string) {
+	if t.drawn[s.ID] {
+		return
+	}
+	t.drawn[s.ID] = true
 	name := s.Name
 	if s.Error != "" {
 		name += " (failed: " + s.Error + ")"

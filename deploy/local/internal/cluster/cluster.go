@@ -164,6 +164,7 @@ func Environment(c components.Config) [][2]string {
 		{"FSB_CACERT", filepath.Join(c.ClientDir(), "ca.crt")},
 		{"FSB_CERT", filepath.Join(c.ClientDir(), "tls.crt")},
 		{"FSB_KEY", filepath.Join(c.ClientDir(), "tls.key")},
+		{"FSB_JAEGER_ADDRESS", components.JaegerURL()},
 		{"CONTAINERD_ADDRESS", c.ContainerdSocket()},
 	}
 }

@@ -108,6 +108,7 @@ func TestEnvironment(t *testing.T) {
 		{"FSB_CACERT", "/var/lib/fsb-local/client/ca.crt"},
 		{"FSB_CERT", "/var/lib/fsb-local/client/tls.crt"},
 		{"FSB_KEY", "/var/lib/fsb-local/client/tls.key"},
+		{"FSB_JAEGER_ADDRESS", "http://10.200.0.2:16686"},
 		{"CONTAINERD_ADDRESS", "/run/fsb-local/containerd/containerd.sock"},
 	}, cluster.Environment(c))
 }
