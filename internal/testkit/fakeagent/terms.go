@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// guard refuses leaders that were superseded: the highest term of each kind of caller is remembered.
+// guard refuses callers of a lower term than the highest of their kind.
 func (a *Agent) guard(ctx context.Context, method string) error {
 	if method == agentv1.AgentService_WatchStatus_FullMethodName || method == agentv1.AgentService_StreamLogs_FullMethodName {
 		return nil
@@ -25,7 +25,7 @@ func (a *Agent) guard(ctx context.Context, method string) error {
 	defer a.mu.Unlock()
 	if known := a.terms[role]; term < known {
 		a.superseded++
-		return fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term %d is known", known).
+		return fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term %d was superseded by term %d", term, known).
 			With(rpc.TermMetadata, strconv.FormatInt(known, 10))
 	}
 	a.terms[role] = term
@@ -37,37 +37,21 @@ func (a *Agent) AnnounceLeader(context.Context, *agentv1.AnnounceLeaderRequest) 
 	return &agentv1.AnnounceLeaderResponse{}, nil
 }
 
-// Drain implements agentv1.AgentServiceServer.
-func (a *Agent) Drain(_ context.Context, req *agentv1.DrainRequest) (*agentv1.DrainResponse, error) {
-	if req.GetAgentUid() != a.info.GetPodUid() {
-		return nil, fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "this agent is %s", a.info.GetPodUid())
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.accepting = req.GetResume()
-	d := &agentv1.AgentDelta{Accepting: &a.accepting}
-	if !a.accepting {
-		d.NotAcceptingReason = "Draining"
-	}
-	a.tell(d)
-	return &agentv1.DrainResponse{Sandboxes: int32(len(a.sandboxes))}, nil
-}
-
-// Know makes the agent know a term, as if a leader of that term had called.
-func (a *Agent) Know(role rpc.Role, term int64) {
+// SetTerm makes the agent know a term, as if a leader of that term had called.
+func (a *Agent) SetTerm(role rpc.Role, term int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.terms[role] = max(a.terms[role], term)
 }
 
-// Term is the highest term known of a kind of caller.
+// Term returns the highest term of a kind of caller.
 func (a *Agent) Term(role rpc.Role) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.terms[role]
 }
 
-// Superseded is how many calls of a lower term were refused.
+// Superseded returns the number of calls that were refused for a lower term.
 func (a *Agent) Superseded() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -122,7 +122,7 @@ func TestNextLeaderResumesDeletions(t *testing.T) {
 func TestWriteLandsAfterDeletion(t *testing.T) {
 	m := newMesh(t, func(c *fastpath.Config) { c.Settle = time.Hour })
 	a := m.agent("a", 5, nil)
-	a.Bury(&agentv1.Tombstone{
+	a.AddTombstone(&agentv1.Tombstone{
 		Fence: &agentv1.Fence{SandboxUid: "old", Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: "one", RequestId: "r1", DeleteTime: timestamppb.Now(),
 	})
 	req := request("one")
@@ -168,7 +168,7 @@ func TestStandbyDoesNothing(t *testing.T) {
 			Fence: &agentv1.Fence{SandboxUid: uid, Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: name, Spec: &sandboxv1.SandboxSpec{Image: "busybox", Pool: pool},
 		}}
 	}
-	a.Bury(&agentv1.Tombstone{Fence: &agentv1.Fence{SandboxUid: "u1", Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: "deleted"})
+	a.AddTombstone(&agentv1.Tombstone{Fence: &agentv1.Fence{SandboxUid: "u1", Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: "deleted"})
 	a.Put(report("u2", "unwritten"))
 	require.NoError(t, m.api.Create(context.Background(), put("u1", "deleted")))
 	require.Never(t, func() bool {
