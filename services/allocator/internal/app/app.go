@@ -252,7 +252,9 @@ func (a *App) serve(ctx context.Context, p *parts) error {
 		return err
 	}
 	sandboxv1.RegisterSandboxServiceServer(p.server, p.fastpath)
-	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{Fleet: p.fleet, Pools: p.pools, Clock: a.clock}))
+	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{
+		Fleet: p.fleet, Pools: p.pools, Agents: p.feed, Clock: a.clock, SyncTimeout: p.registry.HeartbeatTimeout(),
+	}))
 	return nil
 }
 
@@ -279,5 +281,6 @@ func kinds() meta.RESTMapper {
 	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Sandbox"), v1alpha1.GroupVersion.WithResource("sandboxes"),
 		v1alpha1.GroupVersion.WithResource("sandbox"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("SandboxPool"), meta.RESTScopeNamespace)
+	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	return m
 }

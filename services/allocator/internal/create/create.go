@@ -58,6 +58,8 @@ type Agents interface {
 
 // Pools finds pools.
 type Pools interface {
+	// Resolve returns name, or the namespace's default pool if name is empty.
+	Resolve(namespace, name string) (string, error)
 	// Pool returns a pool from memory; false if there is none.
 	Pool(namespace, name string) (*v1alpha1.SandboxPool, bool)
 	// Synced reports whether pools and sandboxes of the API server have been seen once.

@@ -3,6 +3,7 @@ package pools_test
 import (
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,4 +41,31 @@ func TestPools(t *testing.T) {
 	require.EqualValues(t, "4", got.UID)
 	p.Remove(pool("a", "x", "4"))
 	require.Equal(t, []string{"a/y"}, names("a"))
+}
+
+func TestResolve(t *testing.T) {
+	p := pools.New()
+	namespace := func(annotations map[string]string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: annotations}}
+	}
+	requireDefault := func(want string) {
+		t.Helper()
+		got, err := p.Resolve("ns", "")
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	_, err := p.Resolve("ns", "")
+	require.True(t, errdefs.IsUnavailable(err), "the annotation may not have been read yet: %v", err)
+	named, err := p.Resolve("ns", "p")
+	require.NoError(t, err)
+	require.Equal(t, "p", named)
+	p.SetNamespace(namespace(map[string]string{v1alpha1.AnnotationDefaultPool: "gpu"}))
+	requireDefault("gpu")
+	p.SetSynced()
+	requireDefault("gpu")
+	p.SetNamespace(namespace(nil))
+	requireDefault("default")
+	p.SetNamespace(namespace(map[string]string{v1alpha1.AnnotationDefaultPool: "gpu"}))
+	p.RemoveNamespace(namespace(nil))
+	requireDefault("default")
 }

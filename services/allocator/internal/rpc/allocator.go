@@ -1,17 +1,20 @@
-// Package rpc serves allocator.v1.AllocatorService: the registry for the controller, and for people who want to see the
-// mesh. It keeps no state of its own. All methods may be called concurrently.
+// Package rpc serves allocator.v1.AllocatorService: the registry of agents for the controller, and the agents, pools and
+// images for users. It owns no state. All methods may be called concurrently.
 package rpc
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
@@ -23,17 +26,23 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// settlePatience is how long an agent that joined is waited for before a watch may say that all is sent.
-const settlePatience = registry.DefaultHeartbeatTimeout
+// syncInterval is how often WatchAgents checks whether all agents have reported.
+const syncInterval = 50 * time.Millisecond
 
-// settleInterval is how often it is looked whether all agents have been heard of.
-const settleInterval = 50 * time.Millisecond
+// Agents finds the connections to agents.
+type Agents interface {
+	// Client returns the connection to an agent, and whether there is one now.
+	Client(uid string) (agentv1.AgentServiceClient, bool)
+}
 
 // Config is what an Allocator needs.
 type Config struct {
-	Fleet *fleet.Fleet
-	Pools *pools.Pools
-	Clock clock.WithTicker
+	Fleet  *fleet.Fleet
+	Pools  *pools.Pools
+	Agents Agents
+	Clock  clock.WithTicker
+	// SyncTimeout is how long WatchAgents waits for the first report of an agent before it sends SYNCED.
+	SyncTimeout time.Duration
 }
 
 // Allocator implements allocatorv1.AllocatorServiceServer.
@@ -87,8 +96,8 @@ func (a *Allocator) ListAgents(_ context.Context, req *allocatorv1.ListAgentsReq
 	return &allocatorv1.ListAgentsResponse{Agents: a.config.Fleet.Agents(req.GetNamespace(), req.GetPool())}, nil
 }
 
-// WatchAgents implements allocatorv1.AllocatorServiceServer. SYNCED comes only after every agent whose Pod is known was
-// heard of, or had time for it: before that a missing agent means nothing.
+// WatchAgents implements allocatorv1.AllocatorServiceServer. It sends SYNCED once every agent whose Pod is known has reported,
+// or has had the time to: before that, a missing agent is no evidence.
 func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc.ServerStreamingServer[allocatorv1.WatchAgentsResponse]) error {
 	initial, watch := a.config.Fleet.Watch(req.GetNamespace(), req.GetPool())
 	defer watch.Close()
@@ -97,11 +106,11 @@ func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc
 			return err
 		}
 	}
-	ticker := a.config.Clock.NewTicker(settleInterval)
+	ticker := a.config.Clock.NewTicker(syncInterval)
 	defer ticker.Stop()
 	for synced := false; ; {
-		// What was published before the agents had settled goes out before SYNCED does: the events are looked at last.
-		if !synced && a.config.Pools.Synced() && a.config.Fleet.AllReported(settlePatience) && len(watch.Events()) == 0 {
+		// The events are checked last, so that all that was published before goes out before SYNCED.
+		if !synced && a.config.Pools.Synced() && a.config.Fleet.AllReported(a.config.SyncTimeout) && len(watch.Events()) == 0 {
 			if err := stream.Send(&allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}); err != nil {
 				return err
 			}
@@ -115,7 +124,7 @@ func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc
 		case <-ticker.C():
 		case event, ok := <-watch.Events():
 			if !ok {
-				return fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "the watch was read too slowly; watch anew")
+				return fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "the watch was read too slowly; start a new one")
 			}
 			if err := stream.Send(event); err != nil {
 				return err
@@ -151,6 +160,10 @@ func (a *Allocator) view(p *v1alpha1.SandboxPool) *allocatorv1.Pool {
 		Namespace: p.Namespace, Name: p.Name, PoolMin: c.PoolMin, PoolMax: c.PoolMax, BufferMin: c.BufferMin, BufferMax: c.BufferMax,
 		MaxSandboxesPerPod: p.Spec.MaxSandboxesPerPod, RuntimeHandler: p.Spec.RuntimeHandler,
 		DefaultResources: convert.LimitsToProto(p.Spec.SandboxResources), CreateTime: timestamppb.New(p.CreationTimestamp.Time),
+		Images: slices.Clone(p.Spec.Images),
+	}
+	if ttl := p.Spec.TTLAfterFinished; ttl != nil {
+		out.TtlAfterFinished = durationpb.New(ttl.Duration)
 	}
 	if s := p.Spec.Slots; s != nil {
 		out.SlotsMin, out.SlotsMax = copied(s.Min), copied(s.Max)
@@ -168,7 +181,7 @@ func (a *Allocator) view(p *v1alpha1.SandboxPool) *allocatorv1.Pool {
 	return out
 }
 
-// copied keeps an answer apart from the informer's memory.
+// copied returns a copy that shares no memory with the informer.
 func copied(n *int32) *int32 {
 	if n == nil {
 		return nil
