@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -21,6 +22,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
 )
 
 func TestFastCreate(t *testing.T) {
@@ -471,4 +473,25 @@ func TestMarkPersistedIsRepeated(t *testing.T) {
 	_, err := m.create(request("one"))
 	require.NoError(t, err)
 	m.eventually("it is marked", func() bool { return a.Sandboxes()[0].GetPersisted() })
+}
+
+// A create without a pool runs in the default pool of its Namespace, and its custom resource names that pool.
+func TestCreateInDefaultPool(t *testing.T) {
+	defaults := pools.New()
+	defaults.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: pool}})
+	m := newMesh(t, func(c *fastpath.Config) { c.Pools = defaults })
+	m.agent("a", 5, nil)
+	req := request("one")
+	req.Spec.Pool = ""
+	_, err := m.create(req)
+	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err), "the default is not known yet")
+	defaults.SetNamespace(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Name: ns, Annotations: map[string]string{v1alpha1.AnnotationDefaultPool: pool},
+	}})
+	defaults.SetSynced()
+	resp, err := m.create(req)
+	require.NoError(t, err)
+	require.Equal(t, pool, resp.GetSandbox().GetSpec().GetPool())
+	m.eventually("the custom resource is written", func() bool { return m.resource("one") != nil })
+	require.Equal(t, pool, m.resource("one").Spec.PoolRef)
 }
