@@ -200,7 +200,7 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the client of the API server: %w", err)
 	}
-	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(0, 0), store: store.New(a.clock), pools: pools.New(),
+	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(a.config.HeartbeatTimeout, 0), store: store.New(a.clock), pools: pools.New(),
 		synced: make(chan struct{})}
 	if err := a.elect(p, httpClient); err != nil {
 		return nil, err
@@ -253,7 +253,7 @@ func (a *App) serve(ctx context.Context, p *parts) error {
 	}
 	sandboxv1.RegisterSandboxServiceServer(p.server, p.fastpath)
 	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{
-		Fleet: p.fleet, Pools: p.pools, Agents: p.feed, Clock: a.clock, SyncTimeout: p.registry.HeartbeatTimeout(),
+		Fleet: p.fleet, Pools: p.pools, Agents: p.feed, Clock: a.clock, HeartbeatTimeout: a.config.HeartbeatTimeout,
 	}))
 	return nil
 }

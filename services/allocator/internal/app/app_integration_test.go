@@ -44,6 +44,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/app"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
 func TestMain(m *testing.M) {
@@ -238,6 +239,7 @@ func (c *cluster) config(name, address string) *app.Config {
 	cfg.TLS = c.own
 	cfg.MetricsAddress, cfg.HealthAddress, cfg.BindAddress = "0", "0", "unused"
 	cfg.AgentPort, cfg.ConsistencyMode, cfg.OrphanTimeout, cfg.CreateTimeout, cfg.WriteQueueLimit = c.port, "fast", time.Second, 10*time.Second, 1000
+	cfg.HeartbeatTimeout = registry.DefaultHeartbeatTimeout
 	cfg.LeaderElect, cfg.Namespace, cfg.PodName, cfg.AdvertiseAddress = true, ns, name, address
 	cfg.Lease = leader.Timing{LeaseDuration: 2 * time.Second, RenewDeadline: 1500 * time.Millisecond, RetryPeriod: 200 * time.Millisecond}
 	return cfg

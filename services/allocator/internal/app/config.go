@@ -12,6 +12,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
 // Modes of creates, as flag values.
@@ -19,6 +20,9 @@ const (
 	modeFast   = "fast"
 	modeStrong = "strong"
 )
+
+// minHeartbeatTimeout is two heartbeats: agents send one each second.
+const minHeartbeatTimeout = 2 * time.Second
 
 // Config are the allocator's settings.
 type Config struct {
@@ -33,6 +37,8 @@ type Config struct {
 	OrphanTimeout time.Duration
 	// CreateTimeout bounds a create whose caller set no deadline.
 	CreateTimeout time.Duration
+	// HeartbeatTimeout is the silence after which an agent is not ready, and the controller may take it for lost.
+	HeartbeatTimeout time.Duration
 	// WriteQueueLimit is how many custom resources may wait to be written.
 	WriteQueueLimit int
 	// Kubeconfig is a file; empty for the Pod's own service account.
@@ -64,6 +70,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ConsistencyMode, "fastpath-consistency-mode", modeFast, "`mode` of creates that name none: fast or strong")
 	fs.DurationVar(&c.OrphanTimeout, "fastpath-orphan-timeout", 10*time.Second, "`time` after which a container that belongs to no sandbox is deleted")
 	fs.DurationVar(&c.CreateTimeout, "create-timeout", time.Minute, "`time` that a create may take whose caller set no deadline")
+	fs.DurationVar(&c.HeartbeatTimeout, "heartbeat-timeout", registry.DefaultHeartbeatTimeout, "`time` of silence after which an agent takes no new sandboxes and may be taken for lost; the controller follows it")
 	fs.IntVar(&c.WriteQueueLimit, "write-queue-limit", 10000, "`number` of sandboxes that may wait to be written to the API server")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty: the Pod's service account")
 	c.addFlags(fs)
@@ -129,6 +136,9 @@ func (c *Config) Validate() error {
 	}
 	if c.CreateTimeout <= 0 {
 		problems = append(problems, fmt.Errorf("--create-timeout is %s, want more than 0", c.CreateTimeout))
+	}
+	if c.HeartbeatTimeout < minHeartbeatTimeout {
+		problems = append(problems, fmt.Errorf("--heartbeat-timeout is %s, want at least %s", c.HeartbeatTimeout, minHeartbeatTimeout))
 	}
 	if c.WriteQueueLimit < 1 {
 		problems = append(problems, fmt.Errorf("--write-queue-limit is %d, want at least 1", c.WriteQueueLimit))

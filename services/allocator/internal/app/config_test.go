@@ -24,6 +24,8 @@ func TestElectionFlags(t *testing.T) {
 		"an address without port": {append(good[:3:3], "--advertise-address=10.0.0.1"), "--advertise-address"},
 		"a short lease":           {append(good[:4:4], "--lease-duration=100ms"), "--lease-duration"},
 		"a late deadline":         {append(good[:4:4], "--lease-renew-deadline=5s"), "--lease-renew-deadline"},
+		"heartbeats on time":      {append(good[:4:4], "--heartbeat-timeout=2m"), ""},
+		"a short heartbeat":       {append(good[:4:4], "--heartbeat-timeout=1s"), "--heartbeat-timeout"},
 		"a slow retry":            {append(good[:4:4], "--lease-retry-period=4s"), "--lease-retry-period"},
 	}
 	for name, test := range tests {

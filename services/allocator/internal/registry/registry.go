@@ -84,9 +84,6 @@ func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	return r
 }
 
-// HeartbeatTimeout returns the silence after which an agent is not ready.
-func (r *Registry) HeartbeatTimeout() time.Duration { return r.heartbeat }
-
 // enter advances the state to now: it ends the reservations that have expired, in order, and withdraws the agents that have
 // been silent for too long. mu is held.
 func (r *Registry) enter(now time.Time) {

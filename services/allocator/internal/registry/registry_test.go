@@ -316,3 +316,16 @@ func on(req registry.Request, agent string) identity.Fence {
 	req.Fence.AgentUID = agent
 	return req.Fence
 }
+
+func TestHeartbeatTimeout(t *testing.T) {
+	r := registry.New(time.Minute, 0)
+	r.ApplySnapshot(epoch, registry.Snapshot{UID: "a", Pool: pool, Capacity: 1, Accepting: true})
+	v, _ := r.Agent(epoch.Add(time.Minute), "a")
+	require.True(t, v.Ready)
+	v, _ = r.Agent(epoch.Add(time.Minute+time.Second), "a")
+	require.False(t, v.Ready)
+	require.Equal(t, registry.ReasonHeartbeat, v.Reason)
+	r.Heartbeat(epoch.Add(2*time.Minute), "a")
+	v, _ = r.Agent(epoch.Add(2*time.Minute), "a")
+	require.True(t, v.Ready, "it has sent a heartbeat")
+}

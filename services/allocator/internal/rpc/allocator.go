@@ -41,8 +41,8 @@ type Config struct {
 	Pools  *pools.Pools
 	Agents Agents
 	Clock  clock.WithTicker
-	// SyncTimeout is how long WatchAgents waits for the first report of an agent before it sends SYNCED.
-	SyncTimeout time.Duration
+	// HeartbeatTimeout is the registry's. WatchAgents waits as long for the first report of an agent before it sends SYNCED.
+	HeartbeatTimeout time.Duration
 }
 
 // Allocator implements allocatorv1.AllocatorServiceServer.
@@ -110,8 +110,8 @@ func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc
 	defer ticker.Stop()
 	for synced := false; ; {
 		// The events are checked last, so that all that was published before goes out before SYNCED.
-		if !synced && a.config.Pools.Synced() && a.config.Fleet.AllReported(a.config.SyncTimeout) && len(watch.Events()) == 0 {
-			if err := stream.Send(&allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}); err != nil {
+		if !synced && a.config.Pools.Synced() && a.config.Fleet.AllReported(a.config.HeartbeatTimeout) && len(watch.Events()) == 0 {
+			if err := stream.Send(a.synced()); err != nil {
 				return err
 			}
 			synced = true
@@ -130,6 +130,12 @@ func (a *Allocator) WatchAgents(req *allocatorv1.WatchAgentsRequest, stream grpc
 				return err
 			}
 		}
+	}
+}
+
+func (a *Allocator) synced() *allocatorv1.WatchAgentsResponse {
+	return &allocatorv1.WatchAgentsResponse{
+		Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED, HeartbeatTimeout: durationpb.New(a.config.HeartbeatTimeout),
 	}
 }
 

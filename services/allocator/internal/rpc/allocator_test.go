@@ -63,7 +63,7 @@ func start(t *testing.T) *fixture {
 	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: pipe, TLS: rpc.TLS{Insecure: true}, DrainTimeout: 10 * time.Millisecond})
 	require.NoError(t, err)
 	allocatorv1.RegisterAllocatorServiceServer(server, allocatorrpc.New(allocatorrpc.Config{
-		Fleet: f.fleet, Pools: f.pools, Agents: f.agents, Clock: c, SyncTimeout: testkit.Timeout,
+		Fleet: f.fleet, Pools: f.pools, Agents: f.agents, Clock: c, HeartbeatTimeout: testkit.Timeout,
 	}))
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Run(ctx) })
@@ -109,7 +109,9 @@ func TestWatchAgents(t *testing.T) {
 	// SYNCED waits for the first report of b: without it, its sandboxes would count as removed.
 	f.fleet.Snapshot("b", &agentv1.AgentSnapshot{Info: info("b"), Accepting: true})
 	require.Equal(t, "pod-b", next().GetAgent().GetInfo().GetPodName())
-	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SYNCED, next().GetType())
+	synced := next()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_SYNCED, synced.GetType())
+	require.Equal(t, testkit.Timeout, synced.GetHeartbeatTimeout().AsDuration())
 
 	f.fleet.Delta("a", &agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{sandbox("s", agentv1.SandboxState_SANDBOX_STATE_TERMINATED)}})
 	gone := next()

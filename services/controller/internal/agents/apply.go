@@ -65,6 +65,9 @@ func (x *Index) update(m *allocatorv1.WatchAgentsResponse) (changes, []Subscribe
 	case allocatorv1.WatchAgentsResponse_TYPE_SYNCED:
 		x.swap(ch)
 		ch.synced = true
+		if timeout := m.GetHeartbeatTimeout(); timeout != nil {
+			x.heartbeatTimeout = timeout.AsDuration()
+		}
 	case allocatorv1.WatchAgentsResponse_TYPE_UNSPECIFIED:
 	}
 	if x.staging != nil { // not visible yet

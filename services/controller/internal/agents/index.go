@@ -47,6 +47,9 @@ const (
 // reason counts and not the heartbeat's time, because the allocator's clock may differ from that of this process.
 const reasonHeartbeat = "HeartbeatTimeout"
 
+// defaultHeartbeatTimeout is the heartbeat timeout until the allocator has sent its own (seed 002).
+const defaultHeartbeatTimeout = 10 * time.Second
+
 // Subscriber receives changes. Nil functions are ignored.
 type Subscriber struct {
 	// Sandbox: the report of a sandbox, or the status of its agent, has changed.
@@ -61,11 +64,12 @@ type Subscriber struct {
 type Index struct {
 	clock clock.PassiveClock
 
-	mu          sync.RWMutex
-	synced      bool
-	live        content
-	staging     *content // read from a stream that has not sent SYNCED yet
-	subscribers []Subscriber
+	mu               sync.RWMutex
+	synced           bool
+	heartbeatTimeout time.Duration // the Registry's; see HeartbeatTimeout
+	live             content
+	staging          *content // read from a stream that has not sent SYNCED yet
+	subscribers      []Subscriber
 }
 
 // content is the Registry as it was read by one stream.
@@ -85,10 +89,19 @@ type report struct {
 }
 
 // NewIndex returns an empty index that is not synced.
-func NewIndex(c clock.PassiveClock) *Index { return &Index{clock: c, live: newContent()} }
+func NewIndex(c clock.PassiveClock) *Index {
+	return &Index{clock: c, heartbeatTimeout: defaultHeartbeatTimeout, live: newContent()}
+}
 
 func newContent() content {
 	return content{agents: map[string]*entry{}, bySandbox: map[string]map[string]bool{}}
+}
+
+// HeartbeatTimeout returns how long an agent may be silent before it counts as lost. It is the allocator's setting.
+func (x *Index) HeartbeatTimeout() time.Duration {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.heartbeatTimeout
 }
 
 // Subscribe adds a subscriber. It cannot be removed.

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -217,8 +218,10 @@ func TestStatus(t *testing.T) {
 		f.events <- m
 	}
 	require.Equal(t, agents.Unknown, index.Status("ready"), "not synced yet")
-	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
+	require.Equal(t, 10*time.Second, index.HeartbeatTimeout(), "the default")
+	f.events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED, HeartbeatTimeout: durationpb.New(time.Minute)}
 	eventually(t, index.Synced)
+	require.Equal(t, time.Minute, index.HeartbeatTimeout(), "the allocator's")
 	for uid, want := range map[string]agents.Status{
 		"ready": agents.Ready, "draining": agents.NotReady, "silent": agents.Silent, "connecting": agents.NotReady, "removed": agents.Absent,
 	} {

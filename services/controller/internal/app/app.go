@@ -116,7 +116,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 	sandboxes, err := sandbox.New(sandbox.Config{
 		Client: m.GetClient(), Live: m.GetAPIReader(), Allocator: allocator, Agents: conns, Index: index, Recorder: recorder,
 		Clock: clk, Workers: cfg.MaxReconciles, Metrics: registry,
-		Timing: sandbox.Timing{HeartbeatTimeout: cfg.HeartbeatTimeout, Requeue: cfg.RequeueInterval,
+		Timing: sandbox.Timing{Requeue: cfg.RequeueInterval,
 			DeletionPoll: cfg.DeletionPoll, ExpirationThreshold: cfg.ExpirationCheck},
 	})
 	if err != nil {

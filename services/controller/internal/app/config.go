@@ -32,7 +32,6 @@ type Config struct {
 	RequeueInterval    time.Duration
 	DeletionPoll       time.Duration
 	ExpirationCheck    time.Duration
-	HeartbeatTimeout   time.Duration
 	ShrinkDelay        time.Duration
 	MaxReconciles      int
 	Kubeconfig         string
@@ -56,7 +55,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.RequeueInterval, "requeue-interval", 5*time.Second, "`time` between retries, at most")
 	fs.DurationVar(&c.DeletionPoll, "deletion-poll-interval", 2*time.Second, "`time` between looks at a deletion, at most")
 	fs.DurationVar(&c.ExpirationCheck, "expiration-check-threshold", 30*time.Second, "`time` before its end at which an expiring sandbox is looked at again")
-	fs.DurationVar(&c.HeartbeatTimeout, "heartbeat-timeout", 10*time.Second, "`time` of silence after which an agent is in doubt")
 	fs.DurationVar(&c.ShrinkDelay, "shrink-delay", time.Minute, "`time` for which an agent must have been idle and one too many before it goes")
 	fs.IntVar(&c.MaxReconciles, "max-concurrent-reconciles", 16, "`number` of sandboxes reconciled at once")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
@@ -91,7 +89,7 @@ func (c *Config) Validate() error {
 		value time.Duration
 	}{
 		{"requeue-interval", c.RequeueInterval}, {"deletion-poll-interval", c.DeletionPoll},
-		{"expiration-check-threshold", c.ExpirationCheck}, {"heartbeat-timeout", c.HeartbeatTimeout}, {"shrink-delay", c.ShrinkDelay},
+		{"expiration-check-threshold", c.ExpirationCheck}, {"shrink-delay", c.ShrinkDelay},
 	} {
 		require(d.value > 0, "--%s is %s, want more than nothing", d.flag, d.value)
 	}

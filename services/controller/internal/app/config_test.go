@@ -24,7 +24,7 @@ func TestEveryProblemNamesItsFlag(t *testing.T) {
 		"allocator-address": "", "agent-port": "0", "containerd-socket": "relative", "containerd-root": "/", "log-root": "/a/../b", "slot-root": "slots",
 		"agent-tls-secret": "", "namespace": "", "requeue-interval": "0s", "deletion-poll-interval": "-1s", "expiration-check-threshold": "0s",
 		"lease-retry-period": "0s", "lease-renew-deadline": "0s", "lease-duration": "0s",
-		"heartbeat-timeout": "0s", "shrink-delay": "0s", "max-concurrent-reconciles": "0", "kube-api-qps": "0", "kube-api-burst": "-1",
+		"shrink-delay": "0s", "max-concurrent-reconciles": "0", "kube-api-qps": "0", "kube-api-burst": "-1",
 	}
 	var c app.Config
 	fs := pflag.NewFlagSet("t", pflag.ContinueOnError)

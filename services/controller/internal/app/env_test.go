@@ -151,7 +151,7 @@ func newTestEnv(t *testing.T) *testEnv {
 		AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
 		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
 		RequeueInterval: 200 * time.Millisecond, DeletionPoll: 100 * time.Millisecond, ExpirationCheck: 500 * time.Millisecond,
-		LeaderElect: true, Lease: leader.DefaultTiming(), HeartbeatTimeout: time.Second, ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
+		LeaderElect: true, Lease: leader.DefaultTiming(), ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
 	}
 	env.config.TLS = rpc.TLS{Insecure: true}
 	t.Cleanup(env.clean)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -30,14 +31,15 @@ type allocator struct {
 	address string
 	stop    func()
 
-	mu           sync.Mutex
-	order        []string // agents' uids
-	agents       map[string]*agent
-	meta         map[string]*allocatorv1.Agent
-	reservations map[string]string // container id -> agent uid
-	allocates    []*allocatorv1.AllocateRequest
-	released     map[string]bool
-	watchers     map[chan *allocatorv1.WatchAgentsResponse]bool
+	mu               sync.Mutex
+	order            []string // agents' uids
+	agents           map[string]*agent
+	meta             map[string]*allocatorv1.Agent
+	reservations     map[string]string // container id -> agent uid
+	allocates        []*allocatorv1.AllocateRequest
+	released         map[string]bool
+	watchers         map[chan *allocatorv1.WatchAgentsResponse]bool
+	heartbeatTimeout time.Duration // sent with SYNCED
 	// refuse, while it is not nil, is the result of Allocate.
 	refuse error
 }
@@ -45,7 +47,7 @@ type allocator struct {
 func startAllocator(t *testing.T) *allocator {
 	t.Helper()
 	a := &allocator{agents: map[string]*agent{}, meta: map[string]*allocatorv1.Agent{}, reservations: map[string]string{},
-		released: map[string]bool{}, watchers: map[chan *allocatorv1.WatchAgentsResponse]bool{}}
+		released: map[string]bool{}, watchers: map[chan *allocatorv1.WatchAgentsResponse]bool{}, heartbeatTimeout: time.Second}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := grpc.NewServer()
@@ -225,7 +227,7 @@ func (a *allocator) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.Server
 	for _, uid := range a.order {
 		events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_AGENT, Agent: a.meta[uid], Sandboxes: a.agents[uid].all()}
 	}
-	events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED}
+	events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED, HeartbeatTimeout: durationpb.New(a.heartbeatTimeout)}
 	a.watchers[events] = true
 	a.mu.Unlock()
 	defer func() { a.mu.Lock(); defer a.mu.Unlock(); delete(a.watchers, events) }()

@@ -211,7 +211,7 @@ func TestDeleteWhileTheAgentPodIsDeleted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			env := newTestEnv(t)
 			a := env.agentFor("a")
-			env.config.DeletionPoll, env.config.RequeueInterval, env.config.HeartbeatTimeout = time.Hour, time.Hour, time.Hour
+			env.config.DeletionPoll, env.config.RequeueInterval, env.allocator.heartbeatTimeout = time.Hour, time.Hour, time.Hour
 			env.start()
 			env.runSandbox("s")
 			a.set(func(a *agent) { a.deleteGate = make(chan struct{}) })

@@ -49,7 +49,7 @@ func (d *lossDetector) detect(ctx context.Context, t *target) (lost bool, requeu
 	}
 	// The Registry has already waited for the heartbeat timeout of a Silent agent. For any other agent, this process has to
 	// measure the time itself.
-	lost = t.wasLost() || status == agents.Silent || d.memory.agentSilent(t.name) > d.timing.HeartbeatTimeout
+	lost = t.wasLost() || status == agents.Silent || d.memory.agentSilent(t.name) > d.agents.index.HeartbeatTimeout()
 	return lost, requeue, nil
 }
 

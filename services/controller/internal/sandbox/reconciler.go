@@ -61,8 +61,6 @@ type Agents interface {
 
 // Timing has the intervals of seed 002.
 type Timing struct {
-	// HeartbeatTimeout is how long an agent may fail to answer before it is lost.
-	HeartbeatTimeout time.Duration
 	// Requeue is the interval of retries, and the longest time between two reconciles of a sandbox that makes progress.
 	Requeue time.Duration
 	// DeletionPoll is the same for a deletion.

@@ -927,9 +927,12 @@ type WatchAgentsResponse struct {
 	// The agent that it happened to.
 	Agent *Agent `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
 	// Its sandboxes, as the type says.
-	Sandboxes     []*v1.SandboxReport `protobuf:"bytes,3,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Sandboxes []*v1.SandboxReport `protobuf:"bytes,3,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	// With SYNCED: the silence after which the Registry reports an agent as not ready, with the reason `HeartbeatTimeout`. It
+	// is the allocator's --heartbeat-timeout; a caller that asks agents itself waits as long before it takes one for lost.
+	HeartbeatTimeout *durationpb.Duration `protobuf:"bytes,4,opt,name=heartbeat_timeout,json=heartbeatTimeout,proto3" json:"heartbeat_timeout,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *WatchAgentsResponse) Reset() {
@@ -979,6 +982,13 @@ func (x *WatchAgentsResponse) GetAgent() *Agent {
 func (x *WatchAgentsResponse) GetSandboxes() []*v1.SandboxReport {
 	if x != nil {
 		return x.Sandboxes
+	}
+	return nil
+}
+
+func (x *WatchAgentsResponse) GetHeartbeatTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.HeartbeatTimeout
 	}
 	return nil
 }
@@ -1642,11 +1652,12 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\x06agents\x18\x01 \x03(\v2\x1f.fastsandbox.allocator.v1.AgentR\x06agents\"X\n" +
 	"\x12WatchAgentsRequest\x12%\n" +
 	"\tnamespace\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\tnamespace\x12\x1b\n" +
-	"\x04pool\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04pool\"\xbf\x02\n" +
+	"\x04pool\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04pool\"\x87\x03\n" +
 	"\x13WatchAgentsResponse\x12F\n" +
 	"\x04type\x18\x01 \x01(\x0e22.fastsandbox.allocator.v1.WatchAgentsResponse.TypeR\x04type\x125\n" +
 	"\x05agent\x18\x02 \x01(\v2\x1f.fastsandbox.allocator.v1.AgentR\x05agent\x12A\n" +
-	"\tsandboxes\x18\x03 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\"f\n" +
+	"\tsandboxes\x18\x03 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12F\n" +
+	"\x11heartbeat_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x10heartbeatTimeout\"f\n" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -1764,33 +1775,34 @@ var file_fastsandbox_allocator_v1_allocator_service_proto_depIdxs = []int32{
 	0,  // 11: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
 	2,  // 12: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
 	28, // 13: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	3,  // 14: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
-	3,  // 15: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
-	18, // 16: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
-	19, // 17: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
-	29, // 18: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	30, // 19: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
-	4,  // 20: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
-	6,  // 21: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
-	8,  // 22: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
-	10, // 23: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
-	12, // 24: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
-	14, // 25: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
-	16, // 26: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
-	20, // 27: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
-	5,  // 28: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
-	7,  // 29: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
-	9,  // 30: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
-	11, // 31: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
-	13, // 32: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
-	15, // 33: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
-	17, // 34: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
-	21, // 35: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
-	28, // [28:36] is the sub-list for method output_type
-	20, // [20:28] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	27, // 14: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
+	3,  // 15: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
+	3,  // 16: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
+	18, // 17: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
+	19, // 18: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
+	29, // 19: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	30, // 20: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	4,  // 21: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
+	6,  // 22: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
+	8,  // 23: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
+	10, // 24: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
+	12, // 25: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
+	14, // 26: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
+	16, // 27: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
+	20, // 28: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
+	5,  // 29: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
+	7,  // 30: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
+	9,  // 31: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
+	11, // 32: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
+	13, // 33: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
+	15, // 34: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
+	17, // 35: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
+	21, // 36: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
+	29, // [29:37] is the sub-list for method output_type
+	21, // [21:29] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_allocator_v1_allocator_service_proto_init() }
