@@ -1,6 +1,6 @@
-// Package announce makes a leader known to agents. An agent refuses whoever led before from the moment on at which it has
-// heard of the new term; until then a former leader may still act on it, and what it reports may be about to change. So a
-// leader concludes nothing from an agent's reports before Announced says true. All methods may be called concurrently.
+// Package announce announces a new leader to agents. An agent refuses former leaders once it knows the new term. Until then
+// a former leader can still act on the agent, and the agent's reports may change without the new leader. So a leader draws no
+// conclusions from an agent's reports before Announced returns true. All methods may be called concurrently.
 package announce
 
 import (
@@ -9,11 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
@@ -32,11 +33,11 @@ type Config struct {
 }
 
 type agent struct {
-	term int64 // that it was told of by this connection; 0 for none
-	busy bool  // it is being told
+	term int64 // the last term that was announced on this connection; 0 for none
+	busy bool  // an announcement is under way
 }
 
-// Announcer tells agents.
+// Announcer announces terms to agents.
 type Announcer struct {
 	config Config
 
@@ -44,11 +45,11 @@ type Announcer struct {
 	agents map[string]*agent
 }
 
-// New returns an announcer that knows no agents. Its calls run in cfg.Tasks.
+// New returns an announcer without agents. Its calls run in cfg.Tasks.
 func New(cfg Config) *Announcer { return &Announcer{config: cfg, agents: map[string]*agent{}} }
 
-// Connected tells of an agent whose status stream has begun; it is told again who leads, for it may be another process than
-// before.
+// Connected announces the term to an agent whose status stream has begun. It does so again after each reconnect: the agent's
+// process may be another one.
 func (a *Announcer) Connected(uid string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -56,18 +57,18 @@ func (a *Announcer) Connected(uid string) {
 		a.agents[uid] = &agent{}
 	}
 	a.agents[uid].term = 0
-	a.tell(uid)
+	a.announce(uid)
 }
 
-// Gone forgets an agent whose Pod is gone.
+// Gone removes an agent whose Pod was removed.
 func (a *Announcer) Gone(uid string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.agents, uid)
 }
 
-// Announced tells whether an agent knows the term under which this process leads now. An allocator that runs alone has
-// nothing to announce.
+// Announced reports whether an agent knows the current term of this process. It is always true for an allocator that runs
+// alone.
 func (a *Announcer) Announced(uid string) bool {
 	state, _ := a.config.Lead.State()
 	if state.Leads && state.Term == 0 {
@@ -75,17 +76,17 @@ func (a *Announcer) Announced(uid string) bool {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	there := a.agents[uid]
-	return state.Leads && there != nil && there.term == state.Term
+	known := a.agents[uid]
+	return state.Leads && known != nil && known.term == state.Term
 }
 
-// Run tells all agents whenever the term grows, until ctx ends.
+// Run announces each new term to all agents, until ctx ends.
 func (a *Announcer) Run(ctx context.Context) error {
 	for {
 		_, changed := a.config.Lead.State()
 		a.mu.Lock()
 		for uid := range a.agents {
-			a.tell(uid)
+			a.announce(uid)
 		}
 		a.mu.Unlock()
 		select {
@@ -96,45 +97,40 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// tell has one agent told in the background, if there is something to tell. The lock is held.
-func (a *Announcer) tell(uid string) {
-	there := a.agents[uid]
-	if term := a.config.Lead.Term(); term == 0 || there.term == term || there.busy {
+// announce announces the term to one agent in the background, unless the agent knows it. mu is held.
+func (a *Announcer) announce(uid string) {
+	known := a.agents[uid]
+	if term := a.config.Lead.Term(); term == 0 || known.term == term || known.busy {
 		return
 	}
-	there.busy = true
+	known.busy = true
 	a.config.Tasks.Go(func(ctx context.Context) { a.run(ctx, uid) })
 }
 
-// run tells one agent until it knows the term of the moment, or there is none to tell.
+// run repeats the announcement until the agent knows the current term, or there is no term to announce.
 func (a *Announcer) run(ctx context.Context, uid string) {
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, time.Second
+	delays := backoff.New(a.config.Clock, backoff.Policy{Initial: 20 * time.Millisecond, Max: time.Second})
 	for {
 		err := a.once(ctx, uid)
-		if a.settled(uid) {
+		if a.finished(uid) {
 			return
 		}
 		if err == nil {
 			continue
 		}
-		logr.FromContextOrDiscard(ctx).V(2).Info("announcing the leader again", "agentUID", uid, "err", err.Error())
-		timer := a.config.Clock.NewTimer(wait.NextBackOff())
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		logr.FromContextOrDiscard(ctx).V(2).Info("retrying leader announcement", obs.KeyAgentUID, uid, obs.KeyError, err.Error())
+		if delays.Wait(ctx) != nil {
 			return
-		case <-timer.C():
 		}
 	}
 }
 
-// once tells one agent. The call may carry a higher term than the one that is noted; then it is told once more.
+// once makes one call. The call may carry a higher term than the one that is recorded; then it is repeated.
 func (a *Announcer) once(ctx context.Context, uid string) error {
 	term := a.config.Lead.Term()
 	client, ok := a.config.Client(uid)
 	if term == 0 || !ok {
-		return errNothing
+		return errNotPossible
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -143,27 +139,27 @@ func (a *Announcer) once(ctx context.Context, uid string) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if there := a.agents[uid]; there != nil {
-		there.term = term
+	if known := a.agents[uid]; known != nil {
+		known.term = term
 	}
 	return nil
 }
 
-// settled ends the telling of an agent that knows all, or is gone, or while nobody is to be announced.
-func (a *Announcer) settled(uid string) bool {
+// finished reports whether the announcement has ended: the agent knows the term or is gone, or this process has no term.
+func (a *Announcer) finished(uid string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	there := a.agents[uid]
-	if there == nil {
+	known := a.agents[uid]
+	if known == nil {
 		return true
 	}
 	term := a.config.Lead.Term()
-	if term == 0 || there.term == term {
-		there.busy = false
+	if term == 0 || known.term == term {
+		known.busy = false
 		return true
 	}
 	return false
 }
 
-// errNothing is why a call was not made.
-var errNothing = errors.New("no connection to the agent, or no term to announce")
+// errNotPossible is returned if no call was made.
+var errNotPossible = errors.New("no connection to the agent, or no term to announce")

@@ -1,6 +1,6 @@
-// Package feed keeps one connection to each agent whose Pod runs, and turns the agent's status stream into calls on a
-// Sink. It knows Pods only as addresses that come and go. A stream that breaks, falls silent, skips a number or changes
-// its epoch is watched anew, with a backoff. All methods may be called concurrently; the sink hears of each agent in order.
+// Package feed owns one connection to each agent whose Pod runs, and turns the agent's status stream into calls on a Sink. It
+// knows Pods only as addresses. A stream that breaks, is silent, skips a number or changes its epoch is opened again, with
+// backoff. All methods may be called concurrently; the calls for one agent reach the sink in order.
 package feed
 
 import (
@@ -10,25 +10,26 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
 )
 
-// DefaultSilence is how long a stream may send nothing before it is watched anew: agents send each second.
+// DefaultSilence is how long a stream may send nothing before it is opened again. Agents send something every second.
 const DefaultSilence = 5 * time.Second
 
-// Sink is told of agents.
+// Sink receives the agents and their states.
 type Sink interface {
-	// Joined tells that an agent's Pod runs at an address; it may be repeated with another address.
+	// Joined is called when an agent's Pod runs at an address. It may be called again with another address.
 	Joined(info *agentv1.AgentInfo, address string)
-	// Left tells that the agent's Pod is gone; nothing of it follows.
+	// Left is called when the agent's Pod was removed. It is the last call for the agent.
 	Left(agentUID string)
-	// Snapshot carries an agent's whole state, Delta a change of it, Heartbeat that it lives.
+	// Snapshot carries an agent's whole state, Delta a change of it, Heartbeat no change.
 	Snapshot(agentUID string, s *agentv1.AgentSnapshot)
 	Delta(agentUID string, d *agentv1.AgentDelta)
 	Heartbeat(agentUID string)
@@ -37,14 +38,14 @@ type Sink interface {
 // Config is what a feed needs.
 type Config struct {
 	Sink Sink
-	// Dial makes a connection to an address (host:port) that connects when it is used.
+	// Dial returns a connection to an address (host:port) that connects on first use.
 	Dial  func(address string) (*grpc.ClientConn, error)
 	Clock clock.WithDelayedExecution
-	// Silence after which a stream is watched anew. Zero: DefaultSilence.
+	// Silence after which a stream is opened again. Zero: DefaultSilence.
 	Silence time.Duration
 }
 
-// Feed holds the connections.
+// Feed owns the connections.
 type Feed struct {
 	config Config
 	tasks  *tasks.Set
@@ -57,8 +58,8 @@ type Feed struct {
 // link is one connection to one agent, with the goroutine that watches it.
 type link struct {
 	uid, name, address string
-	stop               chan struct{} // closed: end
-	done               chan struct{} // closed: ended
+	stop               chan struct{} // closed to end the goroutine
+	done               chan struct{} // closed when it has ended
 
 	client agentv1.AgentServiceClient // nil until dialled; guarded by Feed.mu
 }
@@ -74,8 +75,8 @@ func New(cfg Config) *Feed {
 // Run watches the agents until ctx ends.
 func (f *Feed) Run(ctx context.Context) error { return f.tasks.Run(ctx) }
 
-// SetPod tells that an agent's Pod runs at an address. Repeating it changes nothing; another address for the same Pod
-// replaces its connection. The sink has heard of the agent when it returns.
+// SetPod adds the agent of a Pod that runs at an address. It is idempotent; another address for the same Pod replaces its
+// connection. Sink.Joined has been called when it returns.
 func (f *Feed) SetPod(info *agentv1.AgentInfo, address string) {
 	f.mu.Lock()
 	old := f.links[info.GetPodUid()]
@@ -95,7 +96,7 @@ func (f *Feed) SetPod(info *agentv1.AgentInfo, address string) {
 	f.tasks.Go(func(ctx context.Context) { f.run(ctx, l, old) })
 }
 
-// RemovePod tells that a Pod is gone. An unknown one is gone already.
+// RemovePod removes the agent of a Pod. It is idempotent.
 func (f *Feed) RemovePod(uid string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,14 +112,14 @@ func (f *Feed) RemovePod(uid string) {
 	})
 }
 
-// SetSynced tells that every Pod that exists has been told of by now.
+// SetSynced records that SetPod was called for every existing Pod.
 func (f *Feed) SetSynced() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.synced = true
 }
 
-// Client returns the connection to an agent; false if there is none.
+// Client returns the connection to an agent, and whether there is one.
 func (f *Feed) Client(uid string) (agentv1.AgentServiceClient, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -129,7 +130,7 @@ func (f *Feed) Client(uid string) (agentv1.AgentServiceClient, bool) {
 	return l.client, true
 }
 
-// Gone tells whether it is certain that an agent's Pod is gone.
+// Gone reports whether an agent's Pod certainly does not exist.
 func (f *Feed) Gone(uid string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,8 +138,8 @@ func (f *Feed) Gone(uid string) bool {
 	return f.synced && !ok
 }
 
-// run watches one agent until it is stopped. prev, if any, is the link that it replaces: the sink hears nothing more by
-// that one once it hears by this one.
+// run watches one agent until it is stopped. It first waits for the end of prev, the link that it replaces, if any: the calls
+// of two links never mix.
 func (f *Feed) run(ctx context.Context, l, prev *link) {
 	defer close(l.done)
 	if prev != nil {
@@ -155,9 +156,8 @@ func (f *Feed) run(ctx context.Context, l, prev *link) {
 		}
 	}()
 	defer func() { cancel(); <-stopper }()
-	log := logr.FromContextOrDiscard(ctx).WithValues("agent", l.name, "address", l.address)
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
+	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeyAgent, l.name, obs.KeyAddress, l.address)
+	delays := backoff.New(f.config.Clock, backoff.Policy{Initial: 50 * time.Millisecond, Max: 2 * time.Second})
 	var conn *grpc.ClientConn
 	defer func() {
 		if conn != nil {
@@ -166,22 +166,19 @@ func (f *Feed) run(ctx context.Context, l, prev *link) {
 	}()
 	for ctx.Err() == nil {
 		var err error
-		if conn == nil { // dialling reads the certificates, which may be in the middle of a change
+		if conn == nil { // Dial reads the certificates, which may be half written
 			conn, err = f.dial(l)
 		}
 		if err == nil {
-			err = f.watch(ctx, l, wait.Reset)
+			err = f.watch(ctx, l, delays.Reset)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		log.V(2).Info("watching agent anew", "reason", err.Error())
-		timer := f.config.Clock.NewTimer(wait.NextBackOff())
-		select {
-		case <-ctx.Done():
-		case <-timer.C():
+		log.V(2).Info("watching agent again", obs.KeyError, err.Error())
+		if delays.Wait(ctx) != nil {
+			return
 		}
-		timer.Stop()
 	}
 }
 
@@ -196,8 +193,8 @@ func (f *Feed) dial(l *link) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// watch follows one stream until it breaks; it always returns an error. heard is called with each good message.
-func (f *Feed) watch(ctx context.Context, l *link, heard func()) error {
+// watch follows one stream until it breaks; it always returns an error. received is called after each valid message.
+func (f *Feed) watch(ctx context.Context, l *link, received func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := f.config.Clock.AfterFunc(f.config.Silence, func() { cancel(errSilence) })
@@ -216,7 +213,7 @@ func (f *Feed) watch(ctx context.Context, l *link, heard func()) error {
 			return err
 		}
 		silence.Reset(f.config.Silence)
-		heard()
+		received()
 		switch c := m.GetContent().(type) {
 		case *agentv1.WatchStatusResponse_Snapshot:
 			f.config.Sink.Snapshot(l.uid, c.Snapshot)
@@ -228,7 +225,7 @@ func (f *Feed) watch(ctx context.Context, l *link, heard func()) error {
 	}
 }
 
-var errSilence = errors.New("the agent has fallen silent")
+var errSilence = errors.New("the agent sent nothing for too long")
 
 // position is how far a stream has been read.
 type position struct {
@@ -236,7 +233,7 @@ type position struct {
 	sequence int64
 }
 
-// advance checks that m is the next message, and that it is the awaited agent who speaks: an address may be reused.
+// advance checks that m is the next message, and that the expected agent sent it: an address may be reused.
 func (p *position) advance(uid string, m *agentv1.WatchStatusResponse) error {
 	snapshot := m.GetSnapshot()
 	switch {
@@ -249,7 +246,7 @@ func (p *position) advance(uid string, m *agentv1.WatchStatusResponse) error {
 	case p.sequence > 0 && m.GetEpoch() != p.epoch:
 		return fmt.Errorf("epoch %s follows %s", m.GetEpoch(), p.epoch)
 	case snapshot != nil && snapshot.GetInfo().GetPodUid() != uid:
-		return fmt.Errorf("the agent at this address is that of Pod %s", snapshot.GetInfo().GetPodUid())
+		return fmt.Errorf("the agent at this address belongs to Pod %s", snapshot.GetInfo().GetPodUid())
 	}
 	p.epoch, p.sequence = m.GetEpoch(), m.GetSequence()
 	return nil

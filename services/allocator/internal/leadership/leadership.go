@@ -1,5 +1,6 @@
-// Package leadership tells whether this allocator leads, and where the one that does is reached. It is a view of an elector, or
-// of none: an allocator that runs alone always leads. Only Confirm does I/O. All methods may be called concurrently.
+// Package leadership reports whether this allocator leads, and the address of the replica that does. It is a view of an
+// elector, or of none: an allocator that runs alone always leads. Only Confirm does I/O. All methods may be called
+// concurrently.
 package leadership
 
 import (
@@ -15,29 +16,29 @@ type Elector interface {
 	Confirm(ctx context.Context) (bool, error)
 }
 
-// State is who leads.
+// State is the state of leadership.
 type State struct {
-	// Leads tells that this process does, as far as it knows. A leader that knows of a higher term than its own does not.
+	// Leads is set while this process leads, as far as it knows. It is not set once a higher term is known.
 	Leads bool
-	// Term of this process's lead; 0 if it does not lead or runs alone.
+	// Term of this process's leadership; 0 if it does not lead or runs alone.
 	Term int64
-	// Address of the process that leads; empty if none is known, or it is this one.
+	// Address of the replica that leads; empty if it is not known, or is this process.
 	Address string
 }
 
-// Lead is the view.
+// View is the view of an elector.
 type View struct {
 	elector  Elector
 	identity string
 }
 
-// Alone returns the view of a process that always leads, under no term.
+// Alone returns the view of a process that always leads, without a term.
 func Alone() *View { return &View{} }
 
-// Of returns the view of an elector that takes part under an identity.
+// New returns the view of an elector that takes part under an identity.
 func New(e Elector, identity Identity) *View { return &View{elector: e, identity: identity.String()} }
 
-// State is what is known now, and a channel that is closed when that may have changed; nil if it never does.
+// State returns the current state, and a channel that is closed when it may have changed; nil if it never changes.
 func (l *View) State() (State, <-chan struct{}) {
 	if l.elector == nil {
 		return State{Leads: true}, nil
@@ -50,19 +51,20 @@ func (l *View) State() (State, <-chan struct{}) {
 		return State{}, changed
 	}
 	holder, err := ParseIdentity(s.Holder)
-	if err != nil { // somebody else's Lease: nobody to turn to
+	if err != nil { // the Lease of another program: no address is known
 		return State{}, changed
 	}
 	return State{Address: holder.Address}, changed
 }
 
-// Leads tells whether this process leads.
+// Leads reports whether this process leads.
 func (l *View) Leads() bool {
 	s, _ := l.State()
 	return s.Leads
 }
 
-// Confirm tells whether this process leads for certain, so that nobody else has until now. It may ask the API server.
+// Confirm reports whether this process certainly leads, so that no other process has led until now. It may ask the API
+// server.
 func (l *View) Confirm(ctx context.Context) (bool, error) {
 	if l.elector == nil {
 		return true, nil

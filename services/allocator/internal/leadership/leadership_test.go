@@ -13,7 +13,7 @@ import (
 func TestIdentity(t *testing.T) {
 	for _, address := range []string{"10.1.2.3:9090", "[fd00::1]:9090", "allocator-0.example:1"} {
 		a, b := leadership.NewIdentity("allocator-7d9f-x2", address), leadership.NewIdentity("allocator-7d9f-x2", address)
-		require.NotEqual(t, a, b, "one life of a process is not the next")
+		require.NotEqual(t, a, b, "two runs of a process have different identities")
 		back, err := leadership.ParseIdentity(a.String())
 		require.NoError(t, err)
 		require.Equal(t, a, back)
@@ -24,7 +24,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// elector says what it is told to.
+// elector returns a fixed state.
 type elector struct {
 	state      leader.State
 	superseded int64
@@ -40,12 +40,12 @@ func TestState(t *testing.T) {
 		in   leader.State
 		want leadership.State
 	}{
-		"nobody":                      {leader.State{}, leadership.State{}},
+		"no holder":                   {leader.State{}, leadership.State{}},
 		"leading":                     {leader.State{Term: 3, Holder: self.String()}, leadership.State{Leads: true, Term: 3}},
 		"suspended":                   {leader.State{Holder: self.String()}, leadership.State{}},
 		"another":                     {leader.State{Holder: other.String()}, leadership.State{Address: "10.0.0.2:9090"}},
-		"deposed":                     {leader.State{Holder: other.String(), Lost: true}, leadership.State{Address: "10.0.0.2:9090"}},
-		"a holder of some other kind": {leader.State{Holder: "somebody"}, leadership.State{}},
+		"leadership lost":             {leader.State{Holder: other.String(), Lost: true}, leadership.State{Address: "10.0.0.2:9090"}},
+		"a holder of another program": {leader.State{Holder: "another-program"}, leadership.State{}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -1,7 +1,7 @@
-// Package placement is the rule by which an agent is chosen for a sandbox (seed 001, section 3.2, extended by slots): filter
-// by readiness, room, exclusion and ports, then the lowest score wins. It says what is right and not how it is found fast:
-// Choose looks at every agent, and the registry's index, which does not, is tested against it. It keeps no state, does no
-// I/O and takes no locks; everything in it may be called concurrently as long as nobody changes the arguments. Pure.
+// Package placement defines which agent is chosen for a sandbox (seed 001, section 3.2, extended by slots): agents are filtered
+// by readiness, free capacity, exclusion and ports, then the lowest score wins. Choose is the reference implementation and
+// examines every agent; the registry's index is fast and is tested against it. The package owns no state and does no I/O. Its
+// functions may be called concurrently, as long as the arguments do not change. Pure.
 package placement
 
 import (
@@ -9,18 +9,18 @@ import (
 	"slices"
 )
 
-// Rank is the order of agents before images are looked at: those with a free slot first, then the least loaded.
+// Rank orders agents before images are considered: agents with a free slot first, then the least loaded.
 type Rank uint32
 
 const (
 	slotless Rank = 1 << 31
-	// MaxLoad is the largest load that a rank tells apart; more counts as that much.
+	// MaxLoad is the largest load of a rank. A larger load has the same rank.
 	MaxLoad = int(slotless) - 2
-	// Nowhere comes after the rank of every agent.
+	// Nowhere is greater than the rank of any agent.
 	Nowhere Rank = math.MaxUint32
 )
 
-// RankOf is the rank of an agent on which so many places are taken, and which has a free slot or not.
+// RankOf returns the rank of an agent with the allocated capacity, with or without a free slot.
 func RankOf(allocated int, slot bool) Rank {
 	r := Rank(min(max(allocated, 0), MaxLoad))
 	if !slot {
@@ -29,14 +29,14 @@ func RankOf(allocated int, slot bool) Rank {
 	return r
 }
 
-// Load is the number of places that are taken.
+// Load returns the allocated capacity.
 func (r Rank) Load() int { return int(r &^ slotless) }
 
-// Slot tells whether a slot is free.
+// Slot reports whether a slot is free.
 func (r Rank) Slot() bool { return r&slotless == 0 }
 
-// Score is the cost of placing a sandbox on an agent; the lowest wins. An image that has to be pulled costs more than any
-// rank, a slot that is missing more than any load: image and slot, image, slot, neither, and among those the least loaded.
+// Score returns the cost of placing a sandbox on an agent; the lowest wins. A missing image costs more than any rank, and a
+// missing slot more than any load. So the order is: image and slot, image, slot, neither; within each, the least loaded.
 func Score(r Rank, cached bool) uint64 {
 	if cached {
 		return uint64(r)
@@ -44,23 +44,23 @@ func Score(r Rank, cached bool) uint64 {
 	return uint64(r) + 1<<32
 }
 
-// Agent is what placement needs to know of one agent.
+// Agent is the part of an agent's state that placement depends on.
 type Agent struct {
 	// UID of the agent's Pod.
 	UID string
-	// Ready tells whether the agent was heard of and takes new sandboxes.
+	// Ready is set if the agent takes new sandboxes.
 	Ready bool
-	// Capacity is the number of places, Allocated how many are taken.
+	// Capacity is the number of sandboxes that the agent takes, Allocated how much of it is taken.
 	Capacity, Allocated int
-	// FreeSlots is the number of slots that nobody has claimed or is about to.
+	// FreeSlots is the number of slots that no sandbox has claimed or is about to claim.
 	FreeSlots int
-	// Images are the normalised references of the images on the agent's node.
+	// Images are the normalized references of the images on the agent's node.
 	Images map[string]struct{}
-	// Ports counts, for each TCP port, who has it: the agent itself and its sandboxes.
+	// Ports counts the holders of each TCP port: the agent itself and its sandboxes.
 	Ports map[int32]int
 }
 
-// Score is the cost of placing a sandbox with the image on the agent.
+// Score returns the cost of placing a sandbox with the image on the agent.
 func (a *Agent) Score(image string) uint64 {
 	_, cached := a.Images[image]
 	return Score(RankOf(a.Allocated, a.FreeSlots > 0), cached)
@@ -68,7 +68,7 @@ func (a *Agent) Score(image string) uint64 {
 
 // Request is what a sandbox needs.
 type Request struct {
-	// Image is a normalised image reference.
+	// Image is a normalized image reference.
 	Image string
 	// Ports that must be free.
 	Ports []int32
@@ -76,17 +76,18 @@ type Request struct {
 	Exclude []string
 }
 
-// Verdict is the outcome of a choice, with the reasons why agents were passed over. Each agent counts once at most.
+// Verdict is the result of a choice, with the number of agents that were not eligible, by reason. Each agent counts at most
+// once.
 type Verdict struct {
 	// Chosen is the best agent, nil if there is none.
 	Chosen *Agent
-	// NotReady, Full, Excluded and Conflicting count the agents that were passed over, each for the first that applies.
+	// NotReady, Full, Excluded and Conflicting count agents by the first of these reasons that applies.
 	NotReady, Full, Excluded, Conflicting int
 	// Port is a port that is taken on a conflicting agent.
 	Port int32
 }
 
-// Choose returns the agent with the lowest score, of equals the first.
+// Choose returns the agent with the lowest score, the first of equal ones.
 func Choose(agents []*Agent, req *Request) Verdict {
 	var v Verdict
 	for _, a := range agents {

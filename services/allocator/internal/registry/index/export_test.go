@@ -1,6 +1,6 @@
 package index
 
-// Kept is what an index keeps in memory: names of images and ports that have a number, chunks in use and spare.
+// Kept returns what an index keeps in memory: images and ports that have a number, chunks in use, and spare chunks.
 func (x *Index) Kept() (images, ports, chunks, spare int) {
 	used := func(sets []set) {
 		for i := range sets {
@@ -18,12 +18,3 @@ func (x *Index) Kept() (images, ports, chunks, spare int) {
 	used([]set{x.offered})
 	return len(x.images.number), len(x.ports.number), chunks, len(x.arena.spare)
 }
-
-// Eager makes an index keep hints of every search, however small.
-func (x *Index) Eager() *Index {
-	x.dear = 0
-	return x
-}
-
-// Hints is the number of hints.
-func (x *Index) Hints() int { return len(x.hints) }

@@ -6,10 +6,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
 )
 
-// ranks are the agents of one half of the ranks by load.
+// ranks holds the agents of one half of the ranks, by load.
 type ranks struct {
 	loads    []set
-	occupied []uint64 // a bit for each load that occurs
+	occupied []uint64 // one bit for each load that occurs
 }
 
 func (r *ranks) add(load int, id ID, m *arena) {
@@ -30,7 +30,7 @@ func (r *ranks) remove(load int, id ID, m *arena) {
 	}
 }
 
-// next is the lowest load from `load` on that occurs, -1 if there is none.
+// next returns the lowest load that occurs and is at least `load`, or -1.
 func (r *ranks) next(load int) int {
 	i := load >> wordShift
 	if i >= len(r.occupied) {
@@ -53,7 +53,7 @@ func (x *Index) of(r placement.Rank) *ranks {
 	return &x.ranks[1]
 }
 
-// next is the lowest rank from r on at which an agent is offered, Nowhere if there is none.
+// next returns the lowest rank that is at least r and at which an agent is offered, or Nowhere.
 func (x *Index) next(r placement.Rank) placement.Rank {
 	if r.Slot() {
 		if load := x.ranks[0].next(r.Load()); load >= 0 {
@@ -67,48 +67,35 @@ func (x *Index) next(r placement.Rank) placement.Rank {
 	return placement.Nowhere
 }
 
-// query is what Find looks for: ports that somebody has taken, by their numbers and as sets.
-type query struct {
-	ports []int32
-	taken []*set
-}
-
-// Find returns the offered agent with the lowest placement.Score among those on which the ports are free, of equals the one
-// with the lowest number; false if there is none. It does not allocate.
+// Find returns the offered agent with the lowest placement.Score among those with the ports free, the lowest number among equal
+// ones, and whether there is one. It does not allocate memory.
 func (x *Index) Find(image string, ports []int32) (ID, bool) {
-	q := &x.query
-	q.ports, q.taken = q.ports[:0], q.taken[:0]
+	taken := x.taken[:0]
 	for _, p := range ports {
 		if i, ok := x.ports.number[p]; ok {
-			q.ports, q.taken = append(q.ports, i), append(q.taken, &x.ports.at[i])
+			taken = append(taken, &x.ports.at[i])
 		}
 	}
+	x.taken = taken
 	id := ID(-1)
 	if i, ok := x.images.number[image]; ok {
-		id = x.walk(i, q)
+		id = x.walk(i, taken)
 	}
-	if id < 0 { // what is left has the image nowhere, so that it needs no looking at
-		id = x.walk(noImage, q)
+	if id < 0 { // no eligible agent has the image, so the rest need not be checked for it
+		id = x.walk(noImage, taken)
 	}
 	return id, id >= 0
 }
 
-// walk goes through the ranks, best first, to the first agent that has an image, if one is asked for, and the ports free;
-// -1 if there is none. It starts where it is known that nothing comes before, and notes what it finds out: in the image's
-// floor as long as it meets no agent with the image, whatever its ports, and in a hint if ports have made it dear.
-func (x *Index) walk(image int32, q *query) ID {
+// walk visits the ranks, best first, to the first agent that has an image, if one is asked for, and the ports free; -1 if there
+// is none. It starts at the image's floor, and raises it as long as it meets no agent with the image, whatever its ports.
+func (x *Index) walk(image int32, taken []*set) ID {
 	var start placement.Rank
-	var h *hint
 	rising := image != noImage
 	if rising {
 		start = x.floors[image]
 	}
-	if len(q.ports) > 0 && len(x.hints) > 0 {
-		if h = x.hint(image, q.ports); h != nil && h.floor > start {
-			start, rising = h.floor, false
-		}
-	}
-	id, looked := ID(-1), 0
+	id := ID(-1)
 	r := x.next(start)
 	for ; r != placement.Nowhere; r = x.next(r + 1) {
 		level := &x.of(r).loads[r.Load()]
@@ -117,9 +104,7 @@ func (x *Index) walk(image int32, q *query) ID {
 			holders = &x.images.at[image]
 		}
 		var met bool
-		var n int
-		id, met, n = first(level, holders, q.taken)
-		looked += n
+		id, met = first(level, holders, taken)
 		if rising {
 			x.floors[image] = r
 			rising = !met
@@ -131,13 +116,10 @@ func (x *Index) walk(image int32, q *query) ID {
 	if rising {
 		x.floors[image] = r
 	}
-	if h != nil || len(q.ports) > 0 && looked >= x.dear {
-		x.learn(h, image, q.ports, r)
-	}
 	return id
 }
 
-// Crowded is the one of the ports that is taken on most of the offered agents, of equals the first.
+// Crowded returns the port that is taken on most of the offered agents, the first of equal ones.
 func (x *Index) Crowded(ports []int32) int32 {
 	var port int32
 	most := -1

@@ -1,15 +1,15 @@
-// Package index finds the best agent of one pool without looking at all of them. It owns bitmaps of agents: one for each
-// rank (free slot or not, number of places taken) of those that may be chosen, one for each image, one for each port that
-// is taken anywhere. Finding walks the ranks that occur, best first, and intersects bitmaps, skipping by their summaries.
-// It knows nothing of sandboxes, reservations and time; the registry, the only caller, tells it what follows from those,
-// and holds its lock meanwhile: nothing here may be called concurrently. Pure.
+// Package index finds the best agent of one pool without examining all of them. It owns bitmaps of agents: one for each rank
+// (free slot or not, allocated capacity) of the agents that may be chosen, one for each image, and one for each port that is
+// taken on any agent. Find visits the ranks that occur, best first, and intersects bitmaps, skipping parts by their summaries.
+// It never deals with sandboxes, reservations or time: the registry, its only caller, translates those. The registry holds
+// its lock during every call; nothing here may be called concurrently. Pure.
 //
-// What nobody has any more (an image, a port) takes no memory. In a steady state nothing allocates.
+// An image or port that no agent has takes no memory. In a steady state nothing allocates memory.
 package index
 
 import "github.com/fast-sandbox/fast-sandbox/services/allocator/internal/placement"
 
-// ID is an agent's number in an index: small, and used again when the agent has left.
+// ID is an agent's number in an index: small, and reused when the agent has left.
 type ID int32
 
 // Index is the index of one pool.
@@ -22,26 +22,26 @@ type Index struct {
 	ranks   [2]ranks // of agents with a free slot, of those without
 
 	images sets[string]
-	// floors has, for each image, a rank below which no offered agent has it. Agents that sink in rank lower the floors of
-	// their images at once; a search that finds nothing raises it. So a search does not walk again and again over the less
-	// loaded agents that lack the image, which the rule itself makes plenty.
+	// floors holds, for each image, a rank below which no offered agent has it. An agent whose rank decreases lowers the floors
+	// of its images at once; a search that finds nothing raises the floor. So a search does not visit again and again the less
+	// loaded agents without the image, of which the rule itself produces many.
 	floors []placement.Rank
 
 	ports sets[int32]
-	// extra counts holders of a port on one agent beyond the first; there are none unless agents report nonsense.
+	// extra counts holders of a port on one agent beyond the first; there are none unless an agent reports a port twice.
 	extra map[holding]int
 
-	hints  []hint
-	dear   int   // see there
-	oldest int   // of the hints, once they are many
-	query  query // of Find, kept for its memory
+	taken []*set // scratch memory of Find
 }
 
 type member struct {
 	rank   placement.Rank // Nowhere while it is not offered
 	images []int32        // numbers of images
-	few    [56]int32      // room for the first of them, where the rank is
+	few    [56]int32      // storage of the first images, beside the rank
 }
+
+// noImage stands for any image.
+const noImage = -1
 
 type holding struct {
 	id   ID
@@ -50,10 +50,10 @@ type holding struct {
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{images: newSets[string](), ports: newSets[int32](), extra: map[holding]int{}, dear: dear}
+	return &Index{images: newSets[string](), ports: newSets[int32](), extra: map[holding]int{}}
 }
 
-// Join adds an agent that is not offered, and has no images and no ports.
+// Join adds an agent that is not offered and has no images and no ports.
 func (x *Index) Join() ID {
 	if n := len(x.free); n > 0 {
 		id := x.free[n-1]
@@ -66,20 +66,20 @@ func (x *Index) Join() ID {
 	return ID(len(x.members) - 1)
 }
 
-// Leave removes an agent and its images. Its ports must have been freed.
+// Leave removes an agent and its images. The caller has freed its ports.
 func (x *Index) Leave(id ID) {
 	x.Withdraw(id)
 	x.ClearImages(id)
 	x.free = append(x.free, id)
 }
 
-// Len is the number of agents.
+// Len returns the number of agents.
 func (x *Index) Len() int { return len(x.members) - len(x.free) }
 
-// Offered is the number of agents that may be chosen.
+// Offered returns the number of agents that may be chosen.
 func (x *Index) Offered() int { return x.offered.n }
 
-// Offer lets an agent be chosen, at a rank; it may be offered already.
+// Offer makes an agent eligible at a rank, or changes its rank.
 func (x *Index) Offer(id ID, rank placement.Rank) {
 	m := x.members[id]
 	old := m.rank
@@ -97,11 +97,10 @@ func (x *Index) Offer(id ID, rank placement.Rank) {
 		for _, i := range m.images {
 			x.floors[i] = min(x.floors[i], rank)
 		}
-		x.unlearn(id)
 	}
 }
 
-// Withdraw makes an agent not be chosen; false if it is not offered anyway.
+// Withdraw makes an agent not eligible, and reports whether it was.
 func (x *Index) Withdraw(id ID) bool {
 	m := x.members[id]
 	if m.rank == placement.Nowhere {
@@ -113,7 +112,7 @@ func (x *Index) Withdraw(id ID) bool {
 	return true
 }
 
-// AddImage notes that an agent has an image; it may have it already.
+// AddImage adds an image to an agent. It is idempotent.
 func (x *Index) AddImage(id ID, image string) {
 	i := x.images.enter(image)
 	if i == len(x.floors) {
@@ -125,10 +124,9 @@ func (x *Index) AddImage(id ID, image string) {
 	m := x.members[id]
 	m.images = append(m.images, int32(i))
 	x.floors[i] = min(x.floors[i], m.rank)
-	x.unlearn(id)
 }
 
-// RemoveImage notes that an agent lacks an image; it may have lacked it before.
+// RemoveImage removes an image from an agent. It is idempotent.
 func (x *Index) RemoveImage(id ID, image string) {
 	i, ok := x.images.number[image]
 	if !ok || !x.images.at[i].has(id) {
@@ -146,7 +144,7 @@ func (x *Index) RemoveImage(id ID, image string) {
 	x.dropImage(id, i)
 }
 
-// ClearImages notes that an agent has no images.
+// ClearImages removes all images from an agent.
 func (x *Index) ClearImages(id ID) {
 	m := x.members[id]
 	for _, i := range m.images {
@@ -160,15 +158,14 @@ func (x *Index) dropImage(id ID, i int32) {
 	s.remove(id, &x.arena)
 	if s.n == 0 {
 		x.images.leave(int(i))
-		x.forget(i, noImage)
 		x.floors[i] = placement.Nowhere
 	}
 }
 
-// Images is the number of images that an agent has.
+// Images returns the number of images of an agent.
 func (x *Index) Images(id ID) int { return len(x.members[id].images) }
 
-// ImagesOf returns the images that an agent has, in no particular order.
+// ImagesOf returns the images of an agent, in no order.
 func (x *Index) ImagesOf(id ID) []string {
 	images := make([]string, 0, len(x.members[id].images))
 	for _, i := range x.members[id].images {
@@ -177,14 +174,14 @@ func (x *Index) ImagesOf(id ID) []string {
 	return images
 }
 
-// Take notes one more holder of a port on an agent.
+// Take adds a holder of a port on an agent.
 func (x *Index) Take(id ID, port int32) {
 	if !x.ports.at[x.ports.enter(port)].add(id, &x.arena) {
 		x.extra[holding{id, port}]++
 	}
 }
 
-// Free undoes one Take.
+// Free removes a holder of a port on an agent.
 func (x *Index) Free(id ID, port int32) {
 	if len(x.extra) > 0 {
 		h := holding{id, port}
@@ -204,8 +201,5 @@ func (x *Index) Free(id ID, port int32) {
 	s.remove(id, &x.arena)
 	if s.n == 0 {
 		x.ports.leave(int(i))
-		x.forget(noImage, i)
-		return
 	}
-	x.unlearn(id)
 }

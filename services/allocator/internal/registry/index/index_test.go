@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// naive is the same as an index, of which every question is answered by looking at everything.
+// naive does what an index does by examining every agent.
 type naive struct {
 	x      *index.Index
 	agents map[index.ID]*fact
@@ -90,7 +90,7 @@ func (n *naive) release(id index.ID, port int32) {
 	n.x.Free(id, port)
 }
 
-// check compares the index's choice with the best of all.
+// check compares the index with a search of all agents.
 func (n *naive) check(t require.TestingT, image string, ports []int32) {
 	best := uint64(1 << 63)
 	offered := 0
@@ -133,14 +133,10 @@ func (n *naive) some(at int) index.ID {
 	return ids[at%len(ids)]
 }
 
-func TestFindsTheBest(t *testing.T) {
-	t.Run("without hints", func(t *testing.T) { findsTheBest(t, index.New) })
-	t.Run("with hints", func(t *testing.T) { findsTheBest(t, func() *index.Index { return index.New().Eager() }) })
-}
-
-func findsTheBest(t *testing.T, empty func() *index.Index) {
+// Find and Crowded equal a naive search after every history.
+func TestFindEqualsNaiveSearch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		n := newNaive(3, 3, empty())
+		n := newNaive(3, 3, index.New())
 		images, ports := rapid.SampledFrom(append(n.images, "unknown")), rapid.SampledFrom(n.ports)
 		ranks := rapid.Custom(func(t *rapid.T) placement.Rank {
 			return placement.RankOf(rapid.SampledFrom([]int{0, 1, 2, 3, 63, 64, 200}).Draw(t, "load"), rapid.Bool().Draw(t, "slot"))
@@ -175,16 +171,12 @@ func findsTheBest(t *testing.T, empty func() *index.Index) {
 	})
 }
 
-// TestFindsTheBestOfMany covers what few agents do not: several words and chunks, words that are full, chunks that go.
-func TestFindsTheBestOfMany(t *testing.T) {
+// With many agents, sets have several words and chunks, full words, and chunks that are removed.
+func TestFindEqualsNaiveSearchWithManyAgents(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			x := index.New()
-			if seed > 0 {
-				x.Eager()
-			}
 			rnd := rand.New(rand.NewPCG(seed, 1))
-			n := newNaive(12, 6, x)
+			n := newNaive(12, 6, index.New())
 			const agents = 4500
 			ids := make([]index.ID, agents)
 			for i := range ids {
@@ -192,7 +184,7 @@ func TestFindsTheBestOfMany(t *testing.T) {
 				ids[i] = id
 				n.offer(id, placement.RankOf(rnd.IntN(6), rnd.IntN(2) == 0))
 				for j, image := range n.images {
-					if rnd.IntN(1<<j) == 0 { // from everywhere to hardly anywhere
+					if rnd.IntN(1<<j) == 0 { // from all agents to very few
 						n.image(id, image, true)
 					}
 				}
@@ -224,8 +216,8 @@ func TestFindsTheBestOfMany(t *testing.T) {
 				n.leave(id)
 			}
 			images, ports, chunks, spare := n.x.Kept()
-			require.Zero(t, images, "nobody has an image")
-			require.Zero(t, ports, "nobody has a port")
+			require.Zero(t, images, "no agent has an image")
+			require.Zero(t, ports, "no agent has a port")
 			require.Zero(t, chunks, "no set has a member")
 			require.Positive(t, spare)
 			require.Zero(t, n.x.Len())
@@ -233,13 +225,13 @@ func TestFindsTheBestOfMany(t *testing.T) {
 	}
 }
 
-// TestPortOfTwo checks that a port which two hold on one agent is free when both have freed it, and not before.
-func TestPortOfTwo(t *testing.T) {
+// A port with several holders on one agent is free when all have freed it.
+func TestPortWithSeveralHolders(t *testing.T) {
 	n := newNaive(0, 1, index.New())
 	id := n.join(t)
 	n.offer(id, 0)
 	port := n.ports[0]
-	n.x.Free(id, port) // of a port that nobody has
+	n.x.Free(id, port) // a port without a holder
 	for range 3 {
 		n.take(id, port)
 	}
@@ -255,8 +247,8 @@ func TestPortOfTwo(t *testing.T) {
 	require.Zero(t, ports)
 }
 
-// TestMemoryIsGivenBack checks that a burst of rare images and ports leaves nothing behind but a bounded spare.
-func TestMemoryIsGivenBack(t *testing.T) {
+// A burst of rare images and ports leaves only a bounded spare.
+func TestMemoryIsReleased(t *testing.T) {
 	x := index.New()
 	id := x.Join()
 	for i := range 5000 {

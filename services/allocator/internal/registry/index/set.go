@@ -2,15 +2,15 @@ package index
 
 import "math/bits"
 
-// A set is a set of agents as a bitmap of three levels, each word of which has 64 children: the words of chunks, a word in
-// each chunk that tells which of those hold anything, and words that tell which chunks there are.
+// A set is a set of agents: a bitmap of three levels with 64 children for each word. The lowest level is the words of a chunk;
+// a word in each chunk has one bit for each of its words that is not zero; and words above have one bit for each chunk.
 //
 //	some    [ 0 .. 1 .. 0 ]                        one bit for each chunk (4,096 agents)
 //	chunks         |  some [ 0 1 0 0 1 .. ]        one bit for each word (64 agents)
 //	               |  full [ 0 0 0 0 1 .. ]        the same, for words of ones only
 //	               +- words   | word |             one bit for each agent
 //
-// Chunks without members do not exist, so that a set of few costs little however many agents there are.
+// Chunks without members do not exist, so a small set is cheap, however many agents there are.
 type set struct {
 	some   []uint64
 	chunks []*chunk
@@ -28,10 +28,10 @@ const (
 	wordMask   = 1<<wordShift - 1
 )
 
-// maxSpare bounds what an arena keeps, to 0.5 MiB.
+// maxSpare bounds the memory of an arena, to 0.5 MiB.
 const maxSpare = 1000
 
-// arena keeps empty chunks for the sets of one index, so that sets that shrink and grow do not allocate.
+// arena keeps empty chunks for the sets of one index, so that sets that shrink and grow do not allocate memory.
 type arena struct {
 	spare []*chunk
 }
@@ -45,14 +45,14 @@ func (m *arena) take() *chunk {
 	return new(chunk)
 }
 
-// give takes back a chunk that holds nothing.
+// give returns an empty chunk to the arena.
 func (m *arena) give(c *chunk) {
 	if len(m.spare) < maxSpare {
 		m.spare = append(m.spare, c)
 	}
 }
 
-// chunk returns a chunk of the set, nil if it has no members.
+// chunk returns a chunk of the set, or nil if it has no members.
 func (s *set) chunk(c int) *chunk {
 	if c < len(s.chunks) {
 		return s.chunks[c]
@@ -65,7 +65,7 @@ func (s *set) has(id ID) bool {
 	return c != nil && c.words[id>>wordShift&wordMask]>>(id&wordMask)&1 != 0
 }
 
-// add returns false for what is a member already.
+// add adds a member, and returns false if it is one already.
 func (s *set) add(id ID, m *arena) bool {
 	at := int(id >> chunkShift)
 	if at >= len(s.chunks) {
@@ -99,7 +99,7 @@ func (s *set) grow(at int) {
 	}
 }
 
-// remove may be asked for what is no member.
+// remove removes a member. It is idempotent.
 func (s *set) remove(id ID, m *arena) {
 	if !s.has(id) {
 		return
@@ -120,7 +120,7 @@ func (s *set) remove(id ID, m *arena) {
 	}
 }
 
-// common counts the members that two sets share.
+// common returns the number of members that two sets share.
 func (s *set) common(o *set) int {
 	n := 0
 	for i := range min(len(s.chunks), len(o.chunks)) {
@@ -136,24 +136,23 @@ func (s *set) common(o *set) int {
 	return n
 }
 
-// first returns the lowest member that two sets share and that none of the others has, -1 if there is none. met is false if
-// it is certain that the two share no member at all. looked is about the number of words that it took.
-func first(a, b *set, without []*set) (id ID, met bool, looked int) {
+// first returns the lowest member that two sets share and that none of the others has, or -1. met is false if the two certainly
+// share no member.
+func first(a, b *set, without []*set) (id ID, met bool) {
 	for i := range min(len(a.some), len(b.some)) {
 		for chunks := a.some[i] & b.some[i]; chunks != 0; chunks &= chunks - 1 {
 			at := i<<wordShift | bits.TrailingZeros64(chunks)
 			w, word, m := firstIn(a.chunks[at], b.chunks[at], at, without)
 			met = met || m
 			if word != 0 {
-				return ID(at<<chunkShift | w<<wordShift | bits.TrailingZeros64(word)), met, looked + w
+				return ID(at<<chunkShift | w<<wordShift | bits.TrailingZeros64(word)), met
 			}
-			looked += len(a.chunks[at].words)
 		}
 	}
-	return -1, met, looked
+	return -1, met
 }
 
-// firstIn is first for the chunk at a position: the first word that is left, and where it is.
+// firstIn is first for the chunk at a position: it returns the first word that is not zero, and its position.
 func firstIn(a, b *chunk, at int, without []*set) (w int, word uint64, met bool) {
 	words := a.some & b.some
 	for _, s := range without {

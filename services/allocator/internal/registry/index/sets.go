@@ -1,6 +1,6 @@
 package index
 
-// sets numbers names that come and go, and keeps a set for each. Numbers are small and used again.
+// sets assigns numbers to names, and keeps a set for each. Numbers are small and reused.
 type sets[K comparable] struct {
 	number map[K]int32
 	name   []K // by number, as at
@@ -10,7 +10,7 @@ type sets[K comparable] struct {
 
 func newSets[K comparable]() sets[K] { return sets[K]{number: map[K]int32{}} }
 
-// enter returns the number of a name, a new one if need be.
+// enter returns the number of a name, and adds the name if it has none.
 func (s *sets[K]) enter(name K) int {
 	if i, ok := s.number[name]; ok {
 		return int(i)
@@ -27,7 +27,7 @@ func (s *sets[K]) enter(name K) int {
 	return i
 }
 
-// leave forgets a name whose set is empty.
+// leave removes a name whose set is empty.
 func (s *sets[K]) leave(i int) {
 	var none K
 	delete(s.number, s.name[i])
