@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,6 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/deletion/state"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/persistence"
@@ -162,6 +165,10 @@ func (m *Manager) deleteWritten(ctx context.Context, item store.Item, resource *
 // deleteResource deletes a custom resource. What the call set is written before, for the component that carries the
 // deletion out.
 func (m *Manager) deleteResource(ctx context.Context, resource *v1alpha1.Sandbox, o Options) error {
+	ctx, span := obs.Tracer().Start(ctx, "CR delete", trace.WithAttributes(
+		attribute.String(obs.AttrSandboxNamespace, resource.Namespace), attribute.String(obs.AttrSandboxName, resource.Name),
+		attribute.String(obs.AttrSandboxUID, resource.EffectiveUID())))
+	defer span.End()
 	if resource.DeletionTimestamp != nil {
 		return m.annotate(ctx, resource, Options{Grace: o.Grace}) // the first call's id and trace stay
 	}

@@ -11,6 +11,9 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -265,4 +268,22 @@ func TestWithdraw(t *testing.T) {
 		require.False(t, d.Withdraw())
 		require.False(t, errors.Is(d.Err(), context.Canceled))
 	})
+}
+
+// TestDeletionJoinsTheTraceOfItsCall: also when another leader resumes it, for the tombstone carries the traceparent.
+func TestDeletionJoinsTheTraceOfItsCall(t *testing.T) {
+	const trace, span = "0123456789abcdef0123456789abcdef", "0123456789abcdef"
+	recorder := tracetest.NewSpanRecorder()
+	before := otel.GetTracerProvider()
+	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)))
+	t.Cleanup(func() { otel.SetTracerProvider(before) })
+	f := start(t, removed)
+	r := order()
+	r.Traceparent = "00-" + trace + "-" + span + "-01"
+	await(t, "removed", f.manager.Request(r).Removed())
+	require.Eventually(t, func() bool { return len(recorder.Ended()) == 1 }, wait, tick)
+	ended := recorder.Ended()[0]
+	require.Equal(t, "delete container", ended.Name())
+	require.Equal(t, trace, ended.SpanContext().TraceID().String())
+	require.Equal(t, span, ended.Parent().SpanID().String())
 }
