@@ -86,7 +86,7 @@ func TestStrongCreateErrorReportsRollback(t *testing.T) {
 		require.NoError(t, m.api.Status().Update(context.Background(), cr))
 		return <-ended
 	}
-	t.Run("undone", func(t *testing.T) {
+	t.Run("rolled back", func(t *testing.T) {
 		m := newMesh(t)
 		err := fail(m, false)
 		require.Equal(t, fault.ImageNotFound, fault.ReasonOf(err))
@@ -155,7 +155,7 @@ func TestDeleteWaitsForUnsettledAttempts(t *testing.T) {
 	m.eventually("there is nothing", func() bool { return fault.ReasonOf(m.remove("one")) == fault.SandboxNotFound })
 }
 
-// A sandbox that expires before it starts was never acknowledged, and who began its create undoes it: a later leader must
+// A sandbox that expires before it starts was never acknowledged, and the leader that began its create rolls it back: a later leader must
 // not answer with it.
 func TestExpiredStrongCreateFails(t *testing.T) {
 	m, req := cutOff(t, false)

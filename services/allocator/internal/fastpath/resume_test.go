@@ -79,7 +79,7 @@ func TestNextLeaderResumesUnseenStrongCreate(t *testing.T) {
 	resp, err := m.create(req)
 	require.NoError(t, err)
 	require.Equal(t, string(uid), resp.GetSandbox().GetUid())
-	require.NotEmpty(t, m.resource("one").Annotations[v1alpha1.AnnotationResumed], "who began it may be stalled, and must not undo it")
+	require.NotEmpty(t, m.resource("one").Annotations[v1alpha1.AnnotationResumed], "the leader that began it may be stalled, and must not roll it back")
 	_, err = m.create(request("one"))
 	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err), "another request")
 }
@@ -115,7 +115,7 @@ func TestFailedResumedCreateLeavesNothing(t *testing.T) {
 	defer cancel()
 	_, err := m.sandbox.CreateSandbox(ctx, req)
 	require.Equal(t, fault.DeadlineExceeded, fault.ReasonOf(rpc.FromStatus(err)))
-	m.eventually("it is undone", func() bool { return m.resource("one") == nil })
+	m.eventually("it is rolled back", func() bool { return m.resource("one") == nil })
 }
 
 func TestAnsweredCreateSurvivesFailedResume(t *testing.T) {
@@ -131,7 +131,7 @@ func TestAnsweredCreateSurvivesFailedResume(t *testing.T) {
 			require.NoError(t, m.api.Update(t.Context(), cr))
 			change(cr)
 			require.NoError(t, m.api.Status().Update(t.Context(), cr))
-			for range 2 { // the second time, the first is not being undone
+			for range 2 { // the second time, the first is not being rolled back
 				m.eventually("it is left alone", func() bool {
 					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 					defer cancel()
@@ -222,7 +222,7 @@ func TestOnlyAnsweringLeaderRollsBack(t *testing.T) {
 	other := request("one")
 	other.RequestId = "again"
 	m.eventually("the one that began it has let go", func() bool {
-		_, err := m.create(other) // which is refused for being undone first, and then for being another request
+		_, err := m.create(other) // refused first because the create is being rolled back, then because it is another request
 		return fault.ReasonOf(err) == fault.RequestIDReused
 	})
 	require.Nil(t, m.resource("one").DeletionTimestamp)

@@ -1,5 +1,5 @@
-// Package keylock orders all work on one key: of the callers that lock a key one goes on and the others wait, first come
-// first served. It keeps memory only for keys that are locked. Safe for concurrent use.
+// Package keylock orders all work on one key: one of the callers that lock a key holds it, and the others wait in the order
+// in which they came. It keeps memory only for keys that are locked. All methods may be called concurrently.
 package keylock
 
 import (
@@ -10,13 +10,13 @@ import (
 // Map is a set of locks, one for each key.
 type Map[K comparable] struct {
 	mu    sync.Mutex
-	locks map[K][]chan struct{} // present: locked; the channels are those who wait, in order
+	locks map[K][]chan struct{} // a present key is locked; the channels are its waiters, in order
 }
 
 // New returns a map in which nothing is locked.
 func New[K comparable]() *Map[K] { return &Map[K]{locks: map[K][]chan struct{}{}} }
 
-// Lock blocks until the key is the caller's, and returns the function that gives it up, to be called once. If ctx ends
+// Lock blocks until the caller holds the key, and returns the function that releases it, to be called once. If ctx ends
 // first the error is ctx's and nothing is locked.
 func (m *Map[K]) Lock(ctx context.Context, key K) (func(), error) {
 	if err := ctx.Err(); err != nil {
@@ -42,7 +42,7 @@ func (m *Map[K]) Lock(ctx context.Context, key K) (func(), error) {
 	}
 }
 
-// leave takes a waiter out; one whose turn came in the same moment hands it on.
+// leave removes a waiter; one whose turn came in the same moment passes it on.
 func (m *Map[K]) leave(key K, turn chan struct{}) {
 	m.mu.Lock()
 	waiters := m.locks[key]

@@ -47,6 +47,6 @@ func TestKeysAreIndependentAndWaitersMayLeave(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	unlock()
 	unlock, err = m.Lock(context.Background(), "a")
-	require.NoError(t, err, "who left holds nothing")
+	require.NoError(t, err, "a caller that left holds nothing")
 	unlock()
 }

@@ -1,4 +1,4 @@
-// Package tasks owns work that goes on after the call that began it has returned. It starts nothing outside of Run and
+// Package tasks owns background work that outlives the call that began it. It starts nothing outside of Run and
 // waits for everything before Run returns. Go may be called concurrently, before, during and after Run.
 package tasks
 
@@ -18,8 +18,8 @@ type Set struct {
 // New returns a set in which nothing runs yet.
 func New() *Set { return &Set{wake: make(chan struct{}, 1)} }
 
-// Go has f run by Run, now or once it is called. After Run has returned f is dropped: whatever it was for must be
-// recoverable by the next process anyway. f must return soon after its context has ended.
+// Go makes Run run f, now or once Run is called. After Run has returned f is dropped: the next process must be able to
+// recover what it was for. f must return soon after its context has ended.
 func (s *Set) Go(f func(context.Context)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,7 +6,7 @@
 //	         |
 //	pending -+--- the API server has it (201, or 409 and it is ours) ---> Landed
 //	         |
-//	         +--- the name is another sandbox's, or the namespace is gone --------> Conflict
+//	         +--- another sandbox has the name, or the namespace is gone --> Conflict
 //	         |
 //	         +--- stopped after a call without an answer ----------------> Unknown
 package writer

@@ -14,8 +14,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// A create that failed is undone, and its request_id, repeated, makes a new sandbox: it is not "deleted", and never the
-// one that is being undone.
+// A create that failed is rolled back, and its request_id, repeated, makes a new sandbox: it is not "deleted", and never the
+// one that is being rolled back.
 func TestRepeatAfterFailedCreate(t *testing.T) {
 	strong := request("one")
 	strong.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
@@ -40,7 +40,7 @@ func TestRepeatAfterFailedCreate(t *testing.T) {
 	go func() {
 		for {
 			resp, err := m.create(strong)
-			if fault.ReasonOf(err) == fault.AgentUnavailable { // being undone
+			if fault.ReasonOf(err) == fault.AgentUnavailable { // being rolled back
 				continue
 			}
 			second <- result{resp, err}
