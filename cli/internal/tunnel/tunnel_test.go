@@ -171,10 +171,10 @@ func TestDial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPIServer(t)
 			s.refuse = tc.refuse
-			dialling, dialled := context.WithCancel(t.Context())
-			conn, err := s.cluster(t).Dial(dialling, tunnel.Pod{Namespace: "system", Name: "echo"}, 9090)
+			dialing, dialed := context.WithCancel(t.Context())
+			conn, err := s.cluster(t).Dial(dialing, tunnel.Pod{Namespace: "system", Name: "echo"}, 9090)
 			require.NoError(t, err)
-			dialled() // the connection outlives the context of Dial
+			dialed() // the connection outlives the context of Dial
 			sent := strings.Repeat("some bytes to send ", 10_000)
 			wrote := make(chan error, 1)
 			go func() { _, err := io.WriteString(conn, sent); wrote <- err }()
