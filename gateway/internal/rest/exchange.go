@@ -8,13 +8,13 @@ import (
 	"runtime/debug"
 	"strconv"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
@@ -100,7 +100,7 @@ func (a *api) survive(e *exchange, r *http.Request, p any) {
 	}
 	a.config.Log.Error(fmt.Errorf("panic: %v", p), "handling request", obs.KeyPath, r.URL.Path, obs.KeyStack, string(debug.Stack()))
 	if e.code == 0 {
-		a.writeStatus(r.Context(), e, status.New(codes.Internal, "internal error"), 0)
+		a.writeError(r.Context(), e, fault.New(errdefs.ErrInternal, fault.Internal, "internal error"), 0)
 	}
 }
 

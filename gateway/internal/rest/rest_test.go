@@ -36,6 +36,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// failingStream is a reply with messages and then an error.
+type failingStream struct {
+	messages []proto.Message
+	err      error
+}
+
+// panics is a reply that panics.
+type panics string
+
 // call is one call that an upstream received.
 type call struct {
 	method  string
@@ -43,7 +52,7 @@ type call struct {
 }
 
 // upstream is a connection to a component that answers each call with the next of its replies, without a network. A reply
-// is a proto.Message, a list of them for a stream, or an error.
+// is a proto.Message, a list of them for a stream, an error, a failingStream or panics.
 type upstream struct {
 	mu      sync.Mutex
 	replies []any
@@ -66,6 +75,8 @@ func (u *upstream) next(method string, in any) any {
 // Invoke implements grpc.ClientConnInterface.
 func (u *upstream) Invoke(_ context.Context, method string, in, out any, _ ...grpc.CallOption) error {
 	switch reply := u.next(method, in).(type) {
+	case panics:
+		panic(string(reply))
 	case error:
 		return rpc.ToStatus(reply)
 	case proto.Message:
@@ -95,6 +106,8 @@ func (s *stream) SendMsg(m any) error {
 		s.err = rpc.ToStatus(reply)
 	case []proto.Message:
 		s.rest, s.err = reply, io.EOF
+	case failingStream:
+		s.rest, s.err = reply.messages, rpc.ToStatus(reply.err)
 	}
 	return nil
 }
