@@ -57,7 +57,7 @@ func (c *cli) completeSandboxes(cmd *cobra.Command, args []string, _ string) ([]
 // completePools completes the name of a pool.
 func (c *cli) completePools(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completion(cmd, func(ctx context.Context) ([]string, error) {
-		pools, err := c.pools(ctx, c.settings.Namespace)
+		pools, err := listPools(ctx, c, c.settings.Namespace)
 		out := make([]string, len(pools))
 		for i, p := range pools {
 			out[i] = p.GetName()

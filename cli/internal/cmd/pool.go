@@ -42,7 +42,7 @@ func newPoolList(c *cli) *cobra.Command {
 			if all {
 				namespace = ""
 			}
-			pools, err := c.pools(cmd.Context(), namespace)
+			pools, err := listPools(cmd.Context(), c, namespace)
 			if err != nil {
 				return err
 			}
@@ -84,7 +84,8 @@ func newPoolGet(c *cli) *cobra.Command {
 	}
 }
 
-func (c *cli) pools(ctx context.Context, namespace string) ([]*allocatorv1.Pool, error) {
+// listPools returns the pools of a namespace; of all namespaces if it is empty.
+func listPools(ctx context.Context, c *cli, namespace string) ([]*allocatorv1.Pool, error) {
 	client, err := c.allocator()
 	if err != nil {
 		return nil, err
