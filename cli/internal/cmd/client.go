@@ -91,13 +91,19 @@ func call[T any](ctx context.Context, c *cli, doing string, do func(context.Cont
 	c.progress.start(doing)
 	defer c.progress.stop()
 	begin, delays, pulls := c.Clock.Now(), backoff.New(c.Clock, retries()), 0
+	var last error
 	for {
+		attempt := c.Clock.Now()
 		out, err := do(ctx)
 		if err == nil {
 			c.connected = true
 			return out, nil
 		}
 		err = c.classify(err)
+		// The last error explains more than the deadline, unless most of the time was spent in this attempt.
+		if last != nil && errors.Is(err, context.DeadlineExceeded) && c.Clock.Since(attempt) < attempt.Sub(begin) {
+			return out, last
+		}
 		if fault.ReasonOf(err) == fault.ImagePullFailed {
 			pulls++
 		}
@@ -114,8 +120,9 @@ func call[T any](ctx context.Context, c *cli, doing string, do func(context.Cont
 		case <-timer.C():
 		case <-ctx.Done():
 			timer.Stop()
-			return out, err // the last error explains more than the deadline
+			return out, err
 		}
+		last = err
 	}
 }
 

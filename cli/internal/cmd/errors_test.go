@@ -82,6 +82,34 @@ func TestUnavailableIsRetried(t *testing.T) {
 	require.Contains(t, r.err, "error: not the leader (NOT_LEADER)", "the last error, not the deadline")
 }
 
+// TestDeadlineDuringAttempt has the deadline pass during an attempt. If that attempt was short, the error of the one before is
+// reported; if it was long, the deadline is.
+func TestDeadlineDuringAttempt(t *testing.T) {
+	for name, tc := range map[string]struct {
+		delay time.Duration
+		code  int
+		want  string
+	}{
+		"short": {900 * time.Millisecond, 7, "error: not the leader (NOT_LEADER)"},
+		"long":  {time.Millisecond, 8, "(DEADLINE_EXCEEDED)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			calls := 0
+			b := start(t, &fake{get: func(ctx context.Context, _ *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+				if calls++; calls == 1 {
+					return nil, fault.New(errdefs.ErrUnavailable, fault.NotLeader, "not the leader").RetryIn(tc.delay)
+				}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
+			b.clock = clock.RealClock{}
+			r := b.run(t, "get", "web", "--timeout", "1s")
+			require.Equal(t, tc.code, r.code, r.err)
+			require.Contains(t, r.err, tc.want)
+		})
+	}
+}
+
 func TestConnectionErrors(t *testing.T) {
 	b := start(t, mesh())
 	b.clock = clock.RealClock{}
