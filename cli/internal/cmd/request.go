@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"cmp"
 	"maps"
 	"strings"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
 // requestOptions are the flags of `run` that describe the sandbox.
@@ -85,7 +83,7 @@ func (o *requestOptions) build(c *cli, fs *pflag.FlagSet, name string, command [
 	if o.pool != "" {
 		spec.Pool = o.pool
 	} else if spec.GetPool() == "" {
-		spec.Pool = cmp.Or(c.settings.Pool, v1alpha1.DefaultPool)
+		spec.Pool = c.settings.Pool // if that is empty, the server knows the default pool of the namespace
 	}
 	if len(command) > 0 && o.keepEntrypoint {
 		spec.Args = command

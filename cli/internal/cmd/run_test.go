@@ -157,6 +157,7 @@ started in 6.1 ms (slot): reserve 0.01, claim 1.3, outside 4.8
 	require.Empty(t, r.err)
 	require.Empty(t, w.creates[1].GetName())
 	require.Len(t, w.creates[1].GetRequestId(), 36)
+	require.Empty(t, w.creates[1].GetSpec().GetPool(), "the server knows the default pool")
 	require.NotEqual(t, w.creates[0].GetRequestId(), w.creates[1].GetRequestId())
 
 	require.Equal(t, "sandbox/made-up\n", b.run(t, "run", "-o", "name", "--image", "img").out)
