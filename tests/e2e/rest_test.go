@@ -111,5 +111,11 @@ func TestREST(t *testing.T) {
 	var document map[string]any
 	require.NoError(t, json.Unmarshal([]byte(curl(t, "/openapi.json")), &document))
 	require.Contains(t, document["paths"], "/v1/namespaces/{namespace}/sandboxes")
+	for path, list := range map[string]string{"/v1/namespaces/default/pools": "pools", "/v1/agents": "agents"} {
+		code, answer := call(t, http.MethodGet, path, "")
+		require.Equal(t, http.StatusOK, code, path)
+		require.Contains(t, answer, list)
+	}
+	require.Contains(t, curl(t, "/v1/gc/namespaces/fast-sandbox-system/graph", "-f"), `{"result":{"vertices":[`)
 	curl(t, "/healthz", "-f")
 }
