@@ -10,6 +10,7 @@ var (
 
 	ExpandCgroup = cgroupPath
 	Unescape     = unescape
+	PodOf        = podOf
 )
 
 // CgroupsPath is the cgroup that a spec names.

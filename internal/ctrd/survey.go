@@ -30,6 +30,7 @@ const (
 	PartMount    Part = "mount"
 	PartCgroup   Part = "cgroup"
 	PartLog      Part = "log"
+	PartBundle   Part = "bundle"
 )
 
 // Piece is something on the node that is named after a container of ours.
@@ -39,7 +40,8 @@ type Piece struct {
 	Part Part
 	// Path is, of a log, its directory, and of a cgroup its path below the roots of the hierarchies.
 	Path string
-	// Owner is, of a log, the uid of the agent's Pod; empty if that is not to be read, as of one that was half removed.
+	// Owner is the uid of the agent's Pod that it belongs to: of a log by the file in it, of a cgroup and a bundle by the cgroup's
+	// path, of a snapshot by its label. Empty if it cannot be read, as of a log whose removal was interrupted.
 	Owner string
 	// Deleted is, of a log, when MarkDeleted was called; zero if it was not. Written is when it was last written to.
 	Deleted, Written time.Time
@@ -62,7 +64,7 @@ func (r *Remover) SurveyBut(ctx context.Context, leftOut map[string]bool) ([]Pie
 	var errs []error
 	err := r.Client.SnapshotService(r.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if wanted(info.Name) && info.Kind != snapshots.KindCommitted {
-			out = append(out, Piece{ID: info.Name, Part: PartSnapshot})
+			out = append(out, Piece{ID: info.Name, Part: PartSnapshot, Owner: info.Labels[identity.KeyAgentUID]})
 		}
 		return nil
 	})
@@ -90,6 +92,11 @@ func (r *Remover) SurveyBut(ctx context.Context, leftOut map[string]bool) ([]Pie
 		for _, p := range points {
 			out = append(out, Piece{ID: p.id, Part: PartMount})
 		}
+		bundles, err := r.leftBundles(proc, wanted)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listing bundles: %w", err))
+		}
+		out = append(out, bundles...)
 	}
 	groups, err := r.freeCgroups(ctx, wanted)
 	if err != nil {
@@ -117,7 +124,7 @@ func (r *Remover) freeCgroups(ctx context.Context, wanted func(id string) bool) 
 	var out []Piece
 	for id, path := range all {
 		if known[id] || len(r.members(path)) == 0 {
-			out = append(out, Piece{ID: id, Part: PartCgroup, Path: path})
+			out = append(out, Piece{ID: id, Part: PartCgroup, Path: path, Owner: podOf(path)})
 		}
 	}
 	return out, nil
@@ -220,6 +227,8 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 		return r.removeFIFOs(p.ID)
 	case PartMount:
 		return r.unmount(ctx, p.ID)
+	case PartBundle:
+		return r.removeBundle(ctx, p.ID)
 	case PartCgroup:
 		r.removeCgroup(p.Path)
 		if r.cgroupExists(p.Path) {

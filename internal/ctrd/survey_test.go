@@ -68,7 +68,7 @@ func TestFIFOsGoWithTheirContainer(t *testing.T) {
 
 func (s snapshotter) Walk(ctx context.Context, fn snapshots.WalkFunc, _ ...string) error {
 	for _, info := range []snapshots.Info{
-		{Name: sandboxA, Kind: snapshots.KindActive}, {Name: slotC, Kind: snapshots.KindActive}, {Name: sandboxB, Kind: snapshots.KindCommitted},
+		{Name: sandboxA, Kind: snapshots.KindActive, Labels: map[string]string{"fast-sandbox.io/agent-uid": owner}}, {Name: slotC, Kind: snapshots.KindActive}, {Name: sandboxB, Kind: snapshots.KindCommitted},
 		{Name: "sha256:0123", Kind: snapshots.KindCommitted}, {Name: strings.Repeat("4f5e", 16), Kind: snapshots.KindActive},
 	} {
 		if err := fn(ctx, info); err != nil {
@@ -98,7 +98,7 @@ func world(t *testing.T, h *host) *ctrd.Remover {
 	}
 	// Something runs in it of which this containerd knows nothing.
 	require.NoError(t, os.WriteFile(filepath.Join(r.CgroupRoot, "pids", "kubepods", "fsb-"+busy, "cgroup.procs"), []byte("4194304\n"), 0o600))
-	require.NoError(t, os.MkdirAll(r.HostProc, 0o700))
+	sameNamespace(t, r.HostProc)
 	require.NoError(t, os.WriteFile(filepath.Join(r.HostProc, "mountinfo"), []byte(strings.Join([]string{
 		"1 0 0:1 / / rw - ext4 /dev/sda rw",
 		`2 1 0:2 / /run/my\040containerd/io.containerd.runtime.v2.task/k8s.io/` + sandboxA + "/rootfs rw - overlay overlay rw",

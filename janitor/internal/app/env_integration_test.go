@@ -257,6 +257,15 @@ func (w *testEnv) mount(id string) string {
 	return dir
 }
 
+// bundle creates the bundle of a container that has neither a record nor a task, as an agent's create leaves it that was cut short.
+func (w *testEnv) bundle(id, agentUID string) {
+	w.t.Helper()
+	dir := filepath.Join(w.stateDir(), "io.containerd.runtime.v2.task", ctrd.DefaultNamespace, id)
+	require.NoError(w.t, os.MkdirAll(filepath.Join(dir, "rootfs"), 0o700))
+	spec := fmt.Sprintf(`{"linux":{"cgroupsPath":"/kubepods/pod%s/fsb-%s"}}`, agentUID, id)
+	require.NoError(w.t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(spec), 0o600))
+}
+
 // cgroup creates an empty cgroup of a container in a hierarchy.
 func (w *testEnv) cgroup(id string) string {
 	w.t.Helper()

@@ -106,7 +106,7 @@ func (w *testEnv) requireOnly(kept, gone []thing) {
 	require.Eventually(w.t, func() bool {
 		left := w.left()
 		for _, g := range gone {
-			for _, what := range []string{"container ", "snapshot ", "fifos ", "mount ", "cgroup ", "log "} {
+			for _, what := range []string{"container ", "snapshot ", "fifos ", "mount ", "cgroup ", "log ", "bundle "} {
 				if left[what+g.id] {
 					return false
 				}
@@ -192,11 +192,13 @@ func TestRemnantsWithoutAContainer(t *testing.T) {
 	w := newTestEnv(t)
 	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
 	id := func() string { return uuid.NewString() + "-1" }
-	snapshot, fifo, mount, cgroup, log := id(), id(), id(), id(), id()
+	snapshot, fifo, mount, cgroup, log, bundle, young := id(), id(), id(), id(), id(), id(), id()
 	w.snapshot(snapshot)
 	w.fifo(fifo)
 	mounted := w.mount(mount)
 	dir := w.cgroup(cgroup)
+	w.bundle(bundle, gone)
+	w.bundle(young, alive)
 	w.log(log, gone)
 	half := filepath.Join(w.LogRoot, ctrd.NewLogPrefix+gone+"-"+id())
 	require.NoError(t, os.Mkdir(half, 0o700))
@@ -214,10 +216,11 @@ func TestRemnantsWithoutAContainer(t *testing.T) {
 	otherMount, otherCgroup := w.mount("another"), w.cgroup("another")
 	j := w.start(nil)
 	w.deletePod("agent-gone")
-	w.requireOnly(nil, []thing{{id: snapshot}, {id: fifo}, {id: mount}, {id: cgroup}, {id: log}, {id: slot}, task})
+	w.requireOnly(nil, []thing{{id: snapshot}, {id: fifo}, {id: mount}, {id: cgroup}, {id: log}, {id: slot}, {id: bundle}, {id: young}, task})
 	require.Eventually(t, func() bool { return !lives(task.pid) }, testkit.Timeout, testkit.Tick)
 	require.Eventually(t, func() bool { _, err := os.Stat(half); return errors.Is(err, os.ErrNotExist) }, testkit.Timeout, testkit.Tick)
 	require.NoDirExists(t, dir)
+	require.NoDirExists(t, filepath.Dir(mounted), "the bundle of the mount")
 	for _, path := range []string{pulling, other, otherMount, otherCgroup} {
 		_, err := os.Stat(path)
 		require.NoError(t, err)
@@ -229,7 +232,6 @@ func TestRemnantsWithoutAContainer(t *testing.T) {
 	j.stop()
 	require.NoError(t, w.Client.SnapshotService(ctrd.DefaultSnapshotter).Remove(t.Context(), "another"))
 	unmount(t, otherMount)
-	require.NoError(t, os.Remove(filepath.Dir(mounted)+"/rootfs"))
 	require.NoError(t, os.Remove(otherCgroup))
 	require.NoError(t, os.RemoveAll(pulling))
 }

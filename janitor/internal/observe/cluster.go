@@ -32,12 +32,19 @@ func resourceOf(meta *metav1.ObjectMeta, status *v1alpha1.SandboxStatus) resourc
 	return r
 }
 
+// agentEndDelay is the time from the end of an agent's Pod to a scan for what it left.
+const agentEndDelay = time.Second
+
 // SetPod records a Pod of this node that the API server has. ended reports whether it has ended for good, as an evicted one has.
 func (s *NodeState) SetPod(uid string, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.agents.set(uid, ended, s.clock.Now()) {
-		s.judgeAgent(uid)
+	if !s.agents.set(uid, ended, s.clock.Now()) {
+		return
+	}
+	s.judgeAgent(uid)
+	if ended && s.inventory.named(uid) {
+		s.looks.AddAfter(whole(), agentEndDelay) // an agent that ends in the middle of a create leaves more than containers
 	}
 }
 

@@ -134,14 +134,14 @@ func (s *NodeState) concludeRemnant(r *remnant, agent func(uid string) verdict.A
 	f.Time, f.Remnant = now, nil
 	for _, p := range r.last.Pieces {
 		o := &verdict.Remnant{ContainerID: f.Key.ID, Kind: f.Key.Kind, Since: now.Sub(r.since)}
+		if p.Owner != "" {
+			o.Agent = agent(p.Owner)
+		}
 		if o.Kind == verdict.Log {
 			// A log directory without an owner file is one whose removal was interrupted.
 			o.Deleted = !p.Deleted.IsZero() || p.Owner == ""
 			if o.DeletedAge = now.Sub(p.Written); !p.Deleted.IsZero() {
 				o.DeletedAge = now.Sub(p.Deleted)
-			}
-			if p.Owner != "" {
-				o.Agent = agent(p.Owner)
 			}
 		}
 		if v := verdict.DecideRemnant(*o, s.config.Policy); f.Remnant == nil || v.Action < f.Verdict.Action {
@@ -152,7 +152,7 @@ func (s *NodeState) concludeRemnant(r *remnant, agent func(uid string) verdict.A
 	r.last = f
 }
 
-// confirmRemnant checks that the container does not exist, and that the agents of logs are gone.
+// confirmRemnant checks that the container does not exist, and that the agents are gone whose end the verdict depends on.
 func (s *NodeState) confirmRemnant(ctx context.Context, key Key) (Finding, error) {
 	_, err := s.config.Node.Get(ctx, key.ID)
 	if err == nil {
@@ -168,22 +168,35 @@ func (s *NodeState) confirmRemnant(ctx context.Context, key Key) (Finding, error
 	if r == nil {
 		return Finding{}, fmt.Errorf("remnant of container %s: %w", key.ID, errdefs.ErrNotFound)
 	}
-	agents := map[string]verdict.Agent{}
-	if key.Kind == verdict.Log {
-		s.mu.Lock()
-		pieces := r.last.Pieces
-		s.mu.Unlock()
-		for _, p := range pieces {
-			if p.Owner == "" || !p.Deleted.IsZero() {
-				continue
-			}
-			if agents[p.Owner], err = s.liveAgent(ctx, p.Owner); err != nil {
-				return Finding{}, err
-			}
-		}
+	agents, err := s.liveOwners(ctx, r)
+	if err != nil {
+		return Finding{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.concludeRemnant(r, func(uid string) verdict.Agent { return agents[uid] }, s.clock.Now())
 	return r.last, nil
+}
+
+// liveOwners asks the API server about the agents that own a remnant. That is not necessary for a log whose container was deleted,
+// nor for anything else that has been without a container for long enough.
+func (s *NodeState) liveOwners(ctx context.Context, r *remnant) (map[string]verdict.Agent, error) {
+	s.mu.Lock()
+	key, pieces, age := r.last.Key, r.last.Pieces, s.clock.Now().Sub(r.since)
+	s.mu.Unlock()
+	agents := map[string]verdict.Agent{}
+	if key.Kind != verdict.Log && age >= s.config.Policy.LeftoverGrace {
+		return agents, nil
+	}
+	for _, p := range pieces {
+		if p.Owner == "" || !p.Deleted.IsZero() {
+			continue
+		}
+		state, err := s.liveAgent(ctx, p.Owner)
+		if err != nil {
+			return nil, err
+		}
+		agents[p.Owner] = state
+	}
+	return agents, nil
 }

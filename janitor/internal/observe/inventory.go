@@ -161,6 +161,8 @@ func kindOf(p ctrd.Part) (verdict.Kind, bool) {
 		return verdict.Cgroup, true
 	case ctrd.PartLog:
 		return verdict.Log, true
+	case ctrd.PartBundle:
+		return verdict.Bundle, true
 	}
 	return 0, false
 }

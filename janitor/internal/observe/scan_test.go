@@ -205,3 +205,70 @@ func TestBreakInTheEventsCausesAScan(t *testing.T) {
 	w.mu.Unlock()
 	w.stepUntil(t, func() bool { return scans() > before }, 10*time.Millisecond)
 }
+
+// TestRemnantsOfAGoneAgentHaveNoGracePeriod: no create of an agent that is gone is in progress. The agent's end is confirmed first.
+func TestRemnantsOfAGoneAgentHaveNoGracePeriod(t *testing.T) {
+	for kind, part := range map[verdict.Kind]ctrd.Part{
+		verdict.Snapshot: ctrd.PartSnapshot, verdict.Cgroup: ctrd.PartCgroup, verdict.Bundle: ctrd.PartBundle,
+	} {
+		t.Run(kind.String(), func(t *testing.T) {
+			w := synced(t)
+			w.alive(agentA)
+			w.change(func(w *testEnv) { w.pieces = []ctrd.Piece{{ID: idOne, Part: part, Owner: agentA}} })
+			require.NoError(t, w.Scan(t.Context()))
+			name, key := idOne+" "+kind.String(), observe.Key{ID: idOne, Remnant: true, Kind: kind}
+			require.Equal(t, verdict.LeftoverYoung, w.verdicts(t)[name], "its agent may be in the middle of a create")
+			require.Empty(t, w.reported())
+
+			w.RemovePod(agentA)
+			require.Equal(t, []observe.Key{key}, w.reported(), "the end of the agent is reported at once")
+			f, err := w.Confirm(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, verdict.LeftoverYoung, f.Verdict.Reason, "the API server still has the Pod")
+			w.change(func(w *testEnv) { w.fail["pods"] = errors.New("connection refused") })
+			_, err = w.Confirm(t.Context(), key)
+			require.ErrorContains(t, err, "connection refused", "no evidence")
+			w.change(func(w *testEnv) { delete(w.pods, agentA); delete(w.fail, "pods") })
+			f, err = w.Confirm(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, verdict.Delete, f.Verdict.Action)
+
+			w.clock.Step(leftover)
+			w.change(func(w *testEnv) { w.fail["pods"] = errors.New("connection refused") })
+			f, err = w.Confirm(t.Context(), key)
+			require.NoError(t, err, "after the grace period its agent does not matter")
+			require.Equal(t, verdict.Delete, f.Verdict.Action)
+		})
+	}
+}
+
+// TestEndOfAnAgentCausesAScan: what it left without a container is found at once, and not by the next regular scan.
+func TestEndOfAnAgentCausesAScan(t *testing.T) {
+	w := newTestEnv(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	w.alive(agentA)
+	w.alive("pod-of-others")
+	w.change(func(w *testEnv) { w.containers[idOne] = one(w) })
+	w.SetSynced()
+	go func() { ended <- w.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-ended)
+	}()
+	scans := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(slices.DeleteFunc(slices.Clone(w.asked), func(what string) bool { return what != "list" }))
+	}
+	w.stepUntil(t, func() bool { return scans() >= 2 }, 10*time.Millisecond) // at the start, and when the stream was established
+	before, began := scans(), w.clock.Now()
+	w.RemovePod("pod-of-others")
+	w.change(func(w *testEnv) { w.pieces = []ctrd.Piece{{ID: "1" + idOne[1:], Part: ctrd.PartBundle, Owner: agentA}} })
+	w.RemovePod(agentA)
+	found := observe.Key{ID: "1" + idOne[1:], Remnant: true, Kind: verdict.Bundle}
+	var reported []observe.Key
+	w.stepUntil(t, func() bool { reported = append(reported, w.reported()...); return slices.Contains(reported, found) }, 10*time.Millisecond)
+	require.Less(t, w.clock.Since(began), interval/2, "before the next regular scan")
+	require.Equal(t, before+1, scans(), "one scan, and none for a Pod that nothing on the node names")
+}

@@ -95,11 +95,11 @@ func remnant(r *verdict.Remnant) *janitorv1.Remnant {
 		Kind:  janitorv1.RemnantKind(named(janitorv1.RemnantKind_value, "REMNANT_KIND_", r.Kind.String())),
 		Since: durationpb.New(r.Since),
 	}
-	if r.Kind == verdict.Log {
-		out.Agent, out.Deleted = agent(r.Agent), r.Deleted
-		if r.Deleted {
-			out.DeletedAge = durationpb.New(r.DeletedAge)
-		}
+	if r.Kind == verdict.Log || r.Agent != verdict.AgentUnknown {
+		out.Agent = agent(r.Agent)
+	}
+	if out.Deleted = r.Deleted; r.Deleted {
+		out.DeletedAge = durationpb.New(r.DeletedAge)
 	}
 	return out
 }

@@ -17,10 +17,14 @@ const (
 	Cgroup
 	// Log directory.
 	Log
+	// Bundle of a task.
+	Bundle
 )
 
 // String returns the kind's name.
-func (k Kind) String() string { return pick(int(k), "snapshot", "fifos", "mount", "cgroup", "log") }
+func (k Kind) String() string {
+	return pick(int(k), "snapshot", "fifos", "mount", "cgroup", "log", "bundle")
+}
 
 // Remnant is something on the node that is named after a container of which containerd has no record.
 type Remnant struct {
@@ -29,7 +33,7 @@ type Remnant struct {
 	Kind        Kind
 	// Since is how long this janitor has found it without a container, without interruption.
 	Since time.Duration
-	// Agent is, for a log, the state of the agent Pod that owns it.
+	// Agent is the state of the agent Pod that owns it; unknown if its owner is not known.
 	Agent Agent
 	// Deleted reports, for a log, whether this node's janitor deleted its container; DeletedAge is how long ago or, if that is not
 	// known, how long ago the log was last written to.
@@ -38,7 +42,8 @@ type Remnant struct {
 }
 
 // DecideRemnant judges a remnant. Everything but a log is created after its container's record, or shortly before it, and is unused
-// once the record is gone. A log is created long before, by an agent that removes it itself as long as it lives.
+// once the record is gone: the grace period is for a create in progress, which the end of its agent ends too. A log is created long
+// before its container, by an agent that removes it itself as long as it lives.
 func DecideRemnant(r Remnant, p Policy) Verdict {
 	if r.Kind == Log && !r.Deleted {
 		switch r.Agent {
@@ -54,7 +59,7 @@ func DecideRemnant(r Remnant, p Policy) Verdict {
 	switch {
 	case r.Kind == Log && r.DeletedAge < p.LogRetention:
 		return Verdict{Wait, LogRetained}
-	case r.Kind != Log && r.Since < p.LeftoverGrace:
+	case r.Kind != Log && r.Agent != AgentGone && r.Since < p.LeftoverGrace:
 		return Verdict{Wait, LeftoverYoung}
 	}
 	return Verdict{Delete, Leftover}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
@@ -22,6 +23,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
@@ -139,12 +141,14 @@ var errLeftBehind = errors.New("it was left behind by another create")
 // prepare creates the snapshot. If the image's layers were removed since they were found, it unpacks them again.
 func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.Mount, error) {
 	snapshotter := r.client.SnapshotService(r.config.Snapshotter)
-	mounts, err := snapshotter.Prepare(ctx, key, img.chain)
+	// The janitor removes a snapshot that has no container at once if its agent is gone; without the label, after a grace period.
+	owner := snapshots.WithLabels(map[string]string{identity.KeyAgentUID: r.config.PodUID})
+	mounts, err := snapshotter.Prepare(ctx, key, img.chain, owner)
 	if errdefs.IsNotFound(err) {
 		if err := r.unpack(ctx, img); err != nil {
 			return nil, err
 		}
-		mounts, err = snapshotter.Prepare(ctx, key, img.chain)
+		mounts, err = snapshotter.Prepare(ctx, key, img.chain, owner)
 	}
 	if errdefs.IsAlreadyExists(err) {
 		// The class is dropped: only an existing record means an existing container.

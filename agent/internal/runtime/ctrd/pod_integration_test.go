@@ -26,6 +26,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -232,4 +233,24 @@ func TestRegistryErrors(t *testing.T) {
 	r := newRuntime(t, s, nil)
 	_, err := r.Images(t.Context())
 	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(err), "%v", err)
+}
+
+// TestSnapshotNamesItsAgent: the janitor finds the owner of a snapshot that has no container by this label.
+func TestSnapshotNamesItsAgent(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, func(c *ctrd.Config) { c.PodUID = "pod-1" })
+	id := uuid.NewString() + "-1"
+	dir := filepath.Join(s.LogRoot, id)
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "output.log"), nil, 0o600))
+	record, err := anypb.New(durationpb.New(1))
+	require.NoError(t, err)
+	require.NoError(t, r.Create(t.Context(), runtime.Container{
+		ID: id, Image: containerd.Busybox, Command: []string{"true"}, Record: record, Hostname: "box", LogPath: filepath.Join(dir, "output.log"), Network: runtime.NetworkNone,
+	}, func(runtime.Stage) {}))
+	info, err := s.Client.SnapshotService("overlayfs").Stat(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, "pod-1", info.Labels[identity.KeyAgentUID])
+	require.NoError(t, r.Delete(t.Context(), id))
 }

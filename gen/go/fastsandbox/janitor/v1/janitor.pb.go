@@ -23,15 +23,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Action is what is to be done with a container, or with something that a container has left behind.
+// Action is what to do with a container or a remnant.
 type Action int32
 
 const (
 	// Not known.
 	Action_ACTION_UNSPECIFIED Action = 0
-	// It is as it should be, or not the janitor's.
+	// It is in use, or not the janitor's.
 	Action_ACTION_KEEP Action = 1
-	// It cannot be told yet: it is looked at again.
+	// The evidence is not sufficient yet. It is judged again.
 	Action_ACTION_WAIT Action = 2
 	// It is an orphan.
 	Action_ACTION_DELETE Action = 3
@@ -80,7 +80,7 @@ func (Action) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{0}
 }
 
-// Reason says why. Each reason goes with one action.
+// Reason is the reason for a verdict. Each reason belongs to one action.
 type Reason int32
 
 const (
@@ -88,47 +88,47 @@ const (
 	Reason_REASON_UNSPECIFIED Reason = 0
 	// Keep: it does not carry the label fast-sandbox.io/managed=true.
 	Reason_REASON_NOT_MANAGED Reason = 1
-	// Keep: its custom resource means it.
+	// Keep: its custom resource is assigned to it.
 	Reason_REASON_ASSIGNED Reason = 2
-	// Keep: its custom resource is being deleted, which is the controller's and the agent's to carry out.
+	// Keep: its custom resource is being deleted, which is up to the controller and the agent.
 	Reason_REASON_SANDBOX_TERMINATING Reason = 3
-	// Keep: its custom resource's time is up, which is the controller's and the agent's to see to.
+	// Keep: its custom resource has expired, which is up to the controller and the agent.
 	Reason_REASON_SANDBOX_EXPIRED Reason = 4
-	// Keep: it is a slot, and its agent lives.
+	// Keep: it is a slot of a living agent.
 	Reason_REASON_SLOT_OF_AGENT Reason = 5
-	// Keep: nobody has said yet that its custom resource was written. The allocator adopts or deletes it.
+	// Keep: it is not known that its custom resource was written. The allocator adopts or deletes it.
 	Reason_REASON_NOT_PERSISTED Reason = 6
-	// Keep: its labels do not add up, and its agent lives or is not named.
+	// Keep: its labels are inconsistent, and its agent lives or is not named.
 	Reason_REASON_UNIDENTIFIED Reason = 7
-	// Keep: the node runs its agent, and this API server does not know that Pod.
+	// Keep: the node runs its agent, which this API server does not know.
 	Reason_REASON_ANOTHER_CLUSTER Reason = 8
-	// Wait: nobody can say whether its agent's Pod lives.
+	// Wait: the state of its agent's Pod is not known.
 	Reason_REASON_AGENT_POD_UNKNOWN Reason = 9
-	// Wait: nobody can say whether its custom resource is there.
+	// Wait: whether its custom resource exists is not known.
 	Reason_REASON_SANDBOX_UNKNOWN Reason = 10
-	// Wait: its custom resource is absent, not for long enough yet.
+	// Wait: its custom resource is absent, but not yet for the grace period.
 	Reason_REASON_WITHIN_GRACE Reason = 11
-	// Wait: it is of an attempt that its custom resource does not know yet.
+	// Wait: its attempt is newer than the one that its custom resource knows.
 	Reason_REASON_CREATE_IN_FLIGHT Reason = 12
-	// Wait: its custom resource says where it runs in words that cannot be read.
+	// Wait: the assignment of its custom resource cannot be parsed.
 	Reason_REASON_ASSIGNMENT_UNREADABLE Reason = 13
-	// Delete: the Pod of its agent is no more.
+	// Delete: the Pod of its agent does not exist.
 	Reason_REASON_AGENT_POD_GONE Reason = 14
-	// Delete: its custom resource was written and is no more.
+	// Delete: its custom resource was written and no longer exists.
 	Reason_REASON_SANDBOX_ABSENT Reason = 15
 	// Delete: another sandbox has its name.
 	Reason_REASON_SANDBOX_REPLACED Reason = 16
-	// Delete: its custom resource means a later attempt, or has done with this one.
+	// Delete: its custom resource is at a later attempt, or has ended this one.
 	Reason_REASON_ATTEMPT_OVER Reason = 17
-	// Delete: its custom resource means the same attempt on another agent.
+	// Delete: its custom resource assigns the same attempt to another agent.
 	Reason_REASON_ASSIGNED_ELSEWHERE Reason = 18
-	// Wait: something without a container, which a create may be about to make.
+	// Wait: a remnant that may belong to a create in progress.
 	Reason_REASON_LEFTOVER_YOUNG Reason = 19
-	// Keep: output without a container, of an agent that lives and sees to it.
+	// Keep: a log without a container, of a living agent that removes it itself.
 	Reason_REASON_LOG_OF_AGENT Reason = 20
-	// Wait: output of a container that was deleted, within the time for which it is kept.
+	// Wait: the log of a deleted container, within its retention.
 	Reason_REASON_LOG_RETAINED Reason = 21
-	// Delete: something without a container, which belongs to nothing alive.
+	// Delete: a remnant that no living component uses.
 	Reason_REASON_LEFTOVER Reason = 22
 )
 
@@ -213,19 +213,19 @@ func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{1}
 }
 
-// ContainerState is what runs of a container.
+// ContainerState is the state of a container's task.
 type ContainerState int32
 
 const (
 	// Not known.
 	ContainerState_CONTAINER_STATE_UNSPECIFIED ContainerState = 0
-	// It has a task that runs.
+	// Its task runs.
 	ContainerState_CONTAINER_STATE_RUNNING ContainerState = 1
-	// It has a task whose process has ended.
+	// The process of its task has ended.
 	ContainerState_CONTAINER_STATE_STOPPED ContainerState = 2
-	// It has a task that was never started.
+	// Its task was never started.
 	ContainerState_CONTAINER_STATE_CREATED ContainerState = 3
-	// It has a record alone.
+	// It has a record and no task.
 	ContainerState_CONTAINER_STATE_NO_TASK ContainerState = 4
 )
 
@@ -274,19 +274,20 @@ func (ContainerState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{2}
 }
 
-// AgentState is what is known of an agent's Pod.
+// AgentState is the state of an agent's Pod.
 type AgentState int32
 
 const (
-	// Not asked for.
+	// Not determined.
 	AgentState_AGENT_STATE_UNSPECIFIED AgentState = 0
-	// Nobody can say now.
+	// Not known.
 	AgentState_AGENT_STATE_UNKNOWN AgentState = 1
 	// The API server has the Pod, terminating or not.
 	AgentState_AGENT_STATE_ALIVE AgentState = 2
-	// The API server does not have the Pod, and either had it before or the node runs none of that uid.
+	// The API server does not have the Pod, and either had it before or the node runs none of its containers.
 	AgentState_AGENT_STATE_GONE AgentState = 3
-	// The API server does not have the Pod and never had it, as far as the janitor knows, and the node runs it.
+	// The API server does not have the Pod and, as far as the janitor knows, never had it, but the node runs it: it belongs to
+	// another cluster.
 	AgentState_AGENT_STATE_FOREIGN AgentState = 4
 )
 
@@ -335,21 +336,21 @@ func (AgentState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{3}
 }
 
-// ResourceState is what is known of the custom resource of a container's namespace and name.
+// ResourceState is the state of the custom resource with a container's namespace and name.
 type ResourceState int32
 
 const (
-	// Not asked for.
+	// Not determined.
 	ResourceState_RESOURCE_STATE_UNSPECIFIED ResourceState = 0
-	// The API server does not say.
+	// Not known.
 	ResourceState_RESOURCE_STATE_UNKNOWN ResourceState = 1
-	// There is none.
+	// It does not exist.
 	ResourceState_RESOURCE_STATE_ABSENT ResourceState = 2
-	// There is one.
+	// It exists.
 	ResourceState_RESOURCE_STATE_PRESENT ResourceState = 3
-	// There is one that is being deleted.
+	// It exists and is being deleted.
 	ResourceState_RESOURCE_STATE_TERMINATING ResourceState = 4
-	// There is one whose time is up.
+	// It exists and has expired.
 	ResourceState_RESOURCE_STATE_EXPIRED ResourceState = 5
 )
 
@@ -400,23 +401,23 @@ func (ResourceState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{4}
 }
 
-// FenceOutcome is how a container compares with the custom resource of its name.
+// FenceOutcome is the result of comparing a container with the custom resource of its name.
 type FenceOutcome int32
 
 const (
-	// There was nothing to compare.
+	// There was no custom resource to compare with.
 	FenceOutcome_FENCE_OUTCOME_UNSPECIFIED FenceOutcome = 0
-	// It is the container that the custom resource means.
+	// The custom resource is assigned to this container.
 	FenceOutcome_FENCE_OUTCOME_MATCH FenceOutcome = 1
-	// The custom resource is of another sandbox of the same name.
+	// The custom resource belongs to another sandbox of the same name.
 	FenceOutcome_FENCE_OUTCOME_OTHER_SANDBOX FenceOutcome = 2
-	// The custom resource means a later attempt, or the container's attempt is over.
+	// The custom resource is at a later attempt, or the container's attempt has ended.
 	FenceOutcome_FENCE_OUTCOME_OLDER_ATTEMPT FenceOutcome = 3
-	// The container is of an attempt that the custom resource does not know yet.
+	// The container's attempt is newer than the one that the custom resource knows.
 	FenceOutcome_FENCE_OUTCOME_NEWER_ATTEMPT FenceOutcome = 4
-	// The custom resource means the same attempt on another agent.
+	// The custom resource assigns the same attempt to another agent.
 	FenceOutcome_FENCE_OUTCOME_OTHER_AGENT FenceOutcome = 5
-	// Where the sandbox runs cannot be read.
+	// The assignment cannot be parsed.
 	FenceOutcome_FENCE_OUTCOME_UNREADABLE FenceOutcome = 6
 )
 
@@ -469,7 +470,7 @@ func (FenceOutcome) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{5}
 }
 
-// RemnantKind is what a remnant is.
+// RemnantKind is the kind of a remnant.
 type RemnantKind int32
 
 const (
@@ -485,6 +486,8 @@ const (
 	RemnantKind_REMNANT_KIND_CGROUP RemnantKind = 4
 	// Directory with a process's output.
 	RemnantKind_REMNANT_KIND_LOG RemnantKind = 5
+	// Bundle of a task.
+	RemnantKind_REMNANT_KIND_BUNDLE RemnantKind = 6
 )
 
 // Enum value maps for RemnantKind.
@@ -496,6 +499,7 @@ var (
 		3: "REMNANT_KIND_MOUNT",
 		4: "REMNANT_KIND_CGROUP",
 		5: "REMNANT_KIND_LOG",
+		6: "REMNANT_KIND_BUNDLE",
 	}
 	RemnantKind_value = map[string]int32{
 		"REMNANT_KIND_UNSPECIFIED": 0,
@@ -504,6 +508,7 @@ var (
 		"REMNANT_KIND_MOUNT":       3,
 		"REMNANT_KIND_CGROUP":      4,
 		"REMNANT_KIND_LOG":         5,
+		"REMNANT_KIND_BUNDLE":      6,
 	}
 )
 
@@ -534,7 +539,7 @@ func (RemnantKind) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_proto_rawDescGZIP(), []int{6}
 }
 
-// ContainerIdentity is what a container's labels say.
+// ContainerIdentity is what is read from a container's labels.
 type ContainerIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace of the sandbox; empty for a slot.
@@ -549,7 +554,7 @@ type ContainerIdentity struct {
 	AgentUid string `protobuf:"bytes,5,opt,name=agent_uid,json=agentUid,proto3" json:"agent_uid,omitempty"`
 	// Pool of the agent.
 	Pool string `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`
-	// Whether it is a slot that nobody has claimed.
+	// Whether it is an unclaimed slot.
 	Slot bool `protobuf:"varint,7,opt,name=slot,proto3" json:"slot,omitempty"`
 	// Whether it carries the label that its custom resource was written.
 	Persisted     bool `protobuf:"varint,8,opt,name=persisted,proto3" json:"persisted,omitempty"`
@@ -643,7 +648,7 @@ func (x *ContainerIdentity) GetPersisted() bool {
 	return false
 }
 
-// Assignment is where a custom resource says that its sandbox runs.
+// Assignment is the assignment of a custom resource.
 type Assignment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Uid of the agent's Pod.
@@ -698,18 +703,18 @@ func (x *Assignment) GetAttempt() int64 {
 	return 0
 }
 
-// Resource is what is known of a custom resource.
+// Resource is the state of a custom resource.
 type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its state.
 	State ResourceState `protobuf:"varint,1,opt,name=state,proto3,enum=fastsandbox.janitor.v1.ResourceState" json:"state,omitempty"`
-	// Uid of the sandbox that is there.
+	// Effective uid of the custom resource.
 	Uid string `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
-	// The last attempt that its status knows; zero where that was not read, for it is read only where there is no assignment.
+	// Last attempt in its status; zero if it was not read, which happens only with an assignment.
 	Attempt int64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// Where it says that it runs; unset for nowhere.
+	// Where it runs; unset if it is not assigned.
 	Assignment *Assignment `protobuf:"bytes,4,opt,name=assignment,proto3" json:"assignment,omitempty"`
-	// Whether it says where in words that cannot be read.
+	// Whether it has an assignment that cannot be parsed.
 	AssignmentUnreadable bool `protobuf:"varint,5,opt,name=assignment_unreadable,json=assignmentUnreadable,proto3" json:"assignment_unreadable,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
@@ -780,26 +785,26 @@ func (x *Resource) GetAssignmentUnreadable() bool {
 	return false
 }
 
-// Observation is all that is known of a container that carries our label: the evidence of a verdict.
+// Observation is the evidence about a managed container.
 type Observation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether it carries the label fast-sandbox.io/managed=true. Nothing without it is ever touched.
+	// Whether it carries the label fast-sandbox.io/managed=true. Nothing else is ever deleted.
 	Managed bool `protobuf:"varint,1,opt,name=managed,proto3" json:"managed,omitempty"`
-	// What its labels say. Where they do not add up, no more than the agent's uid.
+	// What is read from its labels. If they are inconsistent, only the agent's uid.
 	Identity *ContainerIdentity `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Why the labels do not add up; empty if they do.
+	// Why the labels are inconsistent; empty if they are consistent.
 	Defect string `protobuf:"bytes,3,opt,name=defect,proto3" json:"defect,omitempty"`
-	// What runs of it.
+	// State of its task.
 	State ContainerState `protobuf:"varint,4,opt,name=state,proto3,enum=fastsandbox.janitor.v1.ContainerState" json:"state,omitempty"`
-	// Time since its record was made, by the node's clock; negative if that was set back.
+	// Time since its record was created, by the node's clock; negative if the clock was set back.
 	Age *durationpb.Duration `protobuf:"bytes,5,opt,name=age,proto3" json:"age,omitempty"`
-	// What is known of the Pod of its agent.
+	// State of the Pod of its agent.
 	Agent AgentState `protobuf:"varint,6,opt,name=agent,proto3,enum=fastsandbox.janitor.v1.AgentState" json:"agent,omitempty"`
-	// What is known of its custom resource; unset for what can have none: a slot, and what does not say whose it is.
+	// Its custom resource; unset if it cannot have one: a slot, or a container with inconsistent labels.
 	Resource *Resource `protobuf:"bytes,7,opt,name=resource,proto3" json:"resource,omitempty"`
-	// For how long, without a break, its custom resource was found absent; unset where there can be none.
+	// How long its custom resource has been absent without interruption; unset if it cannot have one.
 	Missing *durationpb.Duration `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
-	// How it compares with its custom resource, if there is one.
+	// Comparison with its custom resource, if that exists.
 	Fence         FenceOutcome `protobuf:"varint,9,opt,name=fence,proto3,enum=fastsandbox.janitor.v1.FenceOutcome" json:"fence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -898,18 +903,18 @@ func (x *Observation) GetFence() FenceOutcome {
 	return FenceOutcome_FENCE_OUTCOME_UNSPECIFIED
 }
 
-// Remnant is something on the node that is named after a container of ours of which containerd has no record.
+// Remnant is something on the node that is named after a managed container of which containerd has no record.
 type Remnant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it is.
+	// Kind of the remnant.
 	Kind RemnantKind `protobuf:"varint,1,opt,name=kind,proto3,enum=fastsandbox.janitor.v1.RemnantKind" json:"kind,omitempty"`
-	// For how long, without a break, it was found without a container.
+	// How long it has been found without a container, without interruption.
 	Since *durationpb.Duration `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
-	// Of a log: what is known of the Pod of the agent that it belongs to.
+	// State of the Pod of the agent that it belongs to; unset if its agent is not known.
 	Agent AgentState `protobuf:"varint,3,opt,name=agent,proto3,enum=fastsandbox.janitor.v1.AgentState" json:"agent,omitempty"`
-	// Of a log: whether a janitor of this node deleted its container.
+	// For a log: whether a janitor of this node deleted its container.
 	Deleted bool `protobuf:"varint,4,opt,name=deleted,proto3" json:"deleted,omitempty"`
-	// Of a log whose container was deleted: how long ago.
+	// For a log whose container was deleted: how long ago.
 	DeletedAge    *durationpb.Duration `protobuf:"bytes,5,opt,name=deleted_age,json=deletedAge,proto3" json:"deleted_age,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -980,20 +985,20 @@ func (x *Remnant) GetDeletedAge() *durationpb.Duration {
 	return nil
 }
 
-// Verdict is what a janitor would do with one thing on its node, why, and all that it knows of it.
+// Verdict is what a janitor would do with a container or a remnant on its node, why, and the evidence.
 type Verdict struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Node of the janitor.
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Id of the container in containerd, or the one that a remnant is named after.
+	// Id of the container in containerd, or the id after which a remnant is named.
 	ContainerId string `protobuf:"bytes,2,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
-	// What is to be done.
+	// What to do.
 	Action Action `protobuf:"varint,3,opt,name=action,proto3,enum=fastsandbox.janitor.v1.Action" json:"action,omitempty"`
 	// Why.
 	Reason Reason `protobuf:"varint,4,opt,name=reason,proto3,enum=fastsandbox.janitor.v1.Reason" json:"reason,omitempty"`
-	// When it was judged, by the node's clock.
+	// Time of the verdict, by the node's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
-	// What it was judged by.
+	// The evidence.
 	//
 	// Types that are valid to be assigned to Evidence:
 	//
@@ -1099,12 +1104,12 @@ type isVerdict_Evidence interface {
 }
 
 type Verdict_Observation struct {
-	// Of a container.
+	// About a container.
 	Observation *Observation `protobuf:"bytes,6,opt,name=observation,proto3,oneof"`
 }
 
 type Verdict_Remnant struct {
-	// Of something without a container.
+	// About a remnant.
 	Remnant *Remnant `protobuf:"bytes,7,opt,name=remnant,proto3,oneof"`
 }
 
@@ -1223,14 +1228,15 @@ const file_fastsandbox_janitor_v1_janitor_proto_rawDesc = "" +
 	"\x1bFENCE_OUTCOME_OLDER_ATTEMPT\x10\x03\x12\x1f\n" +
 	"\x1bFENCE_OUTCOME_NEWER_ATTEMPT\x10\x04\x12\x1d\n" +
 	"\x19FENCE_OUTCOME_OTHER_AGENT\x10\x05\x12\x1c\n" +
-	"\x18FENCE_OUTCOME_UNREADABLE\x10\x06*\xa5\x01\n" +
+	"\x18FENCE_OUTCOME_UNREADABLE\x10\x06*\xbe\x01\n" +
 	"\vRemnantKind\x12\x1c\n" +
 	"\x18REMNANT_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15REMNANT_KIND_SNAPSHOT\x10\x01\x12\x16\n" +
 	"\x12REMNANT_KIND_FIFOS\x10\x02\x12\x16\n" +
 	"\x12REMNANT_KIND_MOUNT\x10\x03\x12\x17\n" +
 	"\x13REMNANT_KIND_CGROUP\x10\x04\x12\x14\n" +
-	"\x10REMNANT_KIND_LOG\x10\x05B\xf2\x01\n" +
+	"\x10REMNANT_KIND_LOG\x10\x05\x12\x17\n" +
+	"\x13REMNANT_KIND_BUNDLE\x10\x06B\xf2\x01\n" +
 	"\x1acom.fastsandbox.janitor.v1B\fJanitorProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1;janitorv1\xa2\x02\x03FJX\xaa\x02\x16Fastsandbox.Janitor.V1\xca\x02\x16Fastsandbox\\Janitor\\V1\xe2\x02\"Fastsandbox\\Janitor\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Janitor::V1b\x06proto3"
 
 var (

@@ -28,12 +28,11 @@ type WatchVerdictsResponse_Type int32
 const (
 	// Not known.
 	WatchVerdictsResponse_TYPE_UNSPECIFIED WatchVerdictsResponse_Type = 0
-	// The verdict existed when the watch began, is new, or other than it was: action, reason, or any of the evidence but
-	// times.
+	// The verdict existed when the watch began, is new, or has changed: its action, reason, or any evidence other than times.
 	WatchVerdictsResponse_TYPE_VERDICT WatchVerdictsResponse_Type = 1
-	// What the verdict was on is gone from the node, or is not selected any more. The verdict is the last one.
+	// The container or remnant was removed from the node, or is no longer selected. The verdict is the last one.
 	WatchVerdictsResponse_TYPE_GONE WatchVerdictsResponse_Type = 2
-	// All that existed when the watch began has been sent.
+	// All verdicts that existed when the watch began have been sent.
 	WatchVerdictsResponse_TYPE_SYNCED WatchVerdictsResponse_Type = 3
 )
 
@@ -80,22 +79,22 @@ func (WatchVerdictsResponse_Type) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_janitor_v1_janitor_service_proto_rawDescGZIP(), []int{3, 0}
 }
 
-// What became of it.
+// Outcome of a sweep.
 type SweepResponse_Outcome int32
 
 const (
 	// Not known.
 	SweepResponse_OUTCOME_UNSPECIFIED SweepResponse_Outcome = 0
-	// It was deleted, with all that belonged to it.
+	// It was deleted with everything that belonged to it.
 	SweepResponse_OUTCOME_DELETED SweepResponse_Outcome = 1
-	// It would have been deleted, were this no dry run.
+	// It would have been deleted, but this is a dry run.
 	SweepResponse_OUTCOME_WOULD_DELETE SweepResponse_Outcome = 2
-	// It is not to be deleted, or not for one of the reasons asked for. The verdict says why. Told of what was named, and of
-	// what was judged otherwise on the second look.
+	// It is no orphan, or not for one of the selected reasons. The verdict says why. Sent for named containers, and for those that
+	// turned out to be no orphans when they were confirmed.
 	SweepResponse_OUTCOME_KEPT SweepResponse_Outcome = 3
-	// The node has nothing of this id. Told of what was named.
+	// The node has nothing with this id. Sent for named containers.
 	SweepResponse_OUTCOME_NOT_FOUND SweepResponse_Outcome = 4
-	// It could not be deleted as a whole. The janitor goes on with it by itself.
+	// It could not be deleted completely. The janitor retries by itself.
 	SweepResponse_OUTCOME_FAILED SweepResponse_Outcome = 5
 )
 
@@ -149,9 +148,9 @@ func (SweepResponse_Outcome) EnumDescriptor() ([]byte, []int) {
 // ListVerdictsRequest selects verdicts.
 type ListVerdictsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only these actions. None: all.
+	// Only these actions. Empty means all.
 	Actions []Action `protobuf:"varint,1,rep,packed,name=actions,proto3,enum=fastsandbox.janitor.v1.Action" json:"actions,omitempty"`
-	// Only these reasons. None: all.
+	// Only these reasons. Empty means all.
 	Reasons       []Reason `protobuf:"varint,2,rep,packed,name=reasons,proto3,enum=fastsandbox.janitor.v1.Reason" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -201,10 +200,10 @@ func (x *ListVerdictsRequest) GetReasons() []Reason {
 	return nil
 }
 
-// ListVerdictsResponse carries the verdicts in the order of the containers' ids.
+// ListVerdictsResponse is the verdicts in the order of the containers' ids.
 type ListVerdictsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The verdicts. A node's fit into one message.
+	// The verdicts.
 	Verdicts      []*Verdict `protobuf:"bytes,1,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -250,9 +249,9 @@ func (x *ListVerdictsResponse) GetVerdicts() []*Verdict {
 // WatchVerdictsRequest selects verdicts.
 type WatchVerdictsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only these actions. None: all. A thing that is judged otherwise from now on is told of as GONE.
+	// Only these actions. Empty means all. A verdict that no longer matches is sent as GONE.
 	Actions []Action `protobuf:"varint,1,rep,packed,name=actions,proto3,enum=fastsandbox.janitor.v1.Action" json:"actions,omitempty"`
-	// Only these reasons. None: all.
+	// Only these reasons. Empty means all.
 	Reasons       []Reason `protobuf:"varint,2,rep,packed,name=reasons,proto3,enum=fastsandbox.janitor.v1.Reason" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -360,11 +359,11 @@ func (x *WatchVerdictsResponse) GetVerdict() *Verdict {
 // SweepRequest asks for a sweep.
 type SweepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Judge as before a deletion, and delete nothing.
+	// Judge as before a deletion, but delete nothing.
 	DryRun bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Only what belongs to these containers, and a result for each of them, whatever becomes of it. None: everything.
+	// Only these containers and their remnants, with a result for each, even if it is kept. Empty means everything.
 	ContainerIds []string `protobuf:"bytes,2,rep,name=container_ids,json=containerIds,proto3" json:"container_ids,omitempty"`
-	// Only what is to be deleted for one of these reasons. None: for whichever.
+	// Only what is to be deleted for one of these reasons. Empty means all reasons.
 	Reasons       []Reason `protobuf:"varint,3,rep,packed,name=reasons,proto3,enum=fastsandbox.janitor.v1.Reason" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -421,16 +420,16 @@ func (x *SweepRequest) GetReasons() []Reason {
 	return nil
 }
 
-// SweepResponse is what became of one thing.
+// SweepResponse is the result for one container or remnant.
 type SweepResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What became of it.
+	// The outcome.
 	Outcome SweepResponse_Outcome `protobuf:"varint,1,opt,name=outcome,proto3,enum=fastsandbox.janitor.v1.SweepResponse_Outcome" json:"outcome,omitempty"`
-	// What was judged, at the last look. With NOT_FOUND, only the container's id.
+	// The last verdict. With NOT_FOUND, only the container's id.
 	Verdict *Verdict `protobuf:"bytes,2,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// Why it failed, a sentence for people; empty otherwise.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// Bytes on the node's disk that its snapshots and its output took; zero where that is not known.
+	// Disk space of its snapshots and its output, in bytes; zero if it is not known.
 	FreedBytes    int64 `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -28,21 +28,21 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// JanitorService tells what the janitor of one node makes of the containers there, and why, and has it clean up at once. It
-// is for people: a janitor needs nobody to do its work.
+// JanitorService shows how the janitor of one node judges the containers there, and why, and makes it clean up immediately. It is for
+// people: a janitor does its work without being called.
 //
-// It answers UNAVAILABLE, reason RUNTIME_UNAVAILABLE or API_UNAVAILABLE, until it has seen the node's containers and the API
-// server's Pods and custom resources once.
+// Calls return UNAVAILABLE, reason RUNTIME_UNAVAILABLE or API_UNAVAILABLE, until the janitor has listed the node's containers and the
+// API server's Pods and custom resources once.
 type JanitorServiceClient interface {
-	// ListVerdicts judges everything on the node by what is known at this moment, with the evidence. It changes nothing and
-	// asks the API server nothing: before it deletes anything, a janitor looks there again, and may then judge otherwise.
+	// ListVerdicts returns a verdict, with the evidence, for everything on the node, from memory. It changes nothing and makes no
+	// request to the API server: before a deletion the janitor asks there again, and may then decide otherwise.
 	ListVerdicts(ctx context.Context, in *ListVerdictsRequest, opts ...grpc.CallOption) (*ListVerdictsResponse, error)
-	// WatchVerdicts sends every verdict, one SYNCED, and then every change until the caller leaves. A receiver that is slow
-	// misses what was true only for a moment, and never the last word.
+	// WatchVerdicts sends every verdict, one SYNCED, and then every change until the caller ends the call. A slow receiver can miss
+	// short-lived verdicts, but never the last one.
 	WatchVerdicts(ctx context.Context, in *WatchVerdictsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchVerdictsResponse], error)
-	// Sweep scans the node, judges everything anew, by the API server's own word, deletes what is to be deleted, and sends a
-	// result for each, in the order in which they are done. What is to be kept is kept, whoever names it. A caller that leaves
-	// ends the sweep after what is being deleted. Safe to retry: what is gone is gone.
+	// Sweep scans the node, judges everything by live answers of the API server, deletes the orphans, and sends a result for each, in
+	// order of completion. Naming a container does not delete it unless it is an orphan. If the caller ends the call, the sweep ends
+	// after the removal in progress. Safe to retry.
 	Sweep(ctx context.Context, in *SweepRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SweepResponse], error)
 }
 
@@ -106,21 +106,21 @@ type JanitorService_SweepClient = grpc.ServerStreamingClient[SweepResponse]
 // All implementations must embed UnimplementedJanitorServiceServer
 // for forward compatibility.
 //
-// JanitorService tells what the janitor of one node makes of the containers there, and why, and has it clean up at once. It
-// is for people: a janitor needs nobody to do its work.
+// JanitorService shows how the janitor of one node judges the containers there, and why, and makes it clean up immediately. It is for
+// people: a janitor does its work without being called.
 //
-// It answers UNAVAILABLE, reason RUNTIME_UNAVAILABLE or API_UNAVAILABLE, until it has seen the node's containers and the API
-// server's Pods and custom resources once.
+// Calls return UNAVAILABLE, reason RUNTIME_UNAVAILABLE or API_UNAVAILABLE, until the janitor has listed the node's containers and the
+// API server's Pods and custom resources once.
 type JanitorServiceServer interface {
-	// ListVerdicts judges everything on the node by what is known at this moment, with the evidence. It changes nothing and
-	// asks the API server nothing: before it deletes anything, a janitor looks there again, and may then judge otherwise.
+	// ListVerdicts returns a verdict, with the evidence, for everything on the node, from memory. It changes nothing and makes no
+	// request to the API server: before a deletion the janitor asks there again, and may then decide otherwise.
 	ListVerdicts(context.Context, *ListVerdictsRequest) (*ListVerdictsResponse, error)
-	// WatchVerdicts sends every verdict, one SYNCED, and then every change until the caller leaves. A receiver that is slow
-	// misses what was true only for a moment, and never the last word.
+	// WatchVerdicts sends every verdict, one SYNCED, and then every change until the caller ends the call. A slow receiver can miss
+	// short-lived verdicts, but never the last one.
 	WatchVerdicts(*WatchVerdictsRequest, grpc.ServerStreamingServer[WatchVerdictsResponse]) error
-	// Sweep scans the node, judges everything anew, by the API server's own word, deletes what is to be deleted, and sends a
-	// result for each, in the order in which they are done. What is to be kept is kept, whoever names it. A caller that leaves
-	// ends the sweep after what is being deleted. Safe to retry: what is gone is gone.
+	// Sweep scans the node, judges everything by live answers of the API server, deletes the orphans, and sends a result for each, in
+	// order of completion. Naming a container does not delete it unless it is an orphan. If the caller ends the call, the sweep ends
+	// after the removal in progress. Safe to retry.
 	Sweep(*SweepRequest, grpc.ServerStreamingServer[SweepResponse]) error
 	mustEmbedUnimplementedJanitorServiceServer()
 }
