@@ -107,7 +107,11 @@ func askCollector(ctx context.Context, c *cli, cluster Cluster, g collectors, do
 }
 
 // subject is the object of a command.
-type subject struct{ uid string }
+type subject struct {
+	uid string
+	// optional permits a command without an object.
+	optional bool
+}
 
 func (s *subject) addFlags(c *cli, g *collectors, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.uid, "uid", "", "`UID` of the object, instead of OBJECT")
@@ -115,7 +119,7 @@ func (s *subject) addFlags(c *cli, g *collectors, cmd *cobra.Command) {
 		if s.uid != "" && len(args) > 0 {
 			return usagef("OBJECT and --uid are mutually exclusive")
 		}
-		if s.uid == "" {
+		if s.uid == "" && (len(args) > 0 || !s.optional) {
 			if _, _, err := kinds.Parse(args); err != nil {
 				return usageError{err}
 			}

@@ -28,6 +28,7 @@ type collector struct {
 	explained *gcv1.ExplainObjectResponse
 	previewed []*gcv1.PreviewDeleteResponse
 	graph     *gcv1.GetGraphResponse
+	parts     []*gcv1.StreamGraphResponse
 	status    *gcv1.GetStatusResponse
 	deletions chan *gcv1.WatchDeletionsResponse // a watch ends when it is closed
 	err       error                             // of each call, after its messages
@@ -36,6 +37,7 @@ type collector struct {
 	explains []*gcv1.ExplainObjectRequest
 	previews []*gcv1.PreviewDeleteRequest
 	graphs   []*gcv1.GetGraphRequest
+	streams  []*gcv1.StreamGraphRequest
 	watches  []*gcv1.WatchDeletionsRequest
 }
 
@@ -63,6 +65,18 @@ func (c *collector) GetGraph(_ context.Context, in *gcv1.GetGraphRequest) (*gcv1
 	defer c.mu.Unlock()
 	c.graphs = append(c.graphs, in)
 	return c.graph, c.err
+}
+
+func (c *collector) StreamGraph(in *gcv1.StreamGraphRequest, stream gcv1.GarbageCollectorService_StreamGraphServer) error {
+	c.mu.Lock()
+	c.streams = append(c.streams, in)
+	c.mu.Unlock()
+	for _, part := range c.parts {
+		if err := stream.Send(part); err != nil {
+			return err
+		}
+	}
+	return c.err
 }
 
 func (c *collector) GetStatus(context.Context, *gcv1.GetStatusRequest) (*gcv1.GetStatusResponse, error) {

@@ -186,6 +186,48 @@ DISTANCE   OBJECT                   NAMESPACE   STATE     OWNERS
 	require.Contains(t, b.run(t, "gc", "graph", "pod/a", "-o", "wide").out, "u-lost")
 }
 
+func TestGCWholeGraph(t *testing.T) {
+	c := &collector{parts: []*gcv1.StreamGraphResponse{
+		{Vertices: []*gcv1.Vertex{{Object: thing("Pod", "b"), State: gcv1.State_STATE_OWNED}, {Object: thing("Thing.example.com", "lost"), Virtual: true}},
+			References: []*gcv1.Reference{{Dependent: "u-b", Owner: "u-s", Standing: gcv1.Standing_STANDING_SOLID, Block: true}}},
+		{Vertices: []*gcv1.Vertex{{Object: thing("ReplicaSet.apps", "s"), State: gcv1.State_STATE_FREE}, {Object: thing("Pod", "a"), State: gcv1.State_STATE_DOOMED}},
+			References: []*gcv1.Reference{{Dependent: "u-a", Owner: "u-lost", Standing: gcv1.Standing_STANDING_DANGLING}}},
+	}}
+	b, _ := withCollectors(t, map[string]*collector{"gc-1": c}, "gc-1")
+	r := b.run(t, "gc", "graph", "-n", "default")
+	require.Zero(t, r.code, r.err)
+	require.Equal(t, strings.TrimPrefix(`
+OBJECT                   NAMESPACE   STATE     OWNERS
+Pod/a                    default     Doomed    Thing.example.com/lost (Dangling)
+Pod/b                    default     Owned     ReplicaSet.apps/s (Solid, blocks)
+ReplicaSet.apps/s        default     Free      <none>
+Thing.example.com/lost   default     NotSeen   <none>
+`, "\n"), r.out, "owners and dependents may come in different messages")
+	require.Empty(t, r.err)
+	require.Empty(t, gocmp.Diff(&gcv1.StreamGraphRequest{Namespace: "default"}, c.streams[0], protocmp.Transform()))
+	require.Contains(t, b.run(t, "gc", "graph", "-A", "-o", "wide").out, "u-lost")
+	require.Empty(t, c.streams[1].GetNamespace())
+	require.Equal(t, `digraph owners {
+  node [shape=box];
+  "u-b" [label="Pod\ndefault/b\nOwned", style=solid];
+  "u-lost" [label="Thing.example.com\ndefault/lost", style=dashed];
+  "u-s" [label="ReplicaSet.apps\ndefault/s\nFree", style=solid];
+  "u-a" [label="Pod\ndefault/a\nDoomed", style=dotted];
+  "u-s" -> "u-b" [label="Solid", penwidth=2];
+  "u-lost" -> "u-a" [label="Dangling", penwidth=1];
+}
+`, b.run(t, "gc", "graph", "-A", "-o", "dot").out)
+	require.Equal(t, 4, strings.Count(b.run(t, "gc", "graph", "-A", "-o", "json").out, `"uid":`))
+	require.Equal(t, "pod/b\nthing.example.com/lost\nreplicaset.apps/s\npod/a\n", b.run(t, "gc", "graph", "-o", "name").out)
+	c.parts = nil
+	require.Equal(t, "OBJECT   NAMESPACE   STATE   OWNERS\n", b.run(t, "gc", "graph").out, "an empty graph")
+	for _, args := range [][]string{{"--depth", "3"}, {"--max-objects", "3"}, {"pod/a", "-A"}, {"--uid", "u", "-A"}, {"pod"}} {
+		require.Equal(t, 2, b.run(t, append([]string{"gc", "graph"}, args...)...).code, "%v", args)
+	}
+	c.err = fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "not you")
+	require.Equal(t, 9, b.run(t, "gc", "graph").code)
+}
+
 func TestGCStatus(t *testing.T) {
 	one := &collector{status: &gcv1.GetStatusResponse{Enforcing: true, Objects: 12, VirtualOwners: 1, References: 7,
 		Failing: []*gcv1.FailingResource{{Resource: "secrets", Error: "forbidden"}}}}

@@ -1,8 +1,10 @@
 package render
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -110,8 +112,23 @@ func previewSums(w io.Writer, summary *gcv1.PreviewSummary) error {
 }
 
 // Graph returns a table of the neighborhood of an object.
-func Graph(g *gcv1.GetGraphResponse, wide bool) *Table {
-	header := []string{"DISTANCE", "OBJECT", "NAMESPACE", "STATE", "OWNERS"}
+func Graph(g *gcv1.GetGraphResponse, wide bool) *Table { return graphTable(g, wide, true) }
+
+// WholeGraph returns a table of a graph without a center, ordered by namespace, kind and name.
+func WholeGraph(g *gcv1.GetGraphResponse, wide bool) *Table {
+	ordered := &gcv1.GetGraphResponse{Vertices: slices.Clone(g.GetVertices()), References: g.GetReferences()}
+	slices.SortStableFunc(ordered.GetVertices(), func(a, b *gcv1.Vertex) int {
+		x, y := a.GetObject().GetPlace(), b.GetObject().GetPlace()
+		return cmp.Or(cmp.Compare(x.GetNamespace(), y.GetNamespace()), cmp.Compare(objectName(x), objectName(y)))
+	})
+	return graphTable(ordered, wide, false)
+}
+
+func graphTable(g *gcv1.GetGraphResponse, wide, distance bool) *Table {
+	header := []string{"OBJECT", "NAMESPACE", "STATE", "OWNERS"}
+	if distance {
+		header = append([]string{"DISTANCE"}, header...)
+	}
 	if wide {
 		header = append(header, "UID", "FINALIZERS")
 	}
@@ -137,13 +154,50 @@ func Graph(g *gcv1.GetGraphResponse, wide bool) *Table {
 		if v.GetVirtual() {
 			state = "NotSeen"
 		}
-		row := []string{fmt.Sprint(v.GetDistance()), names[o.GetUid()], o.GetPlace().GetNamespace(), state, strings.Join(owners[o.GetUid()], "; ")}
+		row := []string{names[o.GetUid()], o.GetPlace().GetNamespace(), state, strings.Join(owners[o.GetUid()], "; ")}
+		if distance {
+			row = append([]string{fmt.Sprint(v.GetDistance())}, row...)
+		}
 		if wide {
 			row = append(row, o.GetUid(), strings.Join(o.GetFinalizers(), ","))
 		}
 		t.Add(row...)
 	}
 	return t
+}
+
+// Dot writes a graph in the Graphviz language, as the server draws a neighborhood: arrows lead from owners to dependents.
+func Dot(w io.Writer, g *gcv1.GetGraphResponse) error {
+	var b strings.Builder
+	b.WriteString("digraph owners {\n  node [shape=box];\n")
+	for _, v := range g.GetVertices() {
+		o := v.GetObject()
+		label := KindName(o.GetPlace().GetKind()) + "\n" + o.GetPlace().GetName()
+		if o.GetPlace().GetNamespace() != "" {
+			label = KindName(o.GetPlace().GetKind()) + "\n" + o.GetPlace().GetNamespace() + "/" + o.GetPlace().GetName()
+		}
+		style := "solid"
+		switch {
+		case v.GetVirtual():
+			style = "dashed"
+		case o.GetDeleting() || v.GetState() == gcv1.State_STATE_DOOMED:
+			style = "dotted"
+		}
+		if v.GetState() != gcv1.State_STATE_UNSPECIFIED {
+			label += "\n" + word(v.GetState().String(), "STATE_")
+		}
+		fmt.Fprintf(&b, "  %q [label=%q, style=%s];\n", o.GetUid(), label, style)
+	}
+	for _, r := range g.GetReferences() {
+		width := 1
+		if r.GetBlock() {
+			width = 2
+		}
+		fmt.Fprintf(&b, "  %q -> %q [label=%q, penwidth=%d];\n", r.GetOwner(), r.GetDependent(), word(r.GetStanding().String(), "STANDING_"), width)
+	}
+	b.WriteString("}\n")
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // Deletions returns an empty table of deletions.
