@@ -8,12 +8,12 @@ import (
 	"net/url"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/rest"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
+	"github.com/fast-sandbox/fast-sandbox/janitor/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
@@ -108,15 +108,16 @@ func TestNothingIsRemovedDuringAnOutageOfTheAPIServer(t *testing.T) {
 	w.sandbox(orphan)
 	kept := w.container(healthy.ContainerID(), healthy.Labels(), verdict.Running)
 	lost := []thing{w.container(absent.ContainerID(), absent.Labels(), verdict.Running), w.container(orphan.ContainerID(), orphan.Labels(), verdict.Running)}
-	j := w.start(nil)
+	metrics := freeAddress(t)
+	j := w.start(func(c *app.Config) { c.MetricsAddress = metrics })
 	j.verdicts(t)
 	p.setCut(true)
 	w.deletePod("agent-gone")
 	w.strip(sandbox)
-	require.Never(t, func() bool {
-		left := w.left()
-		return !left["container "+lost[0].id] || !left["container "+lost[1].id]
-	}, 4*time.Second, testkit.Tick)
+	scans := counted(t, metrics, "fastsandbox_janitor_scans_total")
+	require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_scans_total") >= scans+4 }, testkit.Timeout, testkit.Tick)
+	left := w.left()
+	require.True(t, left["container "+lost[0].id] && left["container "+lost[1].id], "the grace period is over, but there is no evidence")
 	require.Len(t, j.verdicts(t), 3, "the API for people still answers")
 	p.setCut(false)
 	w.requireOnly([]thing{kept}, lost)

@@ -118,6 +118,15 @@ func (g *gate) pass(_ any, in grpc.ServerStream) error {
 	}
 }
 
+// freeAddress returns an address that nothing listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
 // counted returns the sum of a metric over all labels.
 func counted(t *testing.T, address, name string) float64 {
 	t.Helper()
@@ -174,10 +183,7 @@ func TestFailedRemovalsAreRetried(t *testing.T) {
 	g := newGate(t, w)
 	var metrics string
 	j := w.start(func(c *app.Config) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		metrics = l.Addr().String()
-		require.NoError(t, l.Close())
+		metrics = freeAddress(t)
 		c.ContainerdSocket, c.MetricsAddress, c.Policy.LogRetention, c.Policy.Grace = g.socket, metrics, time.Hour, time.Hour
 	})
 	require.Equal(t, janitorv1.Reason_REASON_ASSIGNED, j.verdicts(t)[lost[0].id])

@@ -396,3 +396,25 @@ func TestEventsOfTwoContainersAreTwo(t *testing.T) {
 	tell(orphan("b"))
 	require.Equal(t, related{"a", "b"}, *got)
 }
+
+// TestMeasuredSpace: only snapshots and logs take space on the disk; a dry run measures what it would free.
+func TestMeasuredSpace(t *testing.T) {
+	for kind, want := range map[verdict.Kind]int64{
+		verdict.Snapshot: 100, verdict.Log: 100, verdict.FIFOs: 0, verdict.Mount: 0, verdict.Cgroup: 0, verdict.Bundle: 0,
+	} {
+		t.Run(kind.String(), func(t *testing.T) {
+			key := observe.Key{ID: "a", Remnant: true, Kind: kind}
+			f := newFixture(t, 0, observe.Finding{
+				Key: key, Remnant: &verdict.Remnant{ContainerID: "a", Kind: kind}, Verdict: verdict.Verdict{Action: verdict.Delete, Reason: verdict.Leftover},
+				Orphan: time.Unix(1, 0),
+			})
+			dry := f.Sweep(t.Context(), key, nil, true)
+			require.Equal(t, sweep.WouldDelete, dry.Outcome)
+			require.Equal(t, want, dry.FreedBytes)
+			swept := f.Sweep(t.Context(), key, nil, false)
+			require.Equal(t, sweep.Deleted, swept.Outcome)
+			require.Equal(t, want, swept.FreedBytes)
+			require.InDelta(t, 1, f.metric(t, "fastsandbox_janitor_deletions_total", kind.String(), "leftover"), 0)
+		})
+	}
+}

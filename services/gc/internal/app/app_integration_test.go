@@ -141,18 +141,15 @@ func gone(t *testing.T, namespace, name string) {
 	require.Eventually(t, func() bool { return !there(t, namespace, name) }, testkit.Timeout, testkit.Tick, "%s is still there", name)
 }
 
-// stays checks for a second that something holds.
-func stays(t *testing.T, what string, holds func() bool) {
+// decided waits until a collector has observed a ConfigMap and decided about it: its state is as wanted. After that, a collector that
+// acts on it would have done so, or has it in its queue.
+func decided(t *testing.T, client gcv1.GarbageCollectorServiceClient, namespace, name string, want gcv1.State) {
 	t.Helper()
-	end := time.After(time.Second)
-	for {
-		require.True(t, holds(), what)
-		select {
-		case <-end:
-			return
-		case <-time.After(testkit.Tick):
-		}
-	}
+	which := &gcv1.Selector{By: &gcv1.Selector_Place{Place: &gcv1.Place{Kind: &gcv1.Kind{Kind: "ConfigMap"}, Namespace: namespace, Name: name}}}
+	require.Eventually(t, func() bool {
+		x, err := client.ExplainObject(t.Context(), &gcv1.ExplainObjectRequest{Object: which})
+		return err == nil && x.GetState() == want
+	}, testkit.Timeout, testkit.Tick, "%s is not %s", name, want)
 }
 
 func pod(t *testing.T, namespace, name, node string, phase corev1.PodPhase) *corev1.Pod {
@@ -227,9 +224,10 @@ func TestOneReplicaCollects(t *testing.T) {
 	gone(t, ns, "c")
 	stopSecond()
 	configMap(t, ns, "d", absentOwner())
-	_, _, stopThird := run(t, ns, "--mode=observe")
-	stays(t, "it only observes", func() bool { return there(t, ns, "d") })
-	stopThird()
+	third, _, stopThird := run(t, ns, "--mode=observe")
+	decided(t, ask(t, third), ns, "d", gcv1.State_STATE_DOOMED)
+	stopThird() // returns when its workers have ended
+	require.True(t, there(t, ns, "d"), "it only observes")
 }
 
 // TestAnotherCollectorAtTheStart: the first, which does not know of the second's Lease, deletes the canary of the second.
@@ -291,18 +289,18 @@ func TestTooManyDeletionsStopTheCollector(t *testing.T) {
 		configMap(t, ns, fmt.Sprint("d", i), owned(root))
 	}
 	require.NoError(t, kube.CoreV1().ConfigMaps(ns).Delete(t.Context(), "root", metav1.DeleteOptions{}))
-	a, _, _ := run(t, ns, "--max-delete-floor=10", "--max-delete-share=0.01")
+	a, _, stop := run(t, ns, "--max-delete-floor=10", "--max-delete-share=0.01")
 	client := ask(t, a)
 	require.Eventually(t, func() bool {
 		status, err := client.GetStatus(t.Context(), &gcv1.GetStatusRequest{})
 		return err == nil && strings.Contains(status.GetStopped(), "all deletions are stopped") && !status.GetEnforcing()
 	}, testkit.Timeout, testkit.Tick)
 	configMap(t, ns, "later", absentOwner())
-	stays(t, "not one of them goes", func() bool {
-		list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
-		require.NoError(t, err)
-		return len(list.Items) == 51
-	})
+	decided(t, client, ns, "later", gcv1.State_STATE_DOOMED)
+	stop() // returns when its workers have ended
+	list, err := kube.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, list.Items, 51, "no object is deleted, not even up to the limit")
 }
 
 // TestExplainAndWatch while the collector works.
@@ -357,9 +355,10 @@ func TestImpossibleReferenceIsReported(t *testing.T) {
 			return err == nil && len(list.Items) == 1 && list.Items[0].Type == corev1.EventTypeWarning && strings.Contains(list.Items[0].Message, string(stranger.UID))
 		}
 	}
-	_, _, stop := run(t, ns, "--mode=observe")
-	stays(t, "one that observes writes no Events", func() bool { return !reported(ns, "d")() })
+	observer, _, stop := run(t, ns, "--mode=observe")
+	decided(t, ask(t, observer), ns, "d", gcv1.State_STATE_DOOMED)
 	stop()
+	require.False(t, reported(ns, "d")(), "a collector that observes writes no Events")
 	run(t, ns)
 	require.Eventually(t, reported(ns, "d"), testkit.Timeout, testkit.Tick)
 	require.Eventually(t, reported("default", ns), testkit.Timeout, testkit.Tick)
