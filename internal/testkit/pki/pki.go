@@ -68,7 +68,7 @@ func Make(dir string) (*Authority, error) {
 	return &Authority{dir: dir, cert: cert, key: key}, write(filepath.Join(dir, "ca.crt"), "CERTIFICATE", der)
 }
 
-// Issue issues a certificate of the role, for its server name, localhost and 127.0.0.1, and returns its files. Issuing the
+// Issue issues a certificate of the role for its server name, localhost and 127.0.0.1. It returns its files. Issuing the
 // same role again replaces them.
 func (a *Authority) Issue(role rpc.Role) (rpc.TLS, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

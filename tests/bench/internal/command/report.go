@@ -75,7 +75,7 @@ func gather(from, into, plots string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Insert puts results between the marks of a document, in place of the previous ones.
+// Insert puts results between the marks of a document, and replaces the previous ones.
 func Insert(document, results []byte) ([]byte, error) {
 	i, j := bytes.Index(document, []byte(begin)), bytes.Index(document, []byte(end))
 	if i < 0 || j < i {

@@ -1,5 +1,5 @@
 // Package density measures memory: of a free slot, of a sandbox that claimed one, and of one that was started cold, with
-// their share of the shim, by the kernel's accounting of each process and by what filling an agent takes from the machine.
+// their share of the shim, by the memory that the kernel accounts to each process, and by the memory that filling an agent takes.
 package density
 
 import (
@@ -193,7 +193,7 @@ func (s *suite) read(ctx context.Context, kind string, uids map[string]bool, emp
 	if x.n == 0 {
 		return x, errors.New("the agent has no such container that runs")
 	}
-	x.taken = (empty - available) / int64(s.N) // the same number exists, by whatever path
+	x.taken = (empty - available) / int64(s.N) // the same number exists on either path
 	s.Say("%s: %d containers, %d shims", kind, x.n, x.shims)
 	for i, b := range x.bodies {
 		s.report.Sample(kind, i, time.Now(), mib(b+x.shimPSS), "MiB", "")
