@@ -40,6 +40,9 @@ func startSupervisor(ctx context.Context, c components.Config) error {
 	cmd := exec.Command(c.Binary(), superviseCommand, "--config", c.ConfigFile())
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := host.CloseOnExec(); err != nil {
+		return err
+	}
 	if err := network.Inside(cmd.Start); err != nil {
 		return fmt.Errorf("starting the supervisor: %w", err)
 	}

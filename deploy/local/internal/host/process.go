@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +32,15 @@ type Info struct {
 	Args []string
 	// Cgroups are its paths below the root of each hierarchy.
 	Cgroups []string
+}
+
+// CloseOnExec marks every file above standard error that this process has inherited, so that its children do not inherit it:
+// one that outlives the caller would keep the caller's locks.
+func CloseOnExec() error {
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("marking inherited files: %w", err)
+	}
+	return nil
 }
 
 // Self is the calling process.

@@ -127,3 +127,17 @@ func TestProcessesFindsSelf(t *testing.T) {
 	}
 	t.Fatal("the own process is not listed")
 }
+
+// A child must not keep the locks of the caller that started it.
+func TestCloseOnExec(t *testing.T) {
+	inherited, err := unix.Dup(1) // without the flag, as an inherited file
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Close(inherited)) }()
+	flags, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0)
+	require.NoError(t, err)
+	require.Zero(t, flags&unix.FD_CLOEXEC)
+	require.NoError(t, host.CloseOnExec())
+	flags, err = unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0)
+	require.NoError(t, err)
+	require.NotZero(t, flags&unix.FD_CLOEXEC)
+}
