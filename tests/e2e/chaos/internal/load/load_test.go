@@ -211,6 +211,7 @@ func TestPhases(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"request: AGENT_UNAVAILABLE", "wait: AGENT_UNAVAILABLE", "request: Unavailable", "wait: Unavailable", "request: OK", "stage: reserve",
+		"outside the stages",
 	}, names)
 	require.Equal(t, "connection reset by peer", calls[0].Phases[2].Message)
 	require.InDelta(t, 3, calls[0].Phases[5].Millis, 0)

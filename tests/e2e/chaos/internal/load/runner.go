@@ -108,9 +108,7 @@ func (o *process) create(ctx context.Context, due time.Time) bool {
 				}
 				return err
 			})
-			for _, s := range stages {
-				c.Phases = append(c.Phases, phase("stage: "+s.GetStage(), s.GetDuration().AsDuration(), nil))
-			}
+			c.Phases = append(c.Phases, stagePhases(c, stages)...)
 			calls[i] = c
 		})
 	}
@@ -135,6 +133,21 @@ func (o *process) create(ctx context.Context, due time.Time) bool {
 		return false
 	}
 	return o.uid != ""
+}
+
+// stagePhases returns the stages of the request that succeeded, which is the last phase so far, and the time of that request
+// outside of them: on the network, or where the server waited before the first stage.
+func stagePhases(c audit.Call, stages []*sandboxv1.StageTiming) []audit.Phase {
+	if len(stages) == 0 || len(c.Phases) == 0 {
+		return nil
+	}
+	var out []audit.Phase
+	outside := c.Phases[len(c.Phases)-1].Millis
+	for _, s := range stages {
+		p := phase("stage: "+s.GetStage(), s.GetDuration().AsDuration(), nil)
+		out, outside = append(out, p), outside-p.Millis
+	}
+	return append(out, audit.Phase{Name: "outside the stages", Millis: max(outside, 0)})
 }
 
 func (o *process) request() (*sandboxv1.CreateSandboxRequest, audit.Spec) {

@@ -71,12 +71,15 @@ type SlowCreate struct {
 	// LateMillis is the time from when the plan had it due until it was sent.
 	LateMillis float64       `json:"late_ms,omitempty"`
 	Phases     []audit.Phase `json:"phases"`
-	// Faults are those that began or lasted while it waited.
+	// Faults are those that began or lasted while it waited, or ended shortly before.
 	Faults []string `json:"faults,omitempty"`
 }
 
 // slow is the latency above which a create is reported with its phases.
 const slow = time.Second
+
+// aftermath is how long after a fault a create is reported with it: a standby takes over, a component starts again.
+const aftermath = 10 * time.Second
 
 // creates adds the phases of acknowledged creates. Of two requests for one sandbox the first answer counts.
 func (r *Report) creates(calls []audit.Call, strikes []audit.Strike) {
@@ -94,7 +97,7 @@ func (r *Report) creates(calls []audit.Call, strikes []audit.Strike) {
 		}
 		s := SlowCreate{Name: c.Name, Millis: millis(took), LateMillis: millis(c.Sent.Sub(c.Due)), Phases: c.Phases}
 		for _, f := range strikes {
-			if f.Failed == "" && f.At.Before(c.Answered) && f.At.Add(f.Lasted).After(c.Due) {
+			if f.Failed == "" && f.At.Before(c.Answered) && f.At.Add(f.Lasted+aftermath).After(c.Due) {
 				s.Faults = append(s.Faults, f.Kind+" "+f.Target)
 			}
 		}
