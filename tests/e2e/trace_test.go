@@ -6,20 +6,25 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	collectorv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
@@ -108,8 +113,9 @@ func listenOnNode(t *testing.T, address string) net.Listener {
 	return r.l
 }
 
-// TestOneTraceRunsThroughTheMesh follows one create from fsb-ctl to the process's environment.
-func TestOneTraceRunsThroughTheMesh(t *testing.T) {
+// collect receives the spans of the mesh, of containerd and of fsb-ctl until the test ends.
+func collect(t *testing.T) *collector {
+	t.Helper()
 	c := &collector{}
 	server := &http.Server{Handler: c, ReadHeaderTimeout: 5 * time.Second}
 	listener := listenOnNode(t, "10.200.0.2:4318")
@@ -120,61 +126,154 @@ func TestOneTraceRunsThroughTheMesh(t *testing.T) {
 		require.ErrorIs(t, <-done, http.ErrServerClosed)
 	})
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://10.200.0.2:4318")
-	r := cluster.Run(t, "", "fsb-ctl", "run", uniqueName("traced"), "--image", cluster.Busybox, "--rm", "--", "sh", "-c", "echo $TRACEPARENT")
-	require.Zero(t, r.Code, r.Stderr)
-	require.Regexp(t, `^00-[0-9a-f]{32}-[0-9a-f]{16}-01\n$`, r.Stdout)
-	trace := r.Stdout[3:35]
-
-	want := []struct{ service, name string }{
-		{"fsb-ctl", "fastsandbox.sandbox.v1.SandboxService/CreateSandbox"},
-		{"allocator", "fastsandbox.sandbox.v1.SandboxService/CreateSandbox"},
-		{"allocator", "reserve"},
-		{"allocator", "fastsandbox.agent.v1.AgentService/CreateSandbox"},
-		{"agent", "fastsandbox.agent.v1.AgentService/CreateSandbox"},
-		{"agent", "image"}, {"agent", "snapshot"}, {"agent", "container"}, {"agent", lastStage(r.Stderr)},
-	}
-	var missing []string
-	require.True(t, eventually(30*time.Second, func() bool {
-		missing = nil
-		spans := c.of(trace)
-		for _, w := range want {
-			found := false
-			for _, s := range spans {
-				found = found || (s.service == w.service && s.name == w.name)
-			}
-			if !found {
-				missing = append(missing, w.service+" "+w.name)
-			}
-		}
-		return len(missing) == 0
-	}), "missing: %v of %v", missing, c.of(trace))
-	// Each process sends its spans when it has some together: a child may come before its parent.
-	var roots []span
-	require.True(t, eventually(30*time.Second, func() bool {
-		roots = rootsOf(c.of(trace))
-		return len(roots) == 1
-	}), "roots of the trace: %v", roots)
-	require.Equal(t, "fsb-ctl", roots[0].service)
-
-	// The write of the custom resource comes behind, and may be overtaken by --rm; a sandbox that stays has it.
-	name := uniqueName("written")
-	out := cluster.Run(t, "", "fsb-ctl", "run", name, "--image", cluster.Busybox, "--", "sleep", "60")
-	require.Zero(t, out.Code, out.Stderr)
-	cr := customResource(t, name, running)
-	t.Cleanup(func() { cluster.OK(t, "fsb-ctl", "delete", name) })
-	written := cr.Annotations["fast-sandbox.io/traceparent"]
-	require.Len(t, written, 55)
-	require.True(t, eventually(30*time.Second, func() bool {
-		for _, s := range c.of(written[3:35]) {
-			if s.service == "allocator" && s.name == "CR write" {
-				return true
-			}
-		}
-		return false
-	}), "%v", c.of(written[3:35]))
+	return c
 }
 
-// rootsOf are the spans whose parent is not in the trace.
+// caller starts a trace, which fsb-ctl continues, and returns its id and that of the span that calls fsb-ctl.
+func caller(t *testing.T) (trace, parent string) {
+	t.Helper()
+	trace, parent = strings.ReplaceAll(uuid.NewString(), "-", ""), strings.ReplaceAll(uuid.NewString(), "-", "")[:16]
+	t.Setenv("TRACEPARENT", "00-"+trace+"-"+parent+"-01")
+	return trace, parent
+}
+
+const (
+	createRPC      = "fastsandbox.sandbox.v1.SandboxService/CreateSandbox"
+	deleteRPC      = "fastsandbox.sandbox.v1.SandboxService/DeleteSandbox"
+	agentCreateRPC = "fastsandbox.agent.v1.AgentService/CreateSandbox"
+	agentDeleteRPC = "fastsandbox.agent.v1.AgentService/DeleteSandbox"
+)
+
+// has reports whether the trace has a chain of spans, each a descendant of the one before it. A link is "SERVICE NAME"; a name
+// that ends with * is a prefix.
+func has(spans []span, chain ...string) bool {
+	byID := map[string]span{}
+	for _, s := range spans {
+		byID[s.id] = s
+	}
+	for _, s := range spans {
+		i := len(chain) - 1
+		for at, ok := s, true; ok && i >= 0; at, ok = byID[at.parent] {
+			if matches(at, chain[i]) {
+				i--
+			} else if i == len(chain)-1 {
+				break // the last link must be this span itself
+			}
+		}
+		if i < 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func matches(s span, link string) bool {
+	have := s.service + " " + s.name
+	if prefix, ok := strings.CutSuffix(link, "*"); ok {
+		return strings.HasPrefix(have, prefix)
+	}
+	return have == link
+}
+
+// requireTrace waits until the trace has all chains, and one root: the span of fsb-ctl, called by parent.
+func requireTrace(t *testing.T, c *collector, trace, parent string, chains ...[]string) {
+	t.Helper()
+	var missing [][]string
+	var roots []span
+	require.True(t, eventually(30*time.Second, func() bool {
+		spans := c.of(trace)
+		missing, roots = nil, rootsOf(spans)
+		for _, chain := range chains {
+			if !has(spans, chain...) {
+				missing = append(missing, chain)
+			}
+		}
+		return len(missing) == 0 && len(roots) == 1
+	}), "missing: %q\nroots: %v\nspans:\n%s", missing, roots, tree(c.of(trace)))
+	require.Equal(t, "fsb-ctl", roots[0].service)
+	require.Equal(t, parent, roots[0].parent)
+	t.Logf("trace:\n%s", tree(c.of(trace)))
+}
+
+// tree formats spans with their parents, for the log of a test.
+func tree(spans []span) string {
+	var b strings.Builder
+	var write func(parent string, depth int)
+	write = func(parent string, depth int) {
+		for _, s := range spans {
+			if s.parent == parent {
+				fmt.Fprintf(&b, "%*s%s %s\n", 2*depth, "", s.service, s.name)
+				write(s.id, depth+1)
+			}
+		}
+	}
+	for _, root := range rootsOf(spans) {
+		fmt.Fprintf(&b, "%s %s\n", root.service, root.name)
+		write(root.id, 1)
+	}
+	return b.String()
+}
+
+// agentStages are the chains of a create below the agent's server span, for the path that stderr of fsb-ctl run reports.
+func agentStages(stderr string, above ...string) [][]string {
+	var chains [][]string
+	for _, stage := range []string{"image", "snapshot", "container", lastStage(stderr)} {
+		chains = append(chains, append(slices.Clone(above), "agent "+agentCreateRPC, "agent "+stage))
+	}
+	return append(chains, append(slices.Clone(above), "agent "+agentCreateRPC, "containerd containerd.services.*"))
+}
+
+// TestTraceOfFastCreate follows a fast create from fsb-ctl to containerd and to the process's environment.
+func TestTraceOfFastCreate(t *testing.T) {
+	c := collect(t)
+	trace, parent := caller(t)
+	name := uniqueName("traced")
+	r := cluster.Run(t, "", "fsb-ctl", "run", name, "--image", cluster.Busybox, "--", "sh", "-c", "echo $TRACEPARENT; sleep 60")
+	require.Zero(t, r.Code, r.Stderr)
+	t.Setenv("TRACEPARENT", "") // further calls are not part of the trace
+	cr := customResource(t, name, running)
+	require.Equal(t, trace, cr.Annotations[v1alpha1.AnnotationTraceparent][3:35])
+	require.True(t, eventually(settle, func() bool {
+		return strings.HasPrefix(cluster.Run(t, "", "fsb-ctl", "logs", name).Stdout, "00-"+trace)
+	}), "the process's environment must have the trace")
+	above := []string{"fsb-ctl fsb-ctl run", "fsb-ctl " + createRPC, "allocator " + createRPC}
+	chains := [][]string{append(slices.Clone(above), "allocator reserve"), append(slices.Clone(above), "allocator CR write")}
+	chains = append(chains, agentStages(r.Stderr, append(above, "allocator "+agentCreateRPC)...)...)
+	requireTrace(t, c, trace, parent, chains...)
+
+	trace, parent = caller(t)
+	cluster.OK(t, "fsb-ctl", "delete", name)
+	requireTrace(t, c, trace, parent,
+		[]string{"fsb-ctl fsb-ctl delete", "fsb-ctl " + deleteRPC, "allocator " + deleteRPC},
+		[]string{"allocator " + deleteRPC, "agent " + agentDeleteRPC, "agent terminate"},
+		[]string{"allocator " + deleteRPC, "agent " + agentDeleteRPC, "containerd containerd.services.*"})
+}
+
+// TestTraceOfStrongCreate follows a strong create: the custom resource carries the trace from the allocator to the controller.
+func TestTraceOfStrongCreate(t *testing.T) {
+	c := collect(t)
+	trace, parent := caller(t)
+	name := uniqueName("strong")
+	r := cluster.Run(t, "", "fsb-ctl", "run", name, "--strong", "--image", cluster.Busybox, "--", "sleep", "60")
+	require.Zero(t, r.Code, r.Stderr)
+	customResource(t, name, running)
+	above := []string{"fsb-ctl fsb-ctl run", "fsb-ctl " + createRPC, "allocator " + createRPC, "controller sandbox.create", "controller " + agentCreateRPC}
+	requireTrace(t, c, trace, parent, agentStages(startPath(t, name), above...)...)
+
+	trace, parent = caller(t)
+	cluster.OK(t, "fsb-ctl", "delete", name)
+	requireTrace(t, c, trace, parent,
+		[]string{"fsb-ctl fsb-ctl delete", "fsb-ctl " + deleteRPC, "allocator " + deleteRPC},
+		[]string{"allocator " + deleteRPC, "agent " + agentDeleteRPC, "agent terminate"})
+}
+
+// startPath returns how fsb-ctl run would report the path of a sandbox's start.
+func startPath(t *testing.T, name string) string {
+	t.Helper()
+	return "(" + strings.ToLower(string(customResource(t, name, running).Status.StartPath)) + ")"
+}
+
+// rootsOf returns the spans whose parent is not in the trace.
 func rootsOf(spans []span) []span {
 	ids := map[string]bool{}
 	for _, s := range spans {

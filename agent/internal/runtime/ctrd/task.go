@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -42,8 +43,10 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	return classify(err, "starting container %s", id)
 }
 
-// Wait waits for the task's process; containerd holds the call until it has ended.
+// Wait waits for the task's process; containerd holds the call until it has ended. It is not part of the create's trace: its
+// spans would end with the sandbox.
 func (r *Runtime) Wait(ctx context.Context, id string) (runtime.Exit, error) {
+	ctx = trace.ContextWithSpanContext(ctx, trace.SpanContext{})
 	resp, err := r.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: id})
 	if err = errgrpc.ToNative(err); err != nil {
 		if errdefs.IsNotFound(err) {
