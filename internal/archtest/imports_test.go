@@ -24,7 +24,6 @@ var pure = []string{
 	"services/controller/internal/pool/desired",
 	"services/gc/internal/breaker", "services/gc/internal/podgc/plan", "services/gc/internal/ownergc/graph",
 	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
-	"tests/bench/internal/budget", "tests/bench/internal/report", "tests/bench/internal/stat",
 }
 
 // components never import each other; they meet through gen.

@@ -1,4 +1,4 @@
-// Package stat summarizes samples with gonum. Quantiles are by nearest rank: each is a value that was measured. Pure; everything
+// Package stat summarizes samples with gonum. Quantiles are by nearest rank: each is a value that was measured. Everything
 // may be called concurrently.
 package stat
 
