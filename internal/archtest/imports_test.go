@@ -23,6 +23,7 @@ var pure = []string{
 	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement", "services/allocator/internal/deletion/state",
 	"services/controller/internal/pool/desired",
 	"services/gc/internal/breaker", "services/gc/internal/podgc/plan", "services/gc/internal/ownergc/graph",
+	"tests/bench/internal/budget", "tests/bench/internal/report",
 	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
 }
 
