@@ -126,7 +126,7 @@ func (n *node) rootfs() error {
 	return os.WriteFile(filepath.Join(root, "busybox"), raw, 0o755)
 }
 
-// base makes the layer upon which all sandboxes have their snapshots.
+// base creates the layer that is the parent of all sandboxes' snapshots.
 func (n *node) base(ctx context.Context) error {
 	service, keep := n.client.SnapshotService(ctrd.DefaultSnapshotter), snapshots.WithLabels(map[string]string{gcRoot: "bench"})
 	_, err := service.Prepare(ctx, baseSnapshot+"-new", "", keep)

@@ -78,7 +78,7 @@ type Figure struct {
 	// LogX and LogY draw an axis in powers of ten.
 	LogX, LogY bool
 	Lines      []Line
-	// Bars are stacked upon each other, one for each group.
+	// Bars are stacked, one for each group.
 	Groups []string
 	Bars   []Bar
 }

@@ -20,7 +20,7 @@ import (
 const (
 	namespace = "default"
 	pool      = "bench"
-	// spare capacity of each agent, for what the load creates.
+	// spare is the capacity of each agent for the sandboxes of the load.
 	spare = 10
 )
 
