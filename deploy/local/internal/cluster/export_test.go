@@ -20,7 +20,6 @@ var (
 	EnsurePKI       = ensureKubernetesPKI
 	OwnPaths        = ownPaths
 	Kept            = kept
-	HasTraces       = hasTraces
 )
 
 // Remains finds what a cluster leaves: its tasks as "namespace/id", and its cgroups.

@@ -34,7 +34,6 @@ func Up(ctx context.Context, o Options) error {
 	}
 	p := newProgress(o.Out, o.Began)
 	o.Config.OwnGC = o.Manifests != "" || collects(o.Config)
-	o.Config.Traces = o.Config.Traces || hasTraces(o.Config)
 	if err := prepareHost(ctx, &o, p); err != nil {
 		return err
 	}
@@ -81,8 +80,9 @@ func collects(c components.Config) bool {
 	return err == nil && before.OwnGC
 }
 
-// hasTraces reports whether a trace store runs beside the cluster: a later `up` keeps it.
-func hasTraces(c components.Config) bool {
+// HasTraces reports whether a trace store runs beside the cluster: every command then has it among the components, and a
+// later `up` keeps it.
+func HasTraces(c components.Config) bool {
 	before, err := LoadConfig(c.ConfigFile())
 	return err == nil && before.Traces
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/grpclog"
 
+	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/cluster"
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/components"
 )
 
@@ -61,7 +62,7 @@ Called as etcd, kube-apiserver, kubectl and so on, by a link or as the first arg
 	return root
 }
 
-// complete makes the directories absolute.
+// complete makes the directories absolute, and adds the trace store if the cluster has one.
 func complete(c *components.Config) error {
 	for _, dir := range []*string{&c.BinDir, &c.DataDir, &c.RunDir} {
 		absolute, err := filepath.Abs(*dir)
@@ -70,6 +71,7 @@ func complete(c *components.Config) error {
 		}
 		*dir = absolute
 	}
+	c.Traces = cluster.HasTraces(*c)
 	return nil
 }
 

@@ -23,7 +23,7 @@ cleans up after interrupted runs. It installs missing packages of the distributi
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Config, o.Demo, o.Out = *c, !noDemo, cmd.OutOrStdout()
-			o.Config.Traces = traces
+			o.Config.Traces = c.Traces || traces
 			if began > 0 {
 				o.Began = time.Unix(began, 0)
 			}
