@@ -35,21 +35,21 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 	if !ok {
 		return nil, true, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "there is no connection to the agent")
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var admitted atomic.Bool
 	admission := c.config.Clock.AfterFunc(c.config.AdmissionTimeout, func() {
 		if admitted.Load() {
 			c.watch(ctx, record.GetFence().GetAgentUid(), cancel)
 		} else {
-			cancel()
+			cancel(errUnresponsive)
 		}
 	})
 	defer admission.Stop()
 	began := c.config.Clock.Now()
 	stream, err := client.CreateSandbox(ctx, &agentv1.CreateSandboxRequest{Record: record})
 	if err != nil {
-		return nil, false, rpc.FromStatus(err)
+		return nil, false, attemptError(ctx, err)
 	}
 	var inside time.Duration
 	var own stages
@@ -59,7 +59,7 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 			return nil, false, fault.New(errdefs.ErrInternal, fault.Internal, "the agent ended a create without starting the sandbox")
 		}
 		if err != nil {
-			return nil, refusal(err), rpc.FromStatus(err)
+			return nil, refusal(err), attemptError(ctx, err)
 		}
 		admitted.Store(true)
 		inside += answer.GetDuration().AsDuration()
@@ -74,14 +74,26 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 	}
 }
 
+// errUnresponsive is why an attempt ends whose agent does not answer.
+var errUnresponsive = errors.New("the agent does not answer")
+
+// attemptError returns the error of an attempt, given that of its stream. One that this process ended is the agent's failure,
+// not the caller's cancellation.
+func attemptError(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), errUnresponsive) {
+		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent does not answer").RetryIn(time.Second)
+	}
+	return rpc.FromStatus(err)
+}
+
 // watch ends an attempt when its agent falls silent.
-func (c *Creator) watch(ctx context.Context, agentUID string, end func()) {
+func (c *Creator) watch(ctx context.Context, agentUID string, end context.CancelCauseFunc) {
 	if ctx.Err() != nil {
 		return
 	}
 	agent, ok := c.config.Fleet.Agent(agentUID)
 	if !ok || c.config.Clock.Since(agent.GetLastHeartbeatTime().AsTime()) > c.config.SilenceTimeout {
-		end()
+		end(errUnresponsive)
 		return
 	}
 	c.config.Clock.AfterFunc(c.config.SilenceTimeout/silencePeriods, func() { c.watch(ctx, agentUID, end) })

@@ -295,7 +295,7 @@ func TestNextCandidate(t *testing.T) {
 // TestCreateLeavesASilentAgent: one that is stopped or cut off neither fails nor answers.
 func TestCreateLeavesASilentAgent(t *testing.T) {
 	brief := func(c *fastpath.Config) {
-		c.AdmissionTimeout, c.SilenceTimeout = 200*time.Millisecond, 300*time.Millisecond
+		c.AdmissionTimeout, c.SilenceTimeout = time.Second, 2*time.Second
 	}
 	tests := map[string]struct {
 		heartbeat time.Duration
@@ -320,7 +320,7 @@ func TestCreateLeavesASilentAgent(t *testing.T) {
 			})
 			b := m.agent("b", 5, nil)
 			if !test.left {
-				time.AfterFunc(time.Second, func() { close(release) }) // a pull that takes several silence timeouts
+				time.AfterFunc(4*time.Second, func() { close(release) }) // a pull that takes longer than any silence may
 			}
 			resp, err := m.create(request("one"))
 			require.NoError(t, err)
@@ -332,6 +332,22 @@ func TestCreateLeavesASilentAgent(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnresponsiveAgentIsUnavailable: with no other candidate the error is the agent's, and may be retried.
+func TestUnresponsiveAgentIsUnavailable(t *testing.T) {
+	m := newMesh(t, func(c *fastpath.Config) {
+		c.AdmissionTimeout, c.SilenceTimeout = 200*time.Millisecond, 200*time.Millisecond
+	})
+	m.agent("a", 5, func(a *fakeagent.Agent) {
+		a.Heartbeat = time.Hour
+		a.OnCreate = func(ctx context.Context, _ *agentv1.SandboxRecord) error { <-ctx.Done(); return ctx.Err() }
+	})
+	_, err := m.create(request("one"))
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err))
+	require.True(t, errdefs.IsUnavailable(err))
+	_, retry := fault.RetryAfter(err)
+	require.True(t, retry)
 }
 
 func TestRequestFaultMarksNoAgent(t *testing.T) {
