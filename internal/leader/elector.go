@@ -1,16 +1,16 @@
-// Package leader elects one of several processes by a Lease, with client-go's algorithm, and gives each leadership a
-// term: a number that grows with every change of leader, by which those who take orders (agents) refuse a leader that was
-// deposed without knowing it. A controller-runtime manager takes a Lock; who wants to lead on while the API server is away
-// takes an Elector.
+// Package leader elects one of several processes by a Lease, with client-go's algorithm, and gives each leadership a term: a
+// number that increases with every change of leader, by which agents refuse a former leader that does not know yet that it lost
+// leadership. A controller-runtime manager uses a Lock. A process that continues to lead while the API server is unreachable
+// uses an Elector. Both own the Lease; all methods but Run may be called concurrently.
 //
 //	           Lease written                   another holds the Lease
-//	standby -------------------> leading -------------------------------> Run returns ErrDeposed
+//	standby -------------------> leading -------------------------------> Run returns ErrLeadershipLost
 //	                              |   ^
 //	  a higher term is in use     v   | Lease written, under a higher term
-//	                            suspended ------------------------------> Run returns ErrDeposed
+//	                            suspended ------------------------------> Run returns ErrLeadershipLost
 //
-// While the API server is away nobody can be elected, so that a leader goes on: the Lease's time does not end its lead,
-// another's name in the Lease, or a refusal of its term, does.
+// While the API server is unreachable no process can be elected, so the leader continues: the expiry of the Lease does not end
+// its leadership, but another holder of the Lease does, or a refusal of its term.
 package leader
 
 import (
@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ErrDeposed tells that another process leads now. What this one has in memory is a former leader's: it ends.
+// ErrLeadershipLost is returned when another process leads. This process has the memory of a former leader, so it ends.
 var ErrLeadershipLost = errors.New("another process leads now")
 
 // Defaults: a dead leader is replaced within about LeaseDuration + RetryPeriod.
@@ -42,9 +42,9 @@ type Config struct {
 	Leases coordinationv1.LeasesGetter
 	// Namespace and Name of the Lease.
 	Namespace, Name string
-	// Identity names this process, and no other ever. State tells it to the others.
+	// Identity identifies this process uniquely, for all time. Other processes see it as State.Holder.
 	Identity string
-	// Timing; zero is the default.
+	// Timing of the election. Zero: the default.
 	Timing
 }
 
@@ -67,21 +67,21 @@ func New(cfg Config) *Elector {
 	}, cfg.RenewDeadline/2)}
 }
 
-// Confirm tells whether this process leads for certain, so that nobody else has until now: its last write of the Lease is
-// much too young for another to have taken it since, or the API server says so when asked. What State says is not certain
-// after a pause of this process.
+// Confirm reports whether this process certainly leads, so that no other process has led until now: its last write of the Lease
+// is too recent for another process to have acquired it since, or the API server confirms it. State alone is not certain after
+// this process was suspended.
 func (e *Elector) Confirm(ctx context.Context) (bool, error) {
 	return e.confirm(ctx, e.config.LeaseDuration/2)
 }
 
 func (e *Elector) confirm(ctx context.Context, age time.Duration) (bool, error) {
-	if e.Term() == 0 { // what a standby reads may be older than its election
+	if e.Term() == 0 { // a standby may read a Lease that is older than its election
 		return false, nil
 	}
 	if !e.wroteWithin(age) {
 		ctx, cancel := context.WithTimeout(ctx, e.timeout)
 		defer cancel()
-		// Not by the lock, whose Get prepares the election's next write.
+		// The lock's Get would prepare the election's next write.
 		lease, err := e.config.Leases.Leases(e.config.Namespace).Get(ctx, e.config.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, fmt.Errorf("reading the lease: %w", err)
@@ -93,7 +93,7 @@ func (e *Elector) confirm(ctx context.Context, age time.Duration) (bool, error) 
 	return e.Term() > 0, nil
 }
 
-// Run takes part until ctx ends, gives the Lease up if it is held, and returns nil; or returns ErrDeposed.
+// Run takes part in elections until ctx ends, then releases the Lease if it is held, and returns nil; or it returns ErrLeadershipLost.
 func (e *Elector) Run(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -103,7 +103,7 @@ func (e *Elector) Run(ctx context.Context) error {
 		state, changed := e.State()
 		if state.Lost {
 			cancel()
-			_ = <-ended // another holds it; how the attempt to renew ended tells nothing more
+			_ = <-ended // another process holds it: the result of the renewal does not matter
 			return fmt.Errorf("%w: %s", ErrLeadershipLost, state.Holder)
 		}
 		select {
@@ -115,13 +115,13 @@ func (e *Elector) Run(ctx context.Context) error {
 	}
 }
 
-// compete runs one election after the other: client-go's elector ends when it could not renew in time.
+// compete runs one election after the other: client-go's elector ends when it cannot renew in time.
 func (e *Elector) compete(ctx context.Context) error {
 	for ctx.Err() == nil {
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Lock: e.Lock, Name: e.config.Name,
 			LeaseDuration: e.config.LeaseDuration, RenewDeadline: e.config.RenewDeadline, RetryPeriod: e.config.RetryPeriod,
-			// The lock tells all there is to know, and in order.
+			// The lock reports all changes, in order.
 			Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
 		})
 		if err != nil {
@@ -132,7 +132,7 @@ func (e *Elector) compete(ctx context.Context) error {
 	return nil
 }
 
-// release lets a successor in at once. Without it one waits for the Lease's end.
+// release releases the Lease, so that a successor need not wait for its expiry.
 func (e *Elector) release(ctx context.Context) {
 	record, _, err := e.Get(ctx)
 	if err != nil || record.HolderIdentity != e.Identity() {

@@ -9,43 +9,43 @@ import (
 )
 
 // Lock is a Lease lock that knows the term under which this process holds it. The term is one more than the Lease's
-// leaseTransitions, which grows with each change of the holder. A Lease that somebody deleted would count from zero again,
-// below what others remember: whoever writes it next counts on from the highest term that it has seen, and one that has
-// seen none from where Superseded says. It implements resourcelock.Interface, for client-go's elector and a
-// controller-runtime manager, and rpc.Leader. All methods may be called concurrently.
+// leaseTransitions, which increases with each change of the holder. After a deletion of the Lease it would start from zero,
+// below the terms that agents remember. So the next write continues from the highest term that its process has seen, or from
+// the one that Superseded reported. Lock implements resourcelock.Interface, for client-go's elector and a controller-runtime
+// manager, and rpc.Leader. All methods may be called concurrently.
 type Lock struct {
 	resourcelock.Interface
 
 	timeout time.Duration
 
 	mu     sync.Mutex
-	term   int64     // under which this process wrote it last; 0 if never
-	wrote  time.Time // when this process began the write of it that landed last
-	floor  int64     // the least term that the next write may carry
-	seen   int64     // the highest term that the Lease was seen with
+	term   int64     // of this process's last write; 0 if there was none
+	wrote  time.Time // when this process began its last successful write
+	floor  int64     // the lowest term that the next write may carry
+	seen   int64     // the highest term that the Lease had
 	holder string
-	// deposed tells that another process was seen to hold it after this one did.
+	// lost is set once another process held the Lease after this one.
 	lost    bool
 	changed chan struct{} // closed at each change of the above
 }
 
-// NewLock returns a lock over inner, which nothing else may write with. Each of its calls ends after timeout.
+// NewLock returns a lock over inner, which must not be used otherwise. Each call is bounded by timeout.
 func NewLock(inner resourcelock.Interface, timeout time.Duration) *Lock {
 	return &Lock{Interface: inner, timeout: timeout, changed: make(chan struct{})}
 }
 
-// State is what a Lock knows.
+// State is the state of a Lock.
 type State struct {
-	// Term is the term under which this process holds the Lease, as far as it knows; 0 if it never did, or does no more, or
-	// another term is known to be higher.
+	// Term is the term under which this process holds the Lease, as far as it knows; 0 if it does not hold the Lease, or a
+	// higher term is known.
 	Term int64
-	// Holder is the identity of the process that holds it, as was seen last; empty if none is known.
+	// Holder is the identity of the last known holder; empty if none is known.
 	Holder string
-	// Deposed tells that another process holds it after this one did. It stays true.
+	// Lost is set once another process held the Lease after this one. It stays set.
 	Lost bool
 }
 
-// State is what is known now, and a channel that is closed when that has changed.
+// State returns the current state, and a channel that is closed when it has changed.
 func (l *Lock) State() (State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,12 +62,12 @@ func (l *Lock) Term() int64 {
 	return s.Term
 }
 
-// Superseded tells that a term is in use that this process does not have. If the Lease still is this process's, its next
-// write takes a higher term; if not, it learns so by that write.
+// Superseded implements rpc.Leader: the term, which is not this process's, is in use. If this process still holds the Lease, its
+// next write takes a higher term; if not, that write fails.
 func (l *Lock) Superseded(term int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if term >= max(l.term, l.floor) { // else it is a late answer
+	if term >= max(l.term, l.floor) { // otherwise the answer is outdated
 		l.floor = term + 1
 		l.wake()
 	}
@@ -120,14 +120,14 @@ func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	return nil
 }
 
-// wroteWithin tells whether this process's last write of the Lease is younger than age.
+// wroteWithin reports whether this process's last write of the Lease is younger than age.
 func (l *Lock) wroteWithin(age time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Since(l.wrote) < age
 }
 
-// next is the term of a write that would carry term: no lower than what is known of other terms.
+// next returns the term of a write that would carry term: it is not lower than any known term.
 func (l *Lock) next(term int64) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +137,7 @@ func (l *Lock) next(term int64) int64 {
 	return max(term, l.floor, l.seen+1)
 }
 
-// observe takes in what the Lease says. mu is held.
+// observe records the content of the Lease. mu is held.
 func (l *Lock) observe(record *resourcelock.LeaderElectionRecord) {
 	l.seen = max(l.seen, int64(record.LeaderTransitions)+1)
 	holder := record.HolderIdentity
@@ -149,7 +149,7 @@ func (l *Lock) observe(record *resourcelock.LeaderElectionRecord) {
 	l.wake()
 }
 
-// wake tells of a change. mu is held.
+// wake signals a change. mu is held.
 func (l *Lock) wake() {
 	close(l.changed)
 	l.changed = make(chan struct{})

@@ -7,24 +7,24 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Timing is how fast an election is.
+// Timing has the intervals of an election.
 type Timing struct {
-	// LeaseDuration is how long others wait for a leader that says nothing. RenewDeadline, less than that, bounds one attempt
-	// to renew; for an elector of controller-runtime's it is when a leader that cannot renew ends. RetryPeriod is the interval
-	// of attempts.
+	// LeaseDuration is how long other processes wait for a leader that does not renew. RenewDeadline, which is shorter, bounds
+	// one renewal; controller-runtime's elector ends a leader that cannot renew in that time. RetryPeriod is the interval of
+	// attempts.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
-// DefaultTiming is that of every component.
+// DefaultTiming returns the timing of every component.
 func DefaultTiming() Timing {
 	return Timing{LeaseDuration: DefaultLeaseDuration, RenewDeadline: DefaultRenewDeadline, RetryPeriod: DefaultRetryPeriod}
 }
 
 // AddFlags adds the flags with their defaults.
 func (t *Timing) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&t.LeaseDuration, "lease-duration", DefaultLeaseDuration, "`time` that a leader may say nothing before it is replaced")
-	fs.DurationVar(&t.RenewDeadline, "lease-renew-deadline", DefaultRenewDeadline, "`time` in which the Lease must be renewed")
-	fs.DurationVar(&t.RetryPeriod, "lease-retry-period", DefaultRetryPeriod, "`interval` of attempts to get or renew the Lease")
+	fs.DurationVar(&t.LeaseDuration, "lease-duration", DefaultLeaseDuration, "`time` without a renewal after which a leader is replaced")
+	fs.DurationVar(&t.RenewDeadline, "lease-renew-deadline", DefaultRenewDeadline, "`time` within which the Lease must be renewed")
+	fs.DurationVar(&t.RetryPeriod, "lease-retry-period", DefaultRetryPeriod, "`interval` of attempts to acquire or renew the Lease")
 }
 
 // Validate returns every problem, each naming its flag.

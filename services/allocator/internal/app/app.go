@@ -1,5 +1,5 @@
-// Package app wires the allocator: it makes the parts, feeds them from the API server, serves, and ends in order. Run is
-// called once for each process; tests may run several side by side.
+// Package app assembles the allocator: it creates the parts, feeds them from the API server, serves, and shuts down in order. It
+// owns no state of its own. Run is called once for each App; tests may run several side by side.
 package app
 
 import (
@@ -43,8 +43,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/tasks"
 )
 
-// drainTime is how long the end of the process waits for custom resources that are still to be written. What is not
-// written by then is adopted by the next process.
+// drainTime is how long the shutdown waits for custom resources that are not written yet. The next process adopts the rest.
 const drainTime = 5 * time.Second
 
 // App is one allocator.
@@ -58,16 +57,16 @@ type App struct {
 // Option changes an App for tests.
 type Option func(*App)
 
-// WithREST takes the place of --kubeconfig.
+// WithREST replaces --kubeconfig.
 func WithREST(c *rest.Config) Option { return func(a *App) { a.rest = c } }
 
-// WithListener takes the place of --bind-address.
+// WithListener replaces --bind-address.
 func WithListener(l net.Listener) Option { return func(a *App) { a.listener = l } }
 
-// WithClock takes the place of the machine's clock.
+// WithClock replaces the system clock.
 func WithClock(c clock.WithTickerAndDelayedExecution) Option { return func(a *App) { a.clock = c } }
 
-// New returns an allocator of valid settings. It reads the kubeconfig and does no other I/O.
+// New returns an allocator with valid settings. It reads the kubeconfig and does no other I/O.
 func New(cfg Config, options ...Option) (*App, error) {
 	a := &App{config: cfg, clock: clock.RealClock{}}
 	for _, o := range options {
@@ -76,7 +75,7 @@ func New(cfg Config, options ...Option) (*App, error) {
 	if a.rest == nil {
 		c, err := clientcmd.BuildConfigFromFlags("", cfg.Kubeconfig)
 		if err != nil {
-			return nil, fmt.Errorf("reading how to reach the API server (--kubeconfig): %w", err)
+			return nil, fmt.Errorf("reading --kubeconfig: %w", err)
 		}
 		a.rest = c
 	}
@@ -86,7 +85,7 @@ func New(cfg Config, options ...Option) (*App, error) {
 	return a, nil
 }
 
-// parts is everything that Run makes.
+// parts is everything that Run creates.
 type parts struct {
 	metrics  *prometheus.Registry
 	tasks    *tasks.Set
@@ -98,7 +97,7 @@ type parts struct {
 	fastpath *fastpath.Server
 	server   *rpc.Server
 	source   *source
-	synced   chan struct{} // closed once all that the API server holds was seen
+	synced   chan struct{} // closed when the informers have listed all objects
 	events   events.EventBroadcaster
 	recorder events.EventRecorder
 	// elector is nil for an allocator that runs alone.
@@ -108,10 +107,9 @@ type parts struct {
 	forward  *forward.Forwarder
 }
 
-// Run serves until ctx ends, or until another replica has taken the lead from this one. It serves also while the API server
-// cannot be reached; probes are told SERVING once what the API server holds has been seen, whoever leads: a replica that
-// does not forwards what it is asked. The Lease is given up when the last call has been answered and what could be written
-// is: the next leader finds nothing half done.
+// Run serves until ctx ends, or until this replica loses leadership. It also serves while the API server is unreachable. Probes
+// return SERVING once the informers have synced, on every replica: one that does not lead forwards its calls. The Lease is
+// released after the last call was answered and the pending writes were made, so that the next leader finds nothing unfinished.
 func (a *App) Run(ctx context.Context) error {
 	p, err := a.build(ctx)
 	if err != nil {
@@ -147,7 +145,7 @@ func (a *App) Run(ctx context.Context) error {
 	return g.Run(ctx)
 }
 
-// after runs f, and when ctx ends runs last before it tells f to end.
+// after runs f. When ctx ends, it runs last and then ends f.
 func after(ctx context.Context, last func(context.Context), f func(context.Context) error) error {
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -163,14 +161,14 @@ func after(ctx context.Context, last func(context.Context), f func(context.Conte
 	return <-ended
 }
 
-// drain waits a while for what is still to be written.
+// drain waits for pending writes, for a limited time.
 func (p *parts) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
 	p.fastpath.Drain(ctx)
 }
 
-// sweep looks each second for agents that have fallen silent.
+// sweep publishes the status of agents every second.
 func (a *App) sweep(ctx context.Context, p *parts) error {
 	ticker := a.clock.NewTicker(time.Second)
 	defer ticker.Stop()
@@ -188,17 +186,17 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
-			return nil, fmt.Errorf("making the scheme: %w", err)
+			return nil, fmt.Errorf("creating the scheme: %w", err)
 		}
 	}
 	httpClient, err := rest.HTTPClientFor(a.rest)
 	if err != nil {
-		return nil, fmt.Errorf("making the client of the API server: %w", err)
+		return nil, fmt.Errorf("creating the API server client: %w", err)
 	}
 	mapper := kinds()
 	direct, err := client.New(a.rest, client.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper})
 	if err != nil {
-		return nil, fmt.Errorf("making the client of the API server: %w", err)
+		return nil, fmt.Errorf("creating the API server client: %w", err)
 	}
 	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(a.config.HeartbeatTimeout, 0), store: store.New(a.clock), pools: pools.New(),
 		synced: make(chan struct{})}
@@ -229,7 +227,7 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 
 func (a *App) serve(ctx context.Context, p *parts) error {
 	const sandbox, allocator = "fastsandbox.sandbox.v1.SandboxService", "fastsandbox.allocator.v1.AllocatorService"
-	// Another replica has authorized whom it forwards for.
+	// Another replica has authorized the callers of the calls that it forwards.
 	callers := []rpc.Role{rpc.RoleClient, rpc.RoleGateway, rpc.RoleController, rpc.RoleAllocator}
 	placers := []rpc.Role{rpc.RoleController, rpc.RoleAllocator}
 	p.forward = forward.New(forward.Config{
@@ -262,22 +260,22 @@ func (a *App) agentAddress(ip string) string {
 	return net.JoinHostPort(ip, strconv.Itoa(a.config.AgentPort))
 }
 
-// record makes what writes Events, in the background: nobody waits for one.
+// record creates the recorder of Events, which writes them in the background.
 func (a *App) record(p *parts, scheme *runtime.Scheme, httpClient *http.Client) error {
 	c, err := eventsv1.NewForConfigAndClient(a.rest, httpClient)
 	if err != nil {
-		return fmt.Errorf("making the client of events: %w", err)
+		return fmt.Errorf("creating the events client: %w", err)
 	}
 	p.events = events.NewBroadcaster(&events.EventSinkImpl{Interface: c})
 	p.recorder = p.events.NewRecorder(scheme, "fast-sandbox-allocator")
 	return nil
 }
 
-// kinds is what the allocator uses of the API, so that it asks for no discovery and starts without an API server.
+// kinds returns the kinds that the allocator uses, so that it needs no discovery and starts without an API server.
 func kinds() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
-	// The plural of Sandbox is none that the mapper would guess.
+	// The mapper would not guess the plural of Sandbox.
 	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Sandbox"), v1alpha1.GroupVersion.WithResource("sandboxes"),
 		v1alpha1.GroupVersion.WithResource("sandbox"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("SandboxPool"), meta.RESTScopeNamespace)

@@ -9,11 +9,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
-// compact is what the informer does to a custom resource before it keeps it: there may be 100,000. What nobody reads here is
-// dropped, and texts that many have in common are held once.
+// compact reduces a custom resource before the informer keeps it: there may be 100,000. It drops what the allocator does not read,
+// and shares strings that many resources have in common.
 func compact(obj any) (any, error) {
 	sb, ok := obj.(*v1alpha1.Sandbox)
-	if !ok { // a tombstone of the informer's
+	if !ok { // the informer's cache.DeletedFinalStateUnknown
 		return obj, nil
 	}
 	share(&sb.APIVersion, &sb.Kind)
@@ -51,7 +51,7 @@ func compact(obj any) (any, error) {
 	return sb, nil
 }
 
-// shared is a text as the others hold it that are the same.
+// shared returns a string that shares its memory with equal ones.
 func shared[T ~string](text T) T {
 	if text == "" {
 		return ""
@@ -71,7 +71,7 @@ func shareAll(texts []string) {
 	}
 }
 
-// sharedKeys is a map of the size that it needs. Values are mostly each sandbox's own.
+// sharedKeys returns a map of minimal size with shared keys. Most values belong to one sandbox.
 func sharedKeys(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil

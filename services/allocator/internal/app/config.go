@@ -31,11 +31,11 @@ type Config struct {
 	BindAddress string
 	// AgentPort is the port of every agent's gRPC server, on its Pod's IP.
 	AgentPort int
-	// ConsistencyMode of creates that name none: fast or strong.
+	// ConsistencyMode of creates that set none: fast or strong.
 	ConsistencyMode string
-	// OrphanTimeout is how long a container that belongs to nobody may stand.
+	// OrphanTimeout is how long a container without a sandbox is kept.
 	OrphanTimeout time.Duration
-	// CreateTimeout bounds a create whose caller set no deadline.
+	// CreateTimeout bounds a create without a deadline.
 	CreateTimeout time.Duration
 	// HeartbeatTimeout is the silence after which an agent is not ready, and the controller may take it for lost.
 	HeartbeatTimeout time.Duration
@@ -43,17 +43,17 @@ type Config struct {
 	WriteQueueLimit int
 	// Kubeconfig is a file; empty for the Pod's own service account.
 	Kubeconfig string
-	// Election says how the leader among several replicas is found.
+	// Election has the settings of leader election.
 	Election
 }
 
-// Election are the settings of the leader election.
+// Election has the settings of leader election.
 type Election struct {
 	// LeaderElect is false for an allocator that runs alone and always leads.
 	LeaderElect bool
-	// Namespace of the Lease; PodName is this process's name in it.
+	// Namespace of the Lease; PodName identifies this process in it.
 	Namespace, PodName string
-	// AdvertiseAddress (host:port) is where other replicas reach the gRPC server. Empty: PodIP and the port of the server.
+	// AdvertiseAddress (host:port) of the gRPC server for the other replicas. Empty: PodIP and the port of the server.
 	AdvertiseAddress, PodIP string
 	// Lease is the election's timing.
 	Lease leader.Timing
@@ -67,21 +67,21 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.BindAddress, "bind-address", ":9090", "`address` of the gRPC server")
 	fs.IntVar(&c.AgentPort, "agent-port", 5758, "`port` of agents' gRPC servers")
-	fs.StringVar(&c.ConsistencyMode, "fastpath-consistency-mode", modeFast, "`mode` of creates that name none: fast or strong")
+	fs.StringVar(&c.ConsistencyMode, "fastpath-consistency-mode", modeFast, "`mode` of creates that set none: fast or strong")
 	fs.DurationVar(&c.OrphanTimeout, "fastpath-orphan-timeout", 10*time.Second, "`time` after which a container that belongs to no sandbox is deleted")
-	fs.DurationVar(&c.CreateTimeout, "create-timeout", time.Minute, "`time` that a create may take whose caller set no deadline")
+	fs.DurationVar(&c.CreateTimeout, "create-timeout", time.Minute, "`time` after which a create without a deadline ends")
 	fs.DurationVar(&c.HeartbeatTimeout, "heartbeat-timeout", registry.DefaultHeartbeatTimeout, "`time` of silence after which an agent takes no new sandboxes and may be taken for lost; the controller follows it")
 	fs.IntVar(&c.WriteQueueLimit, "write-queue-limit", 10000, "`number` of sandboxes that may wait to be written to the API server")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty: the Pod's service account")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's service account")
 	c.addFlags(fs)
 }
 
 func (e *Election) addFlags(fs *pflag.FlagSet) {
-	fs.BoolVar(&e.LeaderElect, "leader-elect", true, "find one leader among several replicas by a Lease; false for an allocator that runs alone")
+	fs.BoolVar(&e.LeaderElect, "leader-elect", true, "elect one leader among several replicas by a Lease; false for an allocator that runs alone")
 	fs.StringVar(&e.Namespace, "namespace", "", "`namespace` of the Lease")
 	fs.StringVar(&e.PodName, "pod-name", "", "`name` of this process's Pod")
 	fs.StringVar(&e.PodIP, "pod-ip", "", "`address` of this process's Pod")
-	fs.StringVar(&e.AdvertiseAddress, "advertise-address", "", "`address` (host:port) where other replicas reach this one; empty: the Pod's IP and the port of --bind-address")
+	fs.StringVar(&e.AdvertiseAddress, "advertise-address", "", "`address` (host:port) of this replica for the others; empty: the Pod's IP and the port of --bind-address")
 	e.Lease.AddFlags(fs)
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
 	config.BindEnv(fs, "pod-name", "POD_NAME")
@@ -102,7 +102,7 @@ func (e *Election) validate(bindAddress string) []error {
 	return append(problems, e.Lease.Validate()...)
 }
 
-// advertise is where other replicas reach the server that listens on bindAddress.
+// advertise returns the address of the server, which listens on bindAddress, for the other replicas.
 func (e *Election) advertise(bindAddress string) (string, error) {
 	address := e.AdvertiseAddress
 	if address == "" && e.PodIP != "" {
@@ -114,7 +114,7 @@ func (e *Election) advertise(bindAddress string) (string, error) {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err == nil && (host == "" || port == "") {
-		err = errors.New("it names no host, or no port")
+		err = errors.New("missing host or port")
 	}
 	return address, err
 }

@@ -18,7 +18,7 @@ import (
 // leaseName is the name of the allocators' Lease.
 const leaseName = "fast-sandbox-allocator"
 
-// elect makes the part in the election, if this allocator takes part in one.
+// elect creates the elector, unless this allocator runs alone.
 func (a *App) elect(p *parts, httpClient *http.Client) error {
 	if !a.config.LeaderElect {
 		p.lead = leadership.Alone()
@@ -26,11 +26,11 @@ func (a *App) elect(p *parts, httpClient *http.Client) error {
 	}
 	address, err := a.config.advertise(a.config.BindAddress)
 	if err != nil {
-		return fmt.Errorf("finding this replica's address: %w", err)
+		return fmt.Errorf("finding the address of this replica: %w", err)
 	}
 	client, err := coordinationv1.NewForConfigAndClient(a.rest, httpClient)
 	if err != nil {
-		return fmt.Errorf("making the client of the Lease: %w", err)
+		return fmt.Errorf("creating the Lease client: %w", err)
 	}
 	identity := leadership.NewIdentity(a.config.PodName, address)
 	p.elector = leader.New(leader.Config{
@@ -41,11 +41,11 @@ func (a *App) elect(p *parts, httpClient *http.Client) error {
 	return nil
 }
 
-// settlePatience is how long agents are waited for before a process that has just started stands for election.
-const settlePatience = 2 * time.Second
+// reportTimeout is how long a new process waits for the reports of agents before it takes part in the election.
+const reportTimeout = 2 * time.Second
 
-// campaign takes part in the election once this process could do a leader's work: a cold one must not win it from one that
-// is warm. When ctx ends the Lease is given up last of all.
+// campaign takes part in the election once this process is ready to lead: a cold process must not win against a warm one. When
+// ctx ends, the Lease is released last.
 func (a *App) campaign(ctx context.Context, p *parts) error {
 	select {
 	case <-ctx.Done():
@@ -54,7 +54,7 @@ func (a *App) campaign(ctx context.Context, p *parts) error {
 	}
 	ticker := a.clock.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
-	for !p.fleet.AllReported(settlePatience) {
+	for !p.fleet.AllReported(reportTimeout) {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -64,7 +64,7 @@ func (a *App) campaign(ctx context.Context, p *parts) error {
 	return after(ctx, p.drain, p.elector.Run)
 }
 
-// sink has the announcer hear of agents, too.
+// sink is a feed.Sink that also notifies the announcer.
 type sink struct {
 	*fleet.Fleet
 	announce *announce.Announcer

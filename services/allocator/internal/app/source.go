@@ -35,13 +35,13 @@ func newSource(a *App, p *parts, scheme *runtime.Scheme, mapper meta.RESTMapper,
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("making the informers: %w", err)
+		return nil, fmt.Errorf("creating the informers: %w", err)
 	}
 	return &source{app: a, parts: p, cache: c}, nil
 }
 
-// run feeds the parts until ctx ends and calls synced once everything that the API server holds has been told of. While it
-// does not answer, that is tried again and again.
+// run feeds the parts until ctx ends, and calls synced once the informers have listed all objects. While the API server is
+// unreachable, the informers retry.
 func (s *source) run(ctx context.Context, synced func()) error {
 	log := logr.FromContextOrDiscard(ctx)
 	handlers := []struct {
@@ -53,22 +53,22 @@ func (s *source) run(ctx context.Context, synced func()) error {
 		{&v1alpha1.Sandbox{}, handle(s.parts.fastpath.ResourceSeen, s.parts.fastpath.ResourceGone)},
 		{&corev1.Pod{}, handle(s.podSeen, func(pod *corev1.Pod) { s.parts.feed.RemovePod(string(pod.UID)) })},
 	}
-	var told []toolscache.InformerSynced
+	var synchronized []toolscache.InformerSynced
 	for _, h := range handlers {
 		informer, err := s.cache.GetInformer(ctx, h.object, cache.BlockUntilSynced(false))
 		if err != nil {
-			return fmt.Errorf("making an informer: %w", err)
+			return fmt.Errorf("creating an informer: %w", err)
 		}
 		registration, err := informer.AddEventHandler(h.handler)
 		if err != nil {
 			return fmt.Errorf("adding a handler to an informer: %w", err)
 		}
-		told = append(told, registration.HasSynced)
+		synchronized = append(synchronized, registration.HasSynced)
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if toolscache.WaitForCacheSync(ctx.Done(), told...) {
+		if toolscache.WaitForCacheSync(ctx.Done(), synchronized...) {
 			s.parts.feed.SetSynced()
 			s.parts.pools.SetSynced()
 			log.Info("synced with the API server", "sandboxes", s.parts.store.Len())
@@ -80,8 +80,8 @@ func (s *source) run(ctx context.Context, synced func()) error {
 	return err
 }
 
-// podSeen keeps the connection to the agent of a Pod that runs. A Pod that has ended is as good as gone; one that is being
-// deleted still serves its sandboxes.
+// podSeen adds the agent of a running Pod. A Pod that has ended counts as removed; one that is being deleted still serves its
+// sandboxes.
 func (s *source) podSeen(pod *corev1.Pod) {
 	switch {
 	case pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded:
@@ -101,7 +101,7 @@ func namespaces() client.Object {
 	return m
 }
 
-// handle makes an event handler of what to do with an object that is there, and with one that is gone.
+// handle returns an event handler that calls seen for existing objects and gone for deleted ones.
 func handle[T client.Object](seen, gone func(T)) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { seen(obj.(T)) },

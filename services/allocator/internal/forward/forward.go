@@ -1,16 +1,16 @@
-// Package forward lets clients call any replica: one that does not lead passes a call on to the one that does, and one that
-// leads handles it itself. It stands in a server as interceptors, behind all checks: the caller was authorized and the
-// request validated here, and the leader lets the other replicas in by their own certificates. All methods may be called
+// Package forward lets clients call any replica: the leader handles a call, every other replica forwards it to the leader.
+// It consists of interceptors that run after all checks: the caller was authorized and the request validated here, and the
+// leader admits the other replicas by their own certificates. It owns the connection to the leader. All methods may be called
 // concurrently.
 //
 //	              leads                          -> handled here
 //	call arrives: forwarded by another replica   -> NOT_LEADER: it is never forwarded twice
-//	              another leads, and is reached  -> forwarded once; its answer is the answer, but NOT_LEADER
-//	              nobody leads (that is known)   -> waited for a change, then as above
+//	              another leads, and is reached  -> forwarded once; its answer is final, unless it is NOT_LEADER
+//	              no leader is known             -> wait for a change, then as above
 //
-// A call is forwarded again only if the first cannot have been carried out: it was not sent, or was answered NOT_LEADER; or
-// if carrying it out twice does no harm. That is so for every method but a create without a request_id: such a one ends,
-// when its connection breaks, as it would have for a client of the leader itself, with a bare UNAVAILABLE: unknown.
+// A call is forwarded again only if the first one was certainly not executed (it was not sent, or was answered NOT_LEADER), or
+// if executing it twice is harmless. Every method is harmless in that sense but a create without a request_id: when its
+// connection breaks, it ends with a plain UNAVAILABLE, as it would for a direct client of the leader.
 package forward
 
 import (
@@ -33,29 +33,29 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
-// marker is the metadata key of a call that a replica has forwarded.
+// marker is the metadata key of a forwarded call.
 const marker = "fast-sandbox-forwarded"
 
 const (
-	// defaultPatience is how long a call without a deadline waits for a leader.
-	defaultPatience = 10 * time.Second
-	// margin is left of a deadline for the answer, so that the caller reads NOT_LEADER and not its own clock.
+	// defaultTimeout is how long a call without a deadline waits for a leader.
+	defaultTimeout = 10 * time.Second
+	// margin is the part of a deadline that is kept for the answer, so that the caller receives NOT_LEADER and no timeout.
 	margin = 100 * time.Millisecond
-	// connectPatience is how long one connection to the leader may take before it counts as unreachable.
-	connectPatience = time.Second
-	// retryInterval is how often a leader that cannot be reached, or does not know of its lead yet, is tried again.
+	// connectTimeout is how long connecting to the leader may take before it counts as unreachable.
+	connectTimeout = time.Second
+	// retryInterval is the interval of retries while the leader cannot be reached, or does not know yet that it leads.
 	retryInterval = 50 * time.Millisecond
 )
 
 // Config is what a Forwarder needs.
 type Config struct {
 	Lead *leadership.View
-	// Dial makes a connection to another replica that connects when it is used.
+	// Dial returns a connection to another replica that connects on first use.
 	Dial  func(address string) (*grpc.ClientConn, error)
 	Clock clock.Clock
-	// Services whose calls are forwarded, by full name; all others are handled where they arrive.
+	// Services whose calls are forwarded, by full name. All others are handled by the replica that receives them.
 	Services []string
-	// Patience is how long a call without a deadline waits for a leader. Zero: 10 s.
+	// Timeout is how long a call without a deadline waits for a leader. Zero: 10 s.
 	Timeout time.Duration
 }
 
@@ -72,16 +72,16 @@ type Forwarder struct {
 // New returns a forwarder. Close it when its server has ended.
 func New(cfg Config) *Forwarder {
 	if cfg.Timeout == 0 {
-		cfg.Timeout = defaultPatience
+		cfg.Timeout = defaultTimeout
 	}
 	return &Forwarder{config: cfg, ending: make(chan struct{})}
 }
 
-// End ends the streams that have no end of their own, so that a server that drains need not wait for them, and forwards
-// nothing more. Clients take them up at another replica.
+// End ends all endless streams, so that a draining server does not wait for them, and stops forwarding. Clients continue at
+// another replica.
 func (f *Forwarder) End() { f.end.Do(func() { close(f.ending) }) }
 
-// Close gives the connections up.
+// Close closes the connections.
 func (f *Forwarder) Close() {
 	f.End()
 	f.mu.Lock()
@@ -97,29 +97,29 @@ func (f *Forwarder) forwards(method string) bool {
 	return slices.Contains(f.config.Services, service)
 }
 
-// errNotLeader is the answer while there is no leader to turn to.
+// errNotLeader is the answer while no leader is known.
 func errNotLeader(last error) error {
-	return fault.Wrap(last, errdefs.ErrUnavailable, fault.NotLeader, "no allocator leads now").RetryIn(200 * time.Millisecond)
+	return fault.Wrap(last, errdefs.ErrUnavailable, fault.NotLeader, "no allocator is the leader now").RetryIn(200 * time.Millisecond)
 }
 
-// call is one call on its way.
+// call is one call to be routed.
 type call struct {
-	// local handles it here; done as for remote.
+	// local handles the call in this process; done as for remote.
 	local func() (done bool, err error)
-	// remote has it handled by the leader. done is false if it was certainly not carried out, or may be carried out again.
+	// remote forwards the call to the leader. done is false if it was certainly not executed, or may be executed again.
 	remote func(ctx context.Context, conn *grpc.ClientConn, leader epoch) (done bool, err error)
 }
 
-// epoch is a time in which one replica leads.
+// epoch is a period with one leader.
 type epoch struct {
 	leadership.State
 	changed <-chan struct{}
 }
 
-// route carries a call out, here or at the leader, and waits for one as long as the deadline lasts.
+// route executes a call, here or at the leader, and waits for a leader until the deadline.
 func (f *Forwarder) route(ctx context.Context, c call) error {
-	patience := f.config.Clock.NewTimer(f.patience(ctx))
-	defer patience.Stop()
+	timeout := f.config.Clock.NewTimer(f.timeout(ctx))
+	defer timeout.Stop()
 	var last error
 	for {
 		state, changed := f.config.Lead.State()
@@ -145,7 +145,7 @@ func (f *Forwarder) route(ctx context.Context, c call) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-patience.C():
+		case <-timeout.C():
 			return errNotLeader(last)
 		case <-f.ending:
 			return errNotLeader(last)
@@ -161,19 +161,19 @@ func (f *Forwarder) forward(ctx context.Context, leader epoch, c call) (bool, er
 	if err != nil {
 		return false, err
 	}
-	defer f.leave(l)
+	defer f.release(l)
 	if err := l.ready(ctx, leader.changed); err != nil {
 		return false, err
 	}
 	return c.remote(ctx, l.conn, leader)
 }
 
-func (f *Forwarder) patience(ctx context.Context) time.Duration {
+func (f *Forwarder) timeout(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return f.config.Timeout
 	}
-	left := time.Until(deadline) // a context's deadline goes by the machine's clock
+	left := time.Until(deadline) // deadlines of contexts use the system clock
 	return max(left-min(margin, left/4), 0)
 }
 
@@ -181,7 +181,7 @@ func forwarded(ctx context.Context) bool {
 	return len(metadata.ValueFromIncomingContext(ctx, marker)) > 0
 }
 
-// outgoing is the context of a forwarded call: its deadline and trace go on by themselves, its other metadata here.
+// outgoing returns the context of a forwarded call with the incoming metadata. gRPC passes on deadline and trace itself.
 func outgoing(ctx context.Context) context.Context {
 	out := metadata.MD{marker: {"1"}}
 	in, _ := metadata.FromIncomingContext(ctx)
@@ -193,7 +193,7 @@ func outgoing(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, out)
 }
 
-// passed is the metadata of an answer, without what the transport itself writes.
+// passed returns the metadata of an answer without the keys of the transport.
 func passed(md metadata.MD) metadata.MD {
 	out := metadata.MD{}
 	for key, values := range md {
@@ -204,7 +204,7 @@ func passed(md metadata.MD) metadata.MD {
 	return out
 }
 
-// reserved tells which keys are the transport's, or the tracer's, who writes its own.
+// reserved reports whether the transport or the tracer sets a key itself.
 func reserved(key string) bool {
 	switch key {
 	case "content-type", "user-agent", "te", "traceparent", "tracestate", "baggage", marker:
@@ -213,7 +213,7 @@ func reserved(key string) bool {
 	return strings.HasPrefix(key, ":") || strings.HasPrefix(key, "grpc-")
 }
 
-// messages are new messages of the kinds that a method takes and answers with.
+// messages returns a new request and a new reply of a method.
 func messages(method string) (request, reply proto.Message, err error) {
 	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
@@ -222,7 +222,7 @@ func messages(method string) (request, reply proto.Message, err error) {
 	}
 	m, ok := d.(protoreflect.MethodDescriptor)
 	if !ok {
-		return nil, nil, fmt.Errorf("finding method %s: %s is none", method, name)
+		return nil, nil, fmt.Errorf("finding method %s: %s is not a method", method, name)
 	}
 	in, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
 	if err != nil {

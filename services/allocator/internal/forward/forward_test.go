@@ -35,7 +35,7 @@ const (
 	tick = 5 * time.Millisecond
 )
 
-// elector says who leads, as it is told.
+// elector returns the state that the test has set.
 type elector struct {
 	mu      sync.Mutex
 	state   leader.State
@@ -223,7 +223,7 @@ func TestWithoutALeader(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")
 	tests := map[string]leader.State{
-		"nobody is known":                     {},
+		"no leader is known":                  {},
 		"it is suspended itself":              {Holder: b.identity.String()},
 		"who led is gone":                     {Holder: leadership.NewIdentity("gone", "gone:9090").String()},
 		"the other does not know of its lead": {Holder: a.identity.String()},
@@ -382,13 +382,13 @@ func TestNotLeaderIsAskedAgain(t *testing.T) {
 	require.EqualValues(t, 3, a.creates.Load())
 }
 
-// A leader was deposed in the middle of a create: what became of that is not known.
+// A leader lost leadership in the middle of a create: the outcome is unknown.
 func TestACreateThatIsHandedOnHalfDone(t *testing.T) {
 	half := fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.NotLeader, "another has taken over"))
 	full := func(context.Context, int64) error {
 		return fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full")
 	}
-	for _, where := range []string{"a", "b"} { // the deposed leader itself, or a standby
+	for _, where := range []string{"a", "b"} { // the former leader itself, or a standby
 		t.Run("with a request_id it is carried out by the next, by way of "+where, func(t *testing.T) {
 			m := newMesh(t)
 			a, b := m.replica("a"), m.replica("b")
@@ -492,8 +492,8 @@ func TestAStreamRefusedBeforeItsFirstWordIsBegunAgain(t *testing.T) {
 
 func TestStreamsEnd(t *testing.T) {
 	tests := map[string]func(a, b *replica){
-		"when their leader is deposed": func(a, b *replica) { leads(b, a, b) },
-		"when their leader drains":     func(a, _ *replica) { a.forward.End() },
+		"when their leader loses leadership": func(a, b *replica) { leads(b, a, b) },
+		"when their leader drains":           func(a, _ *replica) { a.forward.End() },
 	}
 	for name, end := range tests {
 		t.Run(name, func(t *testing.T) {

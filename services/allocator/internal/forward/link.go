@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 )
 
-// link is the connection to one leader. It is closed once it is abandoned and its last call has ended: what a former
-// leader still carries out may come to its answer.
+// link is the connection to one leader. It is closed when it is abandoned and its last call has ended: a former leader may
+// still answer.
 type link struct {
 	address string
 	conn    *grpc.ClientConn
@@ -19,7 +19,7 @@ type link struct {
 	abandoned bool
 }
 
-// dial takes part in the connection to a leader; leave gives it up.
+// dial returns the connection to a leader. The caller must release it.
 func (f *Forwarder) dial(address string) (*link, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -37,14 +37,14 @@ func (f *Forwarder) dial(address string) (*link, error) {
 	return f.link, nil
 }
 
-func (f *Forwarder) leave(l *link) {
+func (f *Forwarder) release(l *link) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l.users--
 	l.closeUnused()
 }
 
-// abandon has no more calls made by it. The lock is held.
+// abandon closes the link once it has no more users. mu is held.
 func (l *link) abandon() {
 	l.abandoned = true
 	l.closeUnused()
@@ -58,9 +58,9 @@ func (l *link) closeUnused() {
 
 var errUnreachable = errors.New("the leader cannot be reached")
 
-// ready blocks until the connection stands: a call that is sent by it then was certainly not sent before.
+// ready blocks until the connection is established: until then a call was certainly not sent.
 func (l *link) ready(ctx context.Context, changed <-chan struct{}) error {
-	ctx, cancel := context.WithTimeout(ctx, connectPatience)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	ended := make(chan struct{})
 	defer func() { <-ended }()

@@ -11,11 +11,11 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// errChanged is why a call to a former leader was given up.
+// errChanged is the cause of a call to a former leader that was cancelled.
 var errChanged = errors.New("the leader has changed")
 
-// Stream is the interceptor of server-streaming calls. A stream that is handled here ends, with NOT_LEADER, when this
-// replica leads no more: what it would tell from then on is a former leader's.
+// Stream is the interceptor of server-streaming calls. A stream that is handled here ends with NOT_LEADER when this replica
+// loses leadership: its data would be that of a former leader.
 func (f *Forwarder) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if !f.forwards(info.FullMethod) {
 		return handler(srv, ss)
@@ -51,8 +51,8 @@ func (f *Forwarder) local(srv any, ss grpc.ServerStream, request proto.Message, 
 	return err
 }
 
-// watch ends a stream that is handled here when this replica stops leading, or, unless it comes to an end by itself, when
-// the process is about to end.
+// watch ends a stream that is handled here when this replica loses leadership, and an endless one also when the process is about
+// to end.
 func (f *Forwarder) watch(ctx context.Context, request proto.Message, end context.CancelCauseFunc) {
 	ending := f.ending
 	if logs, ok := request.(*sandboxv1.StreamLogsRequest); ok && !logs.GetFollow() {
@@ -75,7 +75,7 @@ func (f *Forwarder) watch(ctx context.Context, request proto.Message, end contex
 	}
 }
 
-// pass has a stream handled by the leader. It may be begun again until its first word, header or message, went out.
+// pass forwards a stream to the leader. It can be repeated until its first header or message was sent.
 func (f *Forwarder) pass(ctx context.Context, ss grpc.ServerStream, conn *grpc.ClientConn, method string, request proto.Message) (bool, error) {
 	ctx, cancel := context.WithCancelCause(outgoing(ctx))
 	ended := make(chan struct{})
@@ -93,14 +93,14 @@ func (f *Forwarder) pass(ctx context.Context, ss grpc.ServerStream, conn *grpc.C
 	if err != nil {
 		return !again(nil, err, true), err
 	}
-	if err := source.SendMsg(request); err != nil && !errors.Is(err, io.EOF) { // at EOF the first read tells more
+	if err := source.SendMsg(request); err != nil && !errors.Is(err, io.EOF) { // after EOF the first read returns the error
 		return !again(nil, err, true), err
 	}
 	if err := source.CloseSend(); err != nil {
 		return !again(nil, err, true), err
 	}
 	begun := false
-	// Headers go on as soon as they come. None at all, without an error, is how a refusal looks here; the read tells it.
+	// Headers are passed on at once. Without headers and without an error the call was refused; the read returns why.
 	header, err := source.Header()
 	if err == nil && header != nil {
 		begun = true
@@ -130,17 +130,17 @@ func (f *Forwarder) pass(ctx context.Context, ss grpc.ServerStream, conn *grpc.C
 	}
 }
 
-// readStream is a stream whose request was read already.
+// readStream is a stream whose request has been read.
 type readStream struct {
 	grpc.ServerStream
 	ctx     context.Context //nolint:containedctx // a stream's context is reached through the stream
 	request proto.Message
 }
 
-// Context ends also when this replica stops leading.
+// Context implements grpc.ServerStream. It also ends when this replica loses leadership.
 func (s *readStream) Context() context.Context { return s.ctx }
 
-// RecvMsg hands the request out once.
+// RecvMsg implements grpc.ServerStream: it returns the request once.
 func (s *readStream) RecvMsg(m any) error {
 	if s.request == nil {
 		return io.EOF

@@ -21,7 +21,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 		return handler(ctx, req)
 	}
 	var resp any
-	perhaps := false // an earlier try may have been carried out
+	perhaps := false // an earlier call may have been executed
 	err := f.route(ctx, call{
 		local: func() (done bool, err error) {
 			resp, err = handler(ctx, req)
@@ -29,7 +29,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 				return true, err
 			}
 			perhaps = perhaps || fault.IsUnsettled(err)
-			return !again(nil, rpc.ToStatus(err), repeatable(req)), err // an agent knew better
+			return !again(nil, rpc.ToStatus(err), repeatable(req)), err // an agent knows another leader
 		},
 		remote: func(ctx context.Context, conn *grpc.ClientConn, leader epoch) (bool, error) {
 			_, reply, err := messages(info.FullMethod)
@@ -45,7 +45,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 				return false, err
 			}
 			resp = reply
-			_ = grpc.SetHeader(ctx, passed(header)) // fails only once the call is over
+			_ = grpc.SetHeader(ctx, passed(header)) // fails only after the end of the call
 			_ = grpc.SetTrailer(ctx, passed(trailer))
 			return true, err
 		},
@@ -54,7 +54,7 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 		return deleted(del), nil
 	}
 	if _, create := req.(*sandboxv1.CreateSandboxRequest); create && perhaps {
-		err = fault.Unsettled(rpc.FromStatus(rpc.ToStatus(err))) // it speaks of the last try alone
+		err = fault.Unsettled(rpc.FromStatus(rpc.ToStatus(err))) // the error is that of the last call alone
 	}
 	if err != nil {
 		return nil, err
@@ -62,8 +62,8 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 	return resp, nil
 }
 
-// deleted is the answer to a delete whose first try took the sandbox away and was not heard of any more. The repetition
-// finds nothing, and to its caller that is success.
+// deleted returns the answer to a delete whose first call deleted the sandbox and was not answered. The repeated call finds
+// nothing, which is success for its caller.
 func deleted(req *sandboxv1.DeleteSandboxRequest) *sandboxv1.DeleteSandboxResponse {
 	return &sandboxv1.DeleteSandboxResponse{Sandbox: &sandboxv1.Sandbox{
 		Namespace: req.GetNamespace(), Name: req.GetName(), Uid: req.GetUid(),
@@ -71,8 +71,8 @@ func deleted(req *sandboxv1.DeleteSandboxRequest) *sandboxv1.DeleteSandboxRespon
 	}}
 }
 
-// during returns a context that ends, with the cause errChanged, when another replica leads: one that has vanished without
-// a word would be waited for until the deadline. A call that must not be repeated waits all the same.
+// during returns a context that ends, with the cause errChanged, when another replica leads. Otherwise a call to a leader that
+// has disappeared would wait for its deadline. A call that must not be repeated waits nevertheless.
 func (f *Forwarder) during(ctx context.Context, leader epoch, repeatable bool) (context.Context, context.CancelFunc) {
 	if !repeatable {
 		return context.WithCancel(ctx)
@@ -97,15 +97,15 @@ func (f *Forwarder) during(ctx context.Context, leader epoch, repeatable bool) (
 	return inner, func() { cancel(nil); <-ended }
 }
 
-// repeatable tells whether a call may be carried out twice. Names and uids make every method so but a create, and a create
-// has its request_id.
+// repeatable reports whether a call may be executed twice. Names and uids make every method idempotent but a create, which
+// needs a request_id.
 func repeatable(req any) bool {
 	create, ok := req.(*sandboxv1.CreateSandboxRequest)
 	return !ok || create.GetRequestId() != ""
 }
 
-// again tells whether a call that failed is to be made again: it was not carried out, or what became of it is not known
-// and a repetition does no harm.
+// again reports whether a failed call should be repeated: it was not executed, or its outcome is unknown and a repetition is
+// harmless.
 func again(cause, err error, repeatable bool) bool {
 	switch {
 	case err == nil:
@@ -117,16 +117,16 @@ func again(cause, err error, repeatable bool) bool {
 	case cause == errChanged: //nolint:errorlint // a context's cause, as it was set
 		return true
 	}
-	// The transport's own word, as against the leader's; or that of one that was deposed in the middle of it.
+	// The error is the transport's and not the leader's, or the leader lost leadership during the call.
 	return status.Code(err) == codes.Unavailable && reasonOf(err) == "" || reasonOf(err) == fault.NotLeader
 }
 
-// untouched tells that a replica has refused a call because it does not lead, and did nothing of it.
+// untouched reports whether a replica refused a call because it does not lead, and executed nothing of it.
 func untouched(err error) bool {
 	return reasonOf(err) == fault.NotLeader && !fault.IsUnsettled(rpc.FromStatus(err))
 }
 
-// reasonOf is the reason that a server of ours gave, or "".
+// reasonOf returns the reason in an error of one of our servers, or "".
 func reasonOf(err error) fault.Reason {
 	st, _ := status.FromError(err)
 	for _, d := range st.Details() {

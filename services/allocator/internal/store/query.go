@@ -30,7 +30,7 @@ func ParseSelector(s string) (labels.Selector, error) {
 	return selector, nil
 }
 
-// matches tells whether what is to be seen is selected; nothing is not. What costs least is looked at first.
+// matches reports whether a visible sandbox is selected. The cheapest conditions come first.
 func (f *Filter) matches(n *snapshot) bool {
 	switch {
 	case !n.seen(),
@@ -43,14 +43,14 @@ func (f *Filter) matches(n *snapshot) bool {
 	return len(f.Phases) == 0 || slices.Contains(f.Phases, n.phase())
 }
 
-// DefaultPage is the size of a page whose caller names none.
+// DefaultPage is the page size of a caller that sets none.
 const DefaultPage = 100
 
 // tokenPrefix marks the version of page tokens.
 const tokenPrefix = "1\x00"
 
-// List returns at most size sandboxes that match, in the order of namespace and name, from after the page that ended with
-// token, and the token of the next page, empty on the last. A sandbox that is there all the time is on exactly one page.
+// List returns at most size matching sandboxes, in the order of namespace and name, from the end of the page with the token on,
+// and the token of the next page, which is empty on the last page. A sandbox that exists all the time is on exactly one page.
 func (s *Store) List(f Filter, size int, token string) ([]*sandboxv1.Sandbox, string, error) {
 	if size <= 0 {
 		size = DefaultPage
@@ -66,10 +66,10 @@ func (s *Store) List(f Filter, size int, token string) ([]*sandboxv1.Sandbox, st
 	return views(page), "", nil
 }
 
-// stride is how many sandboxes are looked at under one hold of the lock: creates wait for it.
+// stride is the number of sandboxes that are examined while the lock is held once: creates wait for it.
 const stride = 1000
 
-// page is at most size snapshots that match from after a key on, and whether there are more.
+// page returns at most size matching snapshots after a key, and whether there are more.
 func (s *Store) page(f Filter, size int, after Key) (page []snapshot, more bool) {
 	if after.Namespace < f.Namespace {
 		after = Key{Namespace: f.Namespace}
@@ -80,11 +80,11 @@ func (s *Store) page(f Filter, size int, after Key) (page []snapshot, more bool)
 	return page, more
 }
 
-// extend looks at one stride more, and returns the last key that was looked at.
+// extend examines one more stride, and returns the last key that it examined.
 func (s *Store) extend(page []snapshot, f Filter, size int, after Key) (longer []snapshot, more bool, last Key, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	looked := 0
+	examined := 0
 	last, ended = after, true
 	s.sorted.AscendGreaterOrEqual(after, func(key Key) bool {
 		switch {
@@ -92,11 +92,11 @@ func (s *Store) extend(page []snapshot, f Filter, size int, after Key) (longer [
 			return true
 		case f.Namespace != "" && key.Namespace != f.Namespace:
 			return false
-		case looked == stride:
+		case examined == stride:
 			ended = false
 			return false
 		}
-		looked++
+		examined++
 		last = key
 		n := s.snapshot(key)
 		if !f.matches(&n) {

@@ -71,8 +71,8 @@ func (s *Store) removeReport(agentUID string, fk identity.Fence, key Key) {
 	}
 }
 
-// SetRemoved tells that a container is certainly gone. Its agent's word of that comes by another stream, and may come after
-// others that are older: none of them shows the sandbox again.
+// SetContainerRemoved records that a container was certainly removed. Its agent reports that by another stream, perhaps after
+// older reports: none of those makes the sandbox visible again.
 func (s *Store) SetContainerRemoved(fence *agentv1.Fence) {
 	fk := identity.FenceOf(fence)
 	s.mu.Lock()
@@ -84,7 +84,7 @@ func (s *Store) SetContainerRemoved(fence *agentv1.Fence) {
 	}
 }
 
-// Removed tells whether a container is known to be gone.
+// ContainerRemoved reports whether a container is known to be removed.
 func (s *Store) ContainerRemoved(key identity.Fence) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,14 +92,14 @@ func (s *Store) ContainerRemoved(key identity.Fence) bool {
 	return removed
 }
 
-// reports are the agents' words on one name, one for each container: hardly ever more than one. They never change.
+// reports are the agents' reports on one name, one for each container: hardly ever more than one. They are immutable.
 type reports []*agentv1.SandboxReport
 
 func (rs reports) find(key identity.Fence) int {
 	return slices.IndexFunc(rs, func(r *agentv1.SandboxReport) bool { return identity.FenceOf(r.GetRecord().GetFence()) == key })
 }
 
-// get is nil if there is none.
+// get returns the report of a container, or nil.
 func (rs reports) get(key identity.Fence) *agentv1.SandboxReport {
 	if i := rs.find(key); i >= 0 {
 		return rs[i]
@@ -107,12 +107,12 @@ func (rs reports) get(key identity.Fence) *agentv1.SandboxReport {
 	return nil
 }
 
-// with has one more, or a newer one in the place of its older.
+// with returns a copy with a report, which replaces an older one of its container.
 func (rs reports) with(r *agentv1.SandboxReport) reports {
 	return append(rs.without(identity.FenceOf(r.GetRecord().GetFence())), r)
 }
 
-// without is a copy that lacks one.
+// without returns a copy without the report of a container.
 func (rs reports) without(key identity.Fence) reports {
 	var rest reports
 	for _, r := range rs {
@@ -123,7 +123,7 @@ func (rs reports) without(key identity.Fence) reports {
 	return rest
 }
 
-// sorted is in the order of their creation.
+// sorted returns the reports in the order of creation.
 func (rs reports) sorted() []*agentv1.SandboxReport {
 	return slices.SortedFunc(slices.Values(rs), func(a, b *agentv1.SandboxReport) int {
 		return cmp.Or(a.GetRecord().GetCreateTime().AsTime().Compare(b.GetRecord().GetCreateTime().AsTime()),

@@ -15,9 +15,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// snapshot is all that is known of one name at one moment. It is cheap to take, and what it points to never changes: the
-// API's view is made of it when somebody asks, without the store's lock. With neither a resource nor a record there is
-// nothing to be seen.
+// snapshot is all that is known about one name at one moment. It is cheap to take, and what it points to is immutable: the API's
+// view is built from it on request, without the store's lock. Without a resource and without a record the name is not visible.
 type snapshot struct {
 	key      Key
 	resource *v1alpha1.Sandbox
@@ -35,7 +34,7 @@ func (n *snapshot) uid() string {
 	return n.recorded().GetFence().GetSandboxUid()
 }
 
-// recorded is the record's own record; nil, which all getters take, without one.
+// recorded returns the record that the agent received; nil, which all getters accept, without one.
 func (n *snapshot) recorded() *agentv1.SandboxRecord {
 	if n.record == nil {
 		return nil
@@ -64,7 +63,7 @@ func (n *snapshot) labels() map[string]string {
 	return n.recorded().GetLabels()
 }
 
-// assignment is the one in force; nil while there is none.
+// assignment returns the assignment in force, or nil.
 func (n *snapshot) assignment() *v1alpha1.Assignment {
 	if n.resource == nil {
 		f := n.recorded().GetFence()
@@ -78,8 +77,8 @@ func (n *snapshot) assignment() *v1alpha1.Assignment {
 	return nil
 }
 
-// latest is the newest word on the container of an assignment. The answer to its create, which the record holds, comes by
-// another stream than the agent's status and is newer than a status that still says CREATING.
+// latest returns the newest report on the container of an assignment. The answer to its create, which the record holds, comes by
+// another stream than the agent's status and is newer than a status of CREATING.
 func (n *snapshot) latest(a *v1alpha1.Assignment) *agentv1.SandboxReport {
 	if a == nil {
 		return nil
@@ -99,7 +98,7 @@ func fenceOf(a *v1alpha1.Assignment) *agentv1.Fence {
 	return &agentv1.Fence{SandboxUid: a.SandboxUID, Attempt: a.Attempt, AgentUid: a.AgentUID}
 }
 
-// phase is where the sandbox is in its life.
+// phase returns the sandbox's phase.
 func (n *snapshot) phase() sandboxv1.Phase {
 	if !n.deleting.IsZero() || n.resource != nil && n.resource.DeletionTimestamp != nil {
 		return sandboxv1.Phase_PHASE_TERMINATING
@@ -108,7 +107,7 @@ func (n *snapshot) phase() sandboxv1.Phase {
 	return p
 }
 
-// written is the phase without the agents' word.
+// written returns the phase without the agents' reports.
 func (n *snapshot) written() sandboxv1.Phase {
 	if n.resource != nil {
 		return convert.PhaseToProto(n.resource.EffectiveStatus().Phase)
@@ -116,7 +115,7 @@ func (n *snapshot) written() sandboxv1.Phase {
 	return sandboxv1.Phase_PHASE_BOUND
 }
 
-// item makes the view of what is to be seen.
+// item builds the view of a visible sandbox.
 func (n *snapshot) item() Item {
 	item := Item{Key: n.key, Resource: n.resource, RequestID: n.requestID()}
 	if n.resource != nil {
@@ -134,7 +133,7 @@ func (n *snapshot) item() Item {
 		setAssigned(st, a)
 		overlay(st, n.latest(a))
 	}
-	if !n.deleting.IsZero() && item.Sandbox.GetDeleteTime() == nil { // the custom resource may not tell of it yet
+	if !n.deleting.IsZero() && item.Sandbox.GetDeleteTime() == nil { // the custom resource may not show it yet
 		item.Sandbox.DeleteTime = timestamppb.New(n.deleting)
 	}
 	if item.Sandbox.GetDeleteTime() != nil {
@@ -155,8 +154,8 @@ func setAssigned(st *sandboxv1.SandboxStatus, a *v1alpha1.Assignment) {
 	}
 }
 
-// moved is where an agent's report moves a phase that may not have followed it yet, and whether the rest of the report is
-// news, too. A phase only moves on: what is deleted, expired or failed stays that.
+// moved returns the phase to which an agent's report moves a phase that may not reflect it yet, and whether the rest of the
+// report applies, too. Phases only advance: a deleted, expired or failed sandbox keeps its phase.
 func moved(p sandboxv1.Phase, r *agentv1.SandboxReport) (to sandboxv1.Phase, news bool) {
 	switch p {
 	case sandboxv1.Phase_PHASE_UNSPECIFIED, sandboxv1.Phase_PHASE_PENDING, sandboxv1.Phase_PHASE_BOUND, sandboxv1.Phase_PHASE_RUNNING:
@@ -172,17 +171,17 @@ func moved(p sandboxv1.Phase, r *agentv1.SandboxReport) (to sandboxv1.Phase, new
 	case agentv1.SandboxState_SANDBOX_STATE_RUNNING:
 		return sandboxv1.Phase_PHASE_RUNNING, true
 	case agentv1.SandboxState_SANDBOX_STATE_STOPPED:
-		// Seed 002: exit code 0 leaves the phase at Running (the condition Finished tells), any other fails it.
+		// Seed 002: exit code 0 leaves the phase at Running (with the condition Finished), any other code fails it.
 		if r.GetExitCode() != 0 {
 			return sandboxv1.Phase_PHASE_FAILED, true
 		}
 		return sandboxv1.Phase_PHASE_RUNNING, true
-	default: // what could not be created may be tried again: whether it has failed is the controller's to say
+	default: // a failed create may be repeated: the controller decides whether the sandbox has failed
 		return p, false
 	}
 }
 
-// overlay lays an agent's report over a status.
+// overlay applies an agent's report to a status.
 func overlay(st *sandboxv1.SandboxStatus, r *agentv1.SandboxReport) {
 	to, news := moved(st.GetPhase(), r)
 	st.Phase = to

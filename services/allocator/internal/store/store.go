@@ -1,10 +1,10 @@
-// Package store is the one view of sandboxes behind Get, List and Watch. It lays over each other what three sources tell:
-// the custom resources of the informer, the records of fast creates that are not written yet, and the agents' reports. It
-// holds what they told, and makes the view of a sandbox when somebody asks: there may be 100,000 that nobody does. It does
-// no I/O. All methods may be called concurrently. What it returns must not be changed.
+// Package store owns the one view of sandboxes behind Get, List and Watch. It merges three sources: the custom resources of the
+// informer, the records of fast creates that are not persisted yet, and the agents' reports. It keeps the sources, and builds
+// the view of a sandbox only on request: there may be 100,000. It does no I/O. All methods may be called concurrently. What
+// they return must not be changed.
 //
-// Of one name, a custom resource comes before a record, and a record before a report that nobody else knows (after a
-// restart of the allocator). A report counts only if its fence is the one in force.
+// For one name, a custom resource takes precedence over a record, and a record over a report without either (after a restart
+// of the allocator). A report counts only if its fence is the one in force.
 package store
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// tombstoneTTL is how long the uid of a sandbox that is gone is remembered: far longer than any message is late.
+// tombstoneTTL is how long the uid of a deleted sandbox is remembered: far longer than any message can be delayed.
 const tombstoneTTL = time.Hour
 
 // Key names a sandbox.
@@ -38,14 +38,14 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 }
 
-// String is namespace/name.
+// String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Record is a fast-created sandbox of which the agent said that it runs.
+// Record is a fast-created sandbox that its agent has started.
 type Record struct {
-	// Record is what the agent was told.
+	// Record is the record that was sent to the agent.
 	Record *agentv1.SandboxRecord
-	// Report is the agent's word with STARTED.
+	// Report is the agent's report with STARTED.
 	Report *agentv1.SandboxReport
 	// AgentPod, NodeName and AgentAddress say where it runs.
 	AgentPod, NodeName, AgentAddress string
@@ -56,9 +56,9 @@ type Item struct {
 	Key Key
 	// Sandbox is the API's view.
 	Sandbox *sandboxv1.Sandbox
-	// Fence is the one in force; nil while the sandbox is assigned to no agent.
+	// Fence is the one in force; nil while no agent is assigned.
 	Fence *agentv1.Fence
-	// Resource is the custom resource; nil while none was seen.
+	// Resource is the custom resource; nil while none is known.
 	Resource *v1alpha1.Sandbox
 	// RequestID of the create call; empty if it had none.
 	RequestID string
@@ -72,26 +72,26 @@ type entry struct {
 	resource *v1alpha1.Sandbox
 	record   *Record
 	reports  reports
-	alone    *Record // the report that makes a sandbox to be seen without a resource or a record; nil if none does
+	alone    *Record // the report that makes a sandbox visible without a resource or a record; nil if none does
 }
 
 // Store is the view.
 type Store struct {
 	clock clock.PassiveClock
 
-	mu       sync.Mutex
-	entries  map[Key]*entry
-	sorted   *btree.BTreeG[Key]                // of the entries of which there is something to be seen
-	byAgent  map[string]map[identity.Fence]Key // where reports of an agent are
-	requests map[requestKey]Key
-	deleting map[string]time.Time                             // by uid: accepted deletions of what is still there
-	gone     map[string]time.Time                             // by uid: tombstones
-	answered map[requestKey]time.Time                         // create calls whose sandbox is gone
-	removed  map[identity.Fence]time.Time                     // containers that are certainly gone
-	graves   map[string]map[identity.Fence]*agentv1.Tombstone // by uid: what agents keep
-	pruned   time.Time
-	deletes  *cache.LRUExpireCache // requestKey -> Deleted; has a lock of its own
-	watchers map[*Watch]struct{}
+	mu         sync.Mutex
+	entries    map[Key]*entry
+	sorted     *btree.BTreeG[Key]                // of the visible entries
+	byAgent    map[string]map[identity.Fence]Key // the entries that an agent reports on
+	requests   map[requestKey]Key
+	deleting   map[string]time.Time                             // by uid: accepted deletions of existing sandboxes
+	gone       map[string]time.Time                             // by uid: deleted sandboxes
+	answered   map[requestKey]time.Time                         // create calls whose sandbox was deleted
+	removed    map[identity.Fence]time.Time                     // containers that were certainly removed
+	tombstones map[string]map[identity.Fence]*agentv1.Tombstone // by uid: the tombstones that agents keep
+	pruned     time.Time
+	deletes    *cache.LRUExpireCache // requestKey -> Deleted; has a lock of its own
+	watchers   map[*Watch]struct{}
 }
 
 // New returns an empty store.
@@ -100,12 +100,12 @@ func New(c clock.PassiveClock) *Store {
 		deletes: cache.NewLRUExpireCacheWithClock(deletesLimit, c),
 		clock:   c, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, requests: map[requestKey]Key{},
 		deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{}, watchers: map[*Watch]struct{}{},
-		graves: map[string]map[identity.Fence]*agentv1.Tombstone{}, removed: map[identity.Fence]time.Time{},
+		tombstones: map[string]map[identity.Fence]*agentv1.Tombstone{}, removed: map[identity.Fence]time.Time{},
 		sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
 	}
 }
 
-// snapshot is what is known of a name now. The lock is held.
+// snapshot returns what is known about a name. mu is held.
 func (s *Store) snapshot(key Key) snapshot {
 	e := s.entries[key]
 	if e == nil {
@@ -118,8 +118,8 @@ func (s *Store) snapshot(key Key) snapshot {
 	return n
 }
 
-// change does what changes what is known of a name, given what was known before, and then brings the indexes up to date
-// and tells watchers. The lock is held.
+// change calls do, which changes an entry given the snapshot before, and then updates the indexes and notifies watchers. mu is
+// held.
 func (s *Store) change(key Key, do func(e *entry, before snapshot)) {
 	e := s.entries[key]
 	if e == nil {
@@ -128,7 +128,7 @@ func (s *Store) change(key Key, do func(e *entry, before snapshot)) {
 	}
 	before := s.snapshot(key)
 	do(e, before)
-	s.settle(e)
+	s.resolve(e)
 	if len(e.reports) == 0 && e.resource == nil && e.record == nil {
 		delete(s.entries, key)
 	}
@@ -141,11 +141,11 @@ func (s *Store) change(key Key, do func(e *entry, before snapshot)) {
 	s.publish(before, after)
 }
 
-// settle drops a record that has done its service, and looks for the report that counts where nothing else is known.
-func (s *Store) settle(e *entry) {
+// resolve drops a record that the custom resource replaces, and selects the report that counts if there is neither.
+func (s *Store) resolve(e *entry) {
 	if e.resource != nil && e.record != nil {
 		same := e.resource.EffectiveUID() == e.record.Record.GetFence().GetSandboxUid()
-		if !same || e.resource.Status.Phase != "" { // until then the record knows more of the status
+		if !same || e.resource.Status.Phase != "" { // until then the record has more of the status
 			e.record = nil
 		}
 	}
@@ -166,7 +166,7 @@ func (s *Store) settle(e *entry) {
 	}
 }
 
-// index keeps what finds names in step with what is to be seen of one.
+// index updates the indexes of names.
 func (s *Store) index(before, after *snapshot) {
 	if id := before.requestID(); id != "" {
 		if rk := (requestKey{before.key.Namespace, id}); s.requests[rk] == before.key {
@@ -184,7 +184,7 @@ func (s *Store) index(before, after *snapshot) {
 	}
 }
 
-// Get returns one sandbox; false if there is none.
+// Get returns one sandbox, and whether it exists.
 func (s *Store) Get(key Key) (Item, bool) {
 	s.mu.Lock()
 	n := s.snapshot(key)
@@ -195,7 +195,7 @@ func (s *Store) Get(key Key) (Item, bool) {
 	return n.item(), true
 }
 
-// ByRequest returns the sandbox that a create call made; false if there is none.
+// ByRequest returns the sandbox of a create call, and whether it exists.
 func (s *Store) ByRequest(namespace, requestID string) (Item, bool) {
 	s.mu.Lock()
 	key, ok := s.requests[requestKey{namespace, requestID}]
@@ -207,7 +207,7 @@ func (s *Store) ByRequest(namespace, requestID string) (Item, bool) {
 	return n.item(), true
 }
 
-// RequestGone tells whether a create call made a sandbox that is gone.
+// RequestGone reports whether the sandbox of a create call was deleted.
 func (s *Store) RequestGone(namespace, requestID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +215,7 @@ func (s *Store) RequestGone(namespace, requestID string) bool {
 	return ok
 }
 
-// Gone tells whether the sandbox of a uid is known to be gone. A uid is never used again.
+// Gone reports whether the sandbox of a uid is known to be deleted. Uids are never reused.
 func (s *Store) Gone(uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,7 +223,7 @@ func (s *Store) Gone(uid string) bool {
 	return ok
 }
 
-// Deleting tells whether the deletion of a uid was accepted, or it is gone already.
+// Deleting reports whether the deletion of a uid was accepted or has finished.
 func (s *Store) Deleting(uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,26 +232,26 @@ func (s *Store) Deleting(uid string) bool {
 	return deleting || gone
 }
 
-// Len is the number of sandboxes.
+// Len returns the number of sandboxes.
 func (s *Store) Len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sorted.Len()
 }
 
-// SetRecord shows a sandbox whose custom resource is not written yet, and returns it as the record tells it.
+// SetRecord makes a sandbox visible whose custom resource is not written yet, and returns it as the record describes it.
 func (s *Store) SetRecord(r *Record) Item {
-	told := snapshot{key: Key{r.Record.GetNamespace(), r.Record.GetName()}, record: r}
+	recorded := snapshot{key: Key{r.Record.GetNamespace(), r.Record.GetName()}, record: r}
 	s.mu.Lock()
-	s.change(told.key, func(e *entry, _ snapshot) {
+	s.change(recorded.key, func(e *entry, _ snapshot) {
 		e.record = r
-		told.reports, told.deleting = e.reports, s.deleting[told.uid()]
+		recorded.reports, recorded.deleting = e.reports, s.deleting[recorded.uid()]
 	})
 	s.mu.Unlock()
-	return told.item()
+	return recorded.item()
 }
 
-// MarkDeleting shows a sandbox as being deleted from now on.
+// MarkDeleting marks a sandbox as being deleted.
 func (s *Store) MarkDeleting(key Key, uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -266,14 +266,14 @@ func (s *Store) markDeleting(key Key, uid string) {
 	})
 }
 
-// shows tells whether the sandbox of a uid is what is to be seen of a name. The lock is held.
+// shows reports whether the visible sandbox of a name has the uid. mu is held.
 func (s *Store) shows(key Key, uid string) bool {
 	n := s.snapshot(key)
 	return n.seen() && n.uid() == uid
 }
 
-// Bury forgets a sandbox that is gone and remembers its uid, so that no late word brings it back. It returns false, and
-// does nothing, if its custom resource is there.
+// MarkGone removes a deleted sandbox and remembers its uid, so that no delayed message makes it visible again. It returns
+// false, and does nothing, if its custom resource exists.
 func (s *Store) MarkGone(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,21 +281,21 @@ func (s *Store) MarkGone(key Key, uid string) bool {
 		return false
 	}
 	s.change(key, func(e *entry, before snapshot) {
-		s.bury(uid, before)
-		e.forgetRecord(uid)
+		s.markGone(uid, before)
+		e.dropRecord(uid)
 	})
 	return true
 }
 
-// forgetRecord drops the record if it is that of a uid.
-func (e *entry) forgetRecord(uid string) {
+// dropRecord drops the record if it is that of a uid.
+func (e *entry) dropRecord(uid string) {
 	if e.record != nil && e.record.Record.GetFence().GetSandboxUid() == uid {
 		e.record = nil
 	}
 }
 
-// bury sets the tombstones of a uid and, if it was the one to be seen, of its create call. The lock is held.
-func (s *Store) bury(uid string, before snapshot) {
+// markGone remembers a uid as deleted and, if it was the visible one, its create call. mu is held.
+func (s *Store) markGone(uid string, before snapshot) {
 	now := s.clock.Now()
 	delete(s.deleting, uid)
 	s.gone[uid] = now
@@ -305,25 +305,25 @@ func (s *Store) bury(uid string, before snapshot) {
 	s.prune(now)
 }
 
-// prune forgets tombstones that are older than any message.
+// prune drops entries that are older than any message.
 func (s *Store) prune(now time.Time) {
 	if now.Sub(s.pruned) < time.Minute {
 		return
 	}
 	s.pruned = now
 	old := func(at time.Time) bool { return now.Sub(at) > tombstoneTTL }
-	maps.DeleteFunc(s.gone, func(uid string, at time.Time) bool { return old(at) && s.graves[uid] == nil })
+	maps.DeleteFunc(s.gone, func(uid string, at time.Time) bool { return old(at) && s.tombstones[uid] == nil })
 	maps.DeleteFunc(s.answered, func(_ requestKey, at time.Time) bool { return old(at) })
 	maps.DeleteFunc(s.removed, func(_ identity.Fence, at time.Time) bool { return old(at) })
 }
 
-// Abandoned tells whether a custom resource is marked as that of a create call that failed; nil is not.
+// Abandoned reports whether a custom resource is marked as that of a failed create call. nil is not.
 func Abandoned(sb *v1alpha1.Sandbox) bool {
 	return sb != nil && sb.Annotations[v1alpha1.AnnotationAbandoned] != ""
 }
 
-// SetResource takes a custom resource from the informer, or from the answer to a write. One that is older than what is
-// known, or whose sandbox is gone, is ignored.
+// SetResource sets a custom resource from the informer, or from the answer to a write. It is ignored if it is older than the
+// known one, or its sandbox was deleted.
 func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
 	if sb.DeletionTimestamp != nil {
 		s.rememberDelete(sb)
@@ -340,34 +340,34 @@ func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
 	s.change(key, func(e *entry, _ snapshot) { e.resource = sb })
 }
 
-// older compares resource versions, which the API server documents as growing numbers for one kind of resource.
+// older compares resource versions, which are increasing numbers for one kind of resource.
 func older(a, b string) bool {
 	x, errA := strconv.ParseUint(a, 10, 64)
 	y, errB := strconv.ParseUint(b, 10, 64)
 	return errA == nil && errB == nil && x < y
 }
 
-// RemoveResource tells that a custom resource is gone.
+// RemoveResource removes a custom resource that was deleted in the API server.
 func (s *Store) RemoveResource(sb *v1alpha1.Sandbox) {
 	s.rememberDelete(sb)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.change(Key{sb.Namespace, sb.Name}, func(e *entry, before snapshot) {
-		s.bury(sb.EffectiveUID(), before)
+		s.markGone(sb.EffectiveUID(), before)
 		if e.resource != nil && e.resource.UID == sb.UID {
 			e.resource = nil
 		}
-		e.forgetRecord(sb.EffectiveUID())
+		e.dropRecord(sb.EffectiveUID())
 	})
 }
 
-// sameSandbox tells whether two containers are attempts of one sandbox. Only the last can have been acknowledged: a create
-// goes on to the next agent when it does not know what became of it on the one before.
+// sameSandbox reports whether two containers are attempts of one sandbox. Only the last one can have been acknowledged: a create
+// continues on the next agent when its outcome on the agent before is unknown.
 func sameSandbox(a, b *agentv1.SandboxReport) bool {
 	return a.GetRecord().GetFence().GetSandboxUid() == b.GetRecord().GetFence().GetSandboxUid()
 }
 
-// orphaned tells whether a report alone makes a sandbox to be seen: acknowledged, not written, not known to be gone.
+// orphaned reports whether a report alone makes a sandbox visible: acknowledged, not persisted, not known to be removed.
 func (s *Store) orphaned(r *agentv1.SandboxReport) bool {
 	_, gone := s.gone[r.GetRecord().GetFence().GetSandboxUid()]
 	_, removed := s.removed[identity.FenceOf(r.GetRecord().GetFence())]

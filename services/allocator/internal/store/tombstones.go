@@ -5,26 +5,26 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// AgentTombstones implements fleet.Listener. What has a tombstone is being deleted as long as there is something of it to be
-// seen, and gone else: no late custom resource and no repetition of its create brings it back, whoever leads.
+// AgentTombstones implements fleet.Listener. A sandbox with a tombstone is being deleted while it is visible, and gone after
+// that: neither a delayed custom resource nor a repeated create makes it visible again, whichever replica leads.
 func (s *Store) AgentTombstones(added, removed []*agentv1.Tombstone) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range added {
 		s.rememberTombstone(t)
-		s.entomb(t)
+		s.addTombstone(t)
 	}
 	for _, t := range removed {
-		s.forget(t)
+		s.removeTombstone(t)
 	}
 }
 
-func (s *Store) entomb(t *agentv1.Tombstone) {
+func (s *Store) addTombstone(t *agentv1.Tombstone) {
 	key, uid := Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()
-	if s.graves[uid] == nil {
-		s.graves[uid] = map[identity.Fence]*agentv1.Tombstone{}
+	if s.tombstones[uid] == nil {
+		s.tombstones[uid] = map[identity.Fence]*agentv1.Tombstone{}
 	}
-	s.graves[uid][identity.FenceOf(t.GetFence())] = t
+	s.tombstones[uid][identity.FenceOf(t.GetFence())] = t
 	if _, gone := s.gone[uid]; gone {
 		return
 	}
@@ -32,22 +32,22 @@ func (s *Store) entomb(t *agentv1.Tombstone) {
 		s.markDeleting(key, uid)
 		return
 	}
-	s.bury(uid, snapshot{})
+	s.markGone(uid, snapshot{})
 	if t.GetRequestId() != "" {
 		s.answered[requestKey{key.Namespace, t.GetRequestId()}] = s.clock.Now()
 	}
 }
 
-// forget is told that an agent keeps a tombstone no more: the custom resource is gone or going.
-func (s *Store) forget(t *agentv1.Tombstone) {
+// removeTombstone removes a tombstone that an agent has dropped: the custom resource is deleted or being deleted.
+func (s *Store) removeTombstone(t *agentv1.Tombstone) {
 	key, uid := Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()
-	delete(s.graves[uid], identity.FenceOf(t.GetFence()))
-	if len(s.graves[uid]) > 0 {
+	delete(s.tombstones[uid], identity.FenceOf(t.GetFence()))
+	if len(s.tombstones[uid]) > 0 {
 		return
 	}
-	delete(s.graves, uid)
+	delete(s.tombstones, uid)
 	if s.shows(key, uid) {
-		return // its end is still to be seen
+		return // it is visible until its custom resource is removed
 	}
-	s.bury(uid, snapshot{})
+	s.markGone(uid, snapshot{})
 }

@@ -6,7 +6,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// watchBuffer is how many changes a watcher may lag behind before it is ended.
+// watchBuffer is the number of changes that a watcher may lag behind before its watch ends.
 const watchBuffer = 1024
 
 // Watch is one subscription to changes of sandboxes.
@@ -16,8 +16,8 @@ type Watch struct {
 	events chan *sandboxv1.WatchSandboxesResponse
 }
 
-// Watch returns the sandboxes that match, in the order of namespace and name, and a subscription to every change after
-// that. Close it when done.
+// Watch returns the matching sandboxes, in the order of namespace and name, and a subscription to every later change. The caller
+// must close it.
 func (s *Store) Watch(f Filter) ([]*sandboxv1.Sandbox, *Watch) {
 	w := &Watch{store: s, filter: f, events: make(chan *sandboxv1.WatchSandboxesResponse, watchBuffer)}
 	return views(s.subscribe(w)), w
@@ -27,24 +27,24 @@ func (s *Store) subscribe(w *Watch) (initial []snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.watchers[w] = struct{}{}
-	look := func(key Key) bool {
+	add := func(key Key) bool {
 		if n := s.snapshot(key); w.filter.matches(&n) {
 			initial = append(initial, n)
 		}
 		return true
 	}
-	if f := w.filter; f.Namespace != "" && f.Name != "" { // every create watches its name: not at the price of looking at all there are
-		look(Key{f.Namespace, f.Name})
+	if f := w.filter; f.Namespace != "" && f.Name != "" { // every create watches its name, and must not examine all sandboxes
+		add(Key{f.Namespace, f.Name})
 	} else {
-		s.sorted.Ascend(look)
+		s.sorted.Ascend(add)
 	}
 	return initial
 }
 
-// Events carries the changes. It is closed when the watcher was too slow, or closed itself.
+// Events returns the channel of changes. It is closed when the watcher was too slow, or by Close.
 func (w *Watch) Events() <-chan *sandboxv1.WatchSandboxesResponse { return w.events }
 
-// Close ends the subscription. It may be called again.
+// Close ends the subscription. It may be called more than once.
 func (w *Watch) Close() {
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Store) drop(w *Watch) {
 	}
 }
 
-// publish tells each watcher of a change as its filter sees it; one that cannot take it is dropped. The lock is held.
+// publish sends a change to each watcher as its filter sees it, and drops a watcher whose buffer is full. mu is held.
 func (s *Store) publish(before, after snapshot) {
 	was, is := view{snapshot: &before}, view{snapshot: &after}
 	for w := range s.watchers {
@@ -83,7 +83,7 @@ func (s *Store) publish(before, after snapshot) {
 	}
 }
 
-// view is made at most once, and only if somebody watches.
+// view builds a view at most once, and only if a watcher needs it.
 type view struct {
 	snapshot *snapshot
 	sandbox  *sandboxv1.Sandbox
