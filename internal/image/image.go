@@ -11,7 +11,7 @@ import (
 
 // Normalize completes an image reference as Docker and containerd do: busybox becomes docker.io/library/busybox:latest. A
 // digest alone identifies an image, so a tag beside it is dropped. The caller
-// classifies the error, for it knows the field that holds the reference.
+// classifies the error, because it knows the field with the reference.
 func Normalize(ref string) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {

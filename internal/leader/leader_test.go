@@ -206,7 +206,7 @@ func TestALeaderLeadsOnWhileTheAPIServerIsAway(t *testing.T) {
 	s.mu.Lock()
 	s.down = false
 	s.mu.Unlock()
-	// Either may be first to write it now; there is one leader in the end, and a deposed one has ended.
+	// Either may be first to write it now; there is one leader in the end, and the former one has ended.
 	eventually(t, "one leads", func() bool {
 		holder := *s.get().Spec.HolderIdentity
 		return holder == "a" && a.leads() && !b.leads() || holder == "b" && b.leads() && !a.leads() && len(a.ended) == 1
@@ -246,7 +246,7 @@ func TestConfirm(t *testing.T) {
 	require.Error(t, err, "its last write of the Lease is too old, and it cannot ask")
 	sure, err = leader.Confirm(t.Context(), a.Elector, time.Hour)
 	require.NoError(t, err)
-	require.True(t, sure, "nobody is asked while the last write is young enough")
+	require.True(t, sure, "the API server is not asked while the last write is recent")
 	a.view.set(false)
 	sure, err = a.Confirm(t.Context())
 	require.NoError(t, err)
@@ -284,7 +284,7 @@ func TestSuperseded(t *testing.T) {
 }
 
 func TestADeletedLease(t *testing.T) {
-	t.Run("the leader writes it anew and keeps its term", func(t *testing.T) {
+	t.Run("the leader writes it again and keeps its term", func(t *testing.T) {
 		s := &server{}
 		first := start(t, s, "first")
 		eventually(t, "first leads", first.leads)

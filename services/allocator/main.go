@@ -1,4 +1,4 @@
-// Command allocator places sandboxes from memory and serves the public API.
+// Command allocator schedules sandboxes from memory and serves the public API.
 package main
 
 import (
@@ -21,7 +21,7 @@ func main() {
 	daemon.Main(daemon.Program{
 		Name:    "allocator",
 		Short:   "Place sandboxes on agents and serve the public API",
-		Long:    "The allocator keeps all agents and their free places in memory, creates sandboxes on the fast path, and serves\nsandbox.v1.SandboxService and allocator.v1.AllocatorService.",
+		Long:    "The allocator keeps all agents and their free capacity in memory, creates sandboxes on the fast path, and serves\nsandbox.v1.SandboxService and allocator.v1.AllocatorService.",
 		Example: "  allocator --kubeconfig ~/.kube/config --tls-cert-file tls.crt --tls-key-file tls.key --tls-ca-file ca.crt",
 		Config:  cfg,
 		Run: func(ctx context.Context) error {

@@ -51,13 +51,13 @@ func (e *elector) set(term int64) {
 	e.changed = make(chan struct{})
 }
 
-// agents counts what each was told.
+// agents counts the announcements.
 type agents struct {
 	agentv1.AgentServiceClient // what is not used is nil
 
-	mu    sync.Mutex
-	told  int
-	fails int
+	mu        sync.Mutex
+	announced int
+	fails     int
 }
 
 func (a *agents) AnnounceLeader(context.Context, *agentv1.AnnounceLeaderRequest, ...grpc.CallOption) (*agentv1.AnnounceLeaderResponse, error) {
@@ -67,14 +67,14 @@ func (a *agents) AnnounceLeader(context.Context, *agentv1.AnnounceLeaderRequest,
 		a.fails--
 		return nil, errors.New("not now")
 	}
-	a.told++
+	a.announced++
 	return &agentv1.AnnounceLeaderResponse{}, nil
 }
 
 func (a *agents) count() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.told
+	return a.announced
 }
 
 func TestAnnouncements(t *testing.T) {
@@ -116,5 +116,5 @@ func TestAloneNothingIsAnnounced(t *testing.T) {
 	n := announce.New(announce.Config{Lead: leadership.Alone(), Tasks: tasks.New(), Clock: clock.RealClock{}})
 	n.Connected("a")
 	require.True(t, n.Announced("a"))
-	require.True(t, n.Announced("nobody"))
+	require.True(t, n.Announced("unknown"))
 }

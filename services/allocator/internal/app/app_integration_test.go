@@ -277,7 +277,7 @@ func TestAllocatorAgainstAnAPIServer(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 50, p.GetPool().GetCapacity())
 	})
-	t.Run("the write lands and the agent is told", func(t *testing.T) {
+	t.Run("the resource is written and the agent is notified", func(t *testing.T) {
 		resp, err := a.sandboxes.CreateSandbox(ctx, create("lands"))
 		require.NoError(t, err)
 		sb := &v1alpha1.Sandbox{}

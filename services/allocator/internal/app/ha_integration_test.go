@@ -28,8 +28,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/app"
 )
 
-// patience bounds what needs a change of leader and an adoption, on a busy machine.
-const patience = 40 * time.Second
+// failoverTimeout bounds a change of leader with an adoption, on a busy machine.
+const failoverTimeout = 40 * time.Second
 
 // skewed is a clock that is wrong.
 type skewed struct {
@@ -56,7 +56,7 @@ func (c *cluster) holder() string {
 // leaderOf returns the leader of two, and the other, once one is known to lead.
 func (c *cluster) leaderOf(a, b *allocator) (leader, standby *allocator) {
 	c.t.Helper()
-	require.Eventually(c.t, func() bool { h := c.holder(); return h == a.name || h == b.name }, patience, tick)
+	require.Eventually(c.t, func() bool { h := c.holder(); return h == a.name || h == b.name }, failoverTimeout, tick)
 	if c.holder() == a.name {
 		return a, b
 	}
@@ -71,7 +71,7 @@ func (c *cluster) pair(options ...app.Option) (leader, standby *allocator) {
 	return c.leaderOf(a, b)
 }
 
-// answers waits until a replica has the first agent ready in its answer, whoever gave it.
+// answers waits until a replica has the first agent ready in its answer, from either replica.
 func (a *allocator) answers(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -79,7 +79,7 @@ func (a *allocator) answers(t *testing.T) {
 		defer cancel()
 		list, err := a.agents.ListAgents(ctx, &allocatorv1.ListAgentsRequest{Pool: pool})
 		return err == nil && len(list.GetAgents()) == 1 && list.GetAgents()[0].GetReady()
-	}, patience, 50*time.Millisecond)
+	}, failoverTimeout, 50*time.Millisecond)
 }
 
 // die ends a replica without a word to anybody: what it had in memory alone is lost, and the Lease stays.
@@ -96,7 +96,7 @@ func (c *cluster) gone(t *testing.T) {
 			n += len(a.Sandboxes()) + len(a.Tombstones())
 		}
 		return n == 0 && c.count() == 0
-	}, patience, tick)
+	}, failoverTimeout, tick)
 }
 
 func remove(t *testing.T, a *allocator, name string) {
@@ -108,16 +108,16 @@ func remove(t *testing.T, a *allocator, name string) {
 			return false
 		}
 		return true
-	}, patience, tick)
+	}, failoverTimeout, tick)
 }
 
 func TestTwoAllocators(t *testing.T) {
 	c := newCluster(t)
 	background(t, c.finalize)
 	t.Run("calls reach the leader through either", func(t *testing.T) { c.t = t; forwarding(t, c) })
-	t.Run("40 creates against 3 places", func(t *testing.T) { c.t = t; overbooked(t, c) })
+	t.Run("40 creates against a capacity of 3", func(t *testing.T) { c.t = t; overbooked(t, c) })
 	t.Run("the leader dies with a sandbox unwritten", func(t *testing.T) { c.t = t; adoption(t, c) })
-	t.Run("a leader that was deposed without knowing it", func(t *testing.T) { c.t = t; deposed(t, c) })
+	t.Run("a leader that lost leadership without knowing it", func(t *testing.T) { c.t = t; superseded(t, c) })
 	t.Run("the leader dies with a deletion that the API server does not know", func(t *testing.T) { c.t = t; deletion(t, c) })
 	t.Run("clocks that differ by 30 s", func(t *testing.T) { c.t = t; skew(t, c) })
 }
@@ -156,7 +156,7 @@ func forwarding(t *testing.T, c *cluster) {
 	require.Eventually(t, func() bool {
 		_, err := standby.sandboxes.CreateSandbox(ctx, create("after"))
 		return err == nil
-	}, patience, tick)
+	}, failoverTimeout, tick)
 	require.Greater(t, c.agent.Term(rpc.RoleAllocator), term)
 	remove(t, standby, "after")
 	c.gone(t)
@@ -169,7 +169,7 @@ func overbooked(t *testing.T, c *cluster) {
 	require.Eventually(t, func() bool {
 		p, err := leader.agents.GetPool(context.Background(), &allocatorv1.GetPoolRequest{Namespace: ns, Name: "small"})
 		return err == nil && p.GetPool().GetCapacity() == 3
-	}, patience, tick)
+	}, failoverTimeout, tick)
 	var mu sync.Mutex
 	acked := map[string]bool{}
 	var wg sync.WaitGroup
@@ -202,7 +202,7 @@ func overbooked(t *testing.T, c *cluster) {
 		}
 		return len(small.Sandboxes()) != 3
 	}, 2*time.Second, 20*time.Millisecond, "nothing of a failed call starts later")
-	require.Eventually(t, func() bool { return c.count() == 3 }, patience, tick)
+	require.Eventually(t, func() bool { return c.count() == 3 }, failoverTimeout, tick)
 	list, err := leader.sandboxes.ListSandboxes(t.Context(), &sandboxv1.ListSandboxesRequest{Namespace: ns})
 	require.NoError(t, err)
 	for _, sb := range list.GetSandboxes() {
@@ -223,7 +223,7 @@ func adoption(t *testing.T, c *cluster) {
 	sb := &v1alpha1.Sandbox{}
 	require.Eventually(t, func() bool {
 		return c.admin.Get(context.Background(), client.ObjectKey{Namespace: ns, Name: "unwritten"}, sb) == nil
-	}, patience, tick)
+	}, failoverTimeout, tick)
 	t.Log("adopted after", time.Since(began))
 	require.Equal(t, resp.GetSandbox().GetUid(), sb.EffectiveUID())
 	require.Equal(t, standby.name, c.holder())
@@ -238,16 +238,16 @@ func adoption(t *testing.T, c *cluster) {
 			}
 		}
 		return false
-	}, patience, tick, "people are told")
+	}, failoverTimeout, tick, "an Event is written")
 	remove(t, standby, "unwritten")
 	c.gone(t)
 }
 
-func deposed(t *testing.T, c *cluster) {
+func superseded(t *testing.T, c *cluster) {
 	leader, standby := c.pair()
 	term := c.agent.Term(rpc.RoleAllocator)
 	leader.proxy.cut() // it alone cannot reach the API server, and leads on
-	require.Eventually(t, func() bool { return c.agent.Term(rpc.RoleAllocator) > term }, patience, tick, "the other leads, and the agent knows")
+	require.Eventually(t, func() bool { return c.agent.Term(rpc.RoleAllocator) > term }, failoverTimeout, tick, "the other leads, and the agent knows")
 	refused := c.agent.Superseded()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
@@ -258,7 +258,7 @@ func deposed(t *testing.T, c *cluster) {
 	_, err = standby.sandboxes.CreateSandbox(t.Context(), create("stale"))
 	require.NoError(t, err, "its name is free")
 	leader.proxy.mend()
-	require.Eventually(t, func() bool { return leader.ended() }, patience, tick, "it learns of it, and ends")
+	require.Eventually(t, func() bool { return leader.ended() }, failoverTimeout, tick, "the former leader ends")
 	remove(t, standby, "stale")
 	c.gone(t)
 }
@@ -267,11 +267,11 @@ func deletion(t *testing.T, c *cluster) {
 	leader, standby := c.pair()
 	_, err := leader.sandboxes.CreateSandbox(t.Context(), create("doomed"))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { s := c.agent.Sandboxes(); return len(s) == 1 && s[0].GetPersisted() }, patience, tick)
+	require.Eventually(t, func() bool { s := c.agent.Sandboxes(); return len(s) == 1 && s[0].GetPersisted() }, failoverTimeout, tick)
 	c.proxy.cut()
 	_, err = leader.sandboxes.DeleteSandbox(t.Context(), &sandboxv1.DeleteSandboxRequest{Namespace: ns, Name: "doomed"})
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(c.agent.Sandboxes()) == 0 }, patience, tick)
+	require.Eventually(t, func() bool { return len(c.agent.Sandboxes()) == 0 }, failoverTimeout, tick)
 	require.Len(t, c.agent.Tombstones(), 1)
 	require.Equal(t, 1, c.count())
 	leader.die()
@@ -280,7 +280,7 @@ func deletion(t *testing.T, c *cluster) {
 	require.Eventually(t, func() bool {
 		_, err := standby.sandboxes.CreateSandbox(context.Background(), create("doomed"))
 		return err == nil
-	}, patience, tick, "the name is free")
+	}, failoverTimeout, tick, "the name is free")
 	remove(t, standby, "doomed")
 	c.gone(t)
 }
@@ -292,9 +292,9 @@ func skew(t *testing.T, c *cluster) {
 		_, err := standby.sandboxes.CreateSandbox(t.Context(), create(name))
 		require.NoError(t, err)
 	}
-	require.Never(t, func() bool { return c.holder() != leader.name }, 3*time.Second, 50*time.Millisecond, "nobody takes the Lease for old")
+	require.Never(t, func() bool { return c.holder() != leader.name }, 3*time.Second, 50*time.Millisecond, "no replica takes the Lease for old")
 	leader.die()
-	require.Eventually(t, func() bool { return c.holder() == standby.name }, patience, tick)
+	require.Eventually(t, func() bool { return c.holder() == standby.name }, failoverTimeout, tick)
 	running := func() map[string]agentv1.SandboxState {
 		out := map[string]agentv1.SandboxState{}
 		for _, r := range c.agent.Sandboxes() {
@@ -302,7 +302,7 @@ func skew(t *testing.T, c *cluster) {
 		}
 		return out
 	}
-	require.Eventually(t, func() bool { return c.count() == len(names) }, patience, tick)
+	require.Eventually(t, func() bool { return c.count() == len(names) }, failoverTimeout, tick)
 	require.Never(t, func() bool { return len(running()) != len(names) }, 2*time.Second, 50*time.Millisecond)
 	for _, name := range names {
 		remove(t, standby, name)

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// sink records what it is told.
+// sink records its calls.
 type sink struct {
 	mu                  sync.Mutex
 	joined, left, beats int
@@ -95,7 +95,7 @@ func TestSnapshotDeltaHeartbeatLeft(t *testing.T) {
 	f.eventually(t, func() bool { return len(f.sink.deltas) == 1 })
 	_, ok := f.feed.Client("a")
 	require.True(t, ok)
-	require.False(t, f.feed.Gone("b"), "not before all Pods have been told of")
+	require.False(t, f.feed.Gone("b"), "not before all Pods are known")
 	f.feed.SetSynced()
 	require.True(t, f.feed.Gone("b"))
 	f.feed.RemovePod("a")

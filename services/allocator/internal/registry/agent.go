@@ -32,7 +32,7 @@ type pool struct {
 	full   int      // ready agents without free capacity
 }
 
-// agent keeps what an allocation touches in one place: with very many agents, a page that is not in the processor's tables
+// agent keeps what an allocation touches together: with very many agents, a page that is not in the processor's tables
 // costs as much as all the arithmetic.
 type agent struct {
 	uid       string

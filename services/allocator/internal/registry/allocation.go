@@ -33,7 +33,7 @@ func (l *allocation) on(a *agent) *allocation {
 }
 
 // take adds an allocation for an attempt that has none on the agent. first answers for the attempt, nil if it has no
-// allocation; the new one answers in its place if lead is set.
+// allocation; the new one answers instead if lead is set.
 func (r *Registry) take(a *agent, key identity.Fence, ports []int32, first *allocation, lead bool) *allocation {
 	var l *allocation
 	if n := len(r.spare); n > 0 {

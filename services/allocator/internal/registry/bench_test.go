@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	benchImages   = 200 // in the world
+	benchImages   = 200 // in total
 	benchCached   = 50  // on an agent
 	benchPorts    = 16  // that requests ask for
 	benchReported = 8   // sandboxes that an agent reports from the start
@@ -58,7 +58,7 @@ func newBench(n int, change func(i int, s *registry.Snapshot)) *bench {
 	return b
 }
 
-// fill draws requests, half of them with a port and most of them for a few images, and places the first half of them.
+// fill draws requests, half of them with a port and most of them for a few images, and allocates the first half of them.
 func (b *bench) fill(tb testing.TB, n int) *bench {
 	zipf := rand.NewZipf(b.rnd, 1.2, 4, benchImages-1)
 	for i := range 2 * n * benchWindow {
@@ -103,7 +103,7 @@ func (b *bench) release(request int) {
 	b.r.Release(b.now, on(b.requests[request], b.agents[request]))
 }
 
-// BenchmarkAllocate is the success path in a steady state: places are reserved, after as many of the oldest reservations
+// BenchmarkAllocate is the success path in a steady state: capacity is reserved, after as many of the oldest reservations
 // were released, which does not count.
 func BenchmarkAllocate(b *testing.B) {
 	sizes(b, allSizes, func(b *testing.B, n int) {
@@ -124,7 +124,7 @@ func BenchmarkAllocate(b *testing.B) {
 	})
 }
 
-// BenchmarkTurnover is a place that is reserved, and the oldest reservation that is released: of all that is remembered, what
+// BenchmarkTurnover is one reservation, and the release of the oldest one: of all memory, what
 // was touched the longest ago.
 func BenchmarkTurnover(b *testing.B) {
 	sizes(b, allSizes, func(b *testing.B, n int) {
@@ -137,7 +137,7 @@ func BenchmarkTurnover(b *testing.B) {
 	})
 }
 
-// BenchmarkLife is a place that is reserved, reported, and reported gone, with a count of slots each time.
+// BenchmarkLife is a reservation that is reported, and whose end is reported, with a count of slots each time.
 func BenchmarkLife(b *testing.B) {
 	sizes(b, allSizes, func(b *testing.B, n int) {
 		w := newBench(n, nil).fill(b, n)
@@ -155,7 +155,7 @@ func BenchmarkLife(b *testing.B) {
 	})
 }
 
-// BenchmarkHeartbeat is a word of an agent that changes nothing.
+// BenchmarkHeartbeat is a message of an agent without a change.
 func BenchmarkHeartbeat(b *testing.B) {
 	sizes(b, allSizes, func(b *testing.B, n int) {
 		w := newBench(n, nil)

@@ -25,7 +25,7 @@ type history struct {
 }
 
 // newHistory returns an empty history of so many agents and sandboxes at the most. The fewer there are, the more often a
-// sandbox has places on several agents.
+// sandbox has allocations on several agents.
 func newHistory(agents, sandboxes int) *history {
 	h := &history{m: newModel(), twins: [2]*registry.Registry{registry.New(0, 0), registry.New(0, 0)}}
 	h.uids = rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}[:agents])
@@ -70,10 +70,10 @@ func (h *history) delta(t *rapid.T) {
 		UID: h.uids.Draw(t, "agent"), Sandboxes: rapid.SliceOfN(h.sandboxes, 0, 3).Draw(t, "sandboxes"),
 		ImagesAdded: someImages.Draw(t, "added"), ImagesRemoved: someImages.Draw(t, "removed"),
 	}
-	if rapid.Bool().Draw(t, "slots told") {
+	if rapid.Bool().Draw(t, "slots reported") {
 		d.FreeSlots = new(rapid.IntRange(0, 3).Draw(t, "slots"))
 	}
-	if rapid.IntRange(0, 3).Draw(t, "acceptance told") == 0 {
+	if rapid.IntRange(0, 3).Draw(t, "acceptance reported") == 0 {
 		d.Accepting = new(rapid.Bool().Draw(t, "accepting"))
 		if !*d.Accepting {
 			d.Reason = "Draining"
@@ -87,11 +87,11 @@ func (h *history) delta(t *rapid.T) {
 func (h *history) confirm(t *rapid.T) {
 	d := registry.Delta{UID: h.uids.Draw(t, "agent")}
 	if a := h.m.agents[d.UID]; a != nil {
-		for _, k := range slices.SortedFunc(maps.Keys(a.places), func(a, b identity.Fence) int {
+		for _, k := range slices.SortedFunc(maps.Keys(a.allocations), func(a, b identity.Fence) int {
 			return 2*strings.Compare(a.SandboxUID, b.SandboxUID) + int(a.Attempt-b.Attempt)
 		}) {
-			if a.places[k].reserved && rapid.Bool().Draw(t, "confirmed") {
-				d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Fence: k, Ports: a.places[k].ports})
+			if a.allocations[k].reserved && rapid.Bool().Draw(t, "confirmed") {
+				d.Sandboxes = append(d.Sandboxes, registry.Sandbox{Fence: k, Ports: a.allocations[k].ports})
 			}
 		}
 	}
@@ -110,7 +110,7 @@ func (h *history) release(t *rapid.T) {
 func (h *history) allocate(t *rapid.T) {
 	req := registry.Request{
 		Fence: h.keys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
-		Ports: somePorts.Draw(t, "ports"), Exclude: rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "nobody"}), 0, 2).Draw(t, "exclude"),
+		Ports: somePorts.Draw(t, "ports"), Exclude: rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "unknown"}), 0, 2).Draw(t, "exclude"),
 	}
 	first, err := h.twins[0].Allocate(h.m.now, req)
 	second, err2 := h.twins[1].Allocate(h.m.now, req)
@@ -148,7 +148,7 @@ func equalsTheModel(t *testing.T, agents, sandboxes int) {
 				h.m.leave(uid)
 				h.both(func(r *registry.Registry) { r.Leave(uid) })
 			}),
-			"heartbeat": on("heard", func(uid string) {
+			"heartbeat": on("heartbeat from", func(uid string) {
 				h.m.heartbeat(uid)
 				h.both(func(r *registry.Registry) { r.Heartbeat(h.m.now, uid) })
 			}),

@@ -14,12 +14,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// model is the naive registry: it keeps what it was told, and every question is answered by looking at everything. Its
+// model is a naive registry: it keeps all input and answers every question by a search of all of it. Its
 // choice is placement.Choose.
 type model struct {
 	now    time.Time
 	agents map[string]*modelAgent
-	// where has the agents on which a key has places, the one that answers for it first.
+	// where has the agents with an allocation of a key, the one that answers for it first.
 	where map[identity.Fence][]string
 }
 
@@ -27,15 +27,15 @@ type modelAgent struct {
 	pool            registry.Pool
 	seen, accepting bool
 	reason          string
-	heard           time.Time
+	lastHeartbeat   time.Time
 	capacity        int
 	ports           []int32
 	images          map[string]struct{}
 	slots, claimed  int
-	places          map[identity.Fence]*modelPlace
+	allocations     map[identity.Fence]*modelAllocation
 }
 
-type modelPlace struct {
+type modelAllocation struct {
 	ports              []int32
 	reported, reserved bool
 	until              time.Time
@@ -48,7 +48,7 @@ func newModel() *model {
 func (m *model) join(uid string, pool registry.Pool) *modelAgent {
 	a := m.agents[uid]
 	if a == nil {
-		a = &modelAgent{images: map[string]struct{}{}, places: map[identity.Fence]*modelPlace{}}
+		a = &modelAgent{images: map[string]struct{}{}, allocations: map[identity.Fence]*modelAllocation{}}
 		m.agents[uid] = a
 	}
 	a.pool = pool
@@ -57,7 +57,7 @@ func (m *model) join(uid string, pool registry.Pool) *modelAgent {
 
 func (m *model) leave(uid string) {
 	if a := m.agents[uid]; a != nil {
-		for _, k := range slices.Collect(maps.Keys(a.places)) {
+		for _, k := range slices.Collect(maps.Keys(a.allocations)) {
 			m.remove(uid, k)
 		}
 		delete(m.agents, uid)
@@ -65,13 +65,13 @@ func (m *model) leave(uid string) {
 }
 
 func (m *model) remove(uid string, k identity.Fence) {
-	delete(m.agents[uid].places, k)
+	delete(m.agents[uid].allocations, k)
 	m.where[k] = slices.DeleteFunc(m.where[k], func(s string) bool { return s == uid })
 }
 
-// settle removes a place that nobody holds.
+// settle removes an allocation that is neither reported nor reserved.
 func (m *model) settle(uid string, k identity.Fence) {
-	if p := m.agents[uid].places[k]; p != nil && !p.reported && !p.reserved {
+	if p := m.agents[uid].allocations[k]; p != nil && !p.reported && !p.reserved {
 		m.remove(uid, k)
 	}
 }
@@ -79,7 +79,7 @@ func (m *model) settle(uid string, k identity.Fence) {
 func (m *model) pass(d time.Duration) {
 	m.now = m.now.Add(d)
 	for uid, a := range m.agents {
-		for k, p := range a.places {
+		for k, p := range a.allocations {
 			if p.reserved && !m.now.Before(p.until) {
 				p.reserved = false
 				m.settle(uid, k)
@@ -90,7 +90,7 @@ func (m *model) pass(d time.Duration) {
 
 func (m *model) report(uid string, sb registry.Sandbox) {
 	a := m.agents[uid]
-	p := a.places[sb.Fence]
+	p := a.allocations[sb.Fence]
 	if sb.Ended {
 		if p != nil {
 			m.remove(uid, sb.Fence)
@@ -98,8 +98,8 @@ func (m *model) report(uid string, sb registry.Sandbox) {
 		return
 	}
 	if p == nil {
-		p = &modelPlace{}
-		a.places[sb.Fence] = p
+		p = &modelAllocation{}
+		a.allocations[sb.Fence] = p
 		m.where[sb.Fence] = slices.Insert(m.where[sb.Fence], min(1, len(m.where[sb.Fence])), uid)
 	}
 	if p.reserved && !p.reported {
@@ -110,7 +110,7 @@ func (m *model) report(uid string, sb registry.Sandbox) {
 
 func (m *model) snapshot(s registry.Snapshot) {
 	a := m.join(s.UID, s.Pool)
-	a.seen, a.heard, a.accepting, a.reason = true, m.now, s.Accepting, s.Reason
+	a.seen, a.lastHeartbeat, a.accepting, a.reason = true, m.now, s.Accepting, s.Reason
 	a.capacity, a.ports = s.Capacity, s.ReservedPorts
 	a.images = map[string]struct{}{}
 	for _, i := range s.Images {
@@ -121,7 +121,7 @@ func (m *model) snapshot(s registry.Snapshot) {
 		m.report(s.UID, sb)
 		listed[sb.Fence] = !sb.Ended
 	}
-	for k, p := range a.places {
+	for k, p := range a.allocations {
 		if p.reported && !listed[k] {
 			p.reported = false
 			m.settle(s.UID, k)
@@ -135,7 +135,7 @@ func (m *model) delta(d registry.Delta) bool {
 	if a == nil || !a.seen {
 		return false
 	}
-	a.heard = m.now
+	a.lastHeartbeat = m.now
 	if d.Accepting != nil {
 		a.accepting, a.reason = *d.Accepting, d.Reason
 	}
@@ -156,7 +156,7 @@ func (m *model) delta(d registry.Delta) bool {
 
 func (m *model) heartbeat(uid string) {
 	if a := m.agents[uid]; a != nil && a.seen {
-		a.heard = m.now
+		a.lastHeartbeat = m.now
 	}
 }
 
@@ -164,8 +164,8 @@ func (m *model) release(k identity.Fence, uid string) {
 	if uid == "" && len(m.where[k]) > 0 {
 		uid = m.where[k][0]
 	}
-	if a := m.agents[uid]; a != nil && a.places[k] != nil {
-		a.places[k].reserved = false
+	if a := m.agents[uid]; a != nil && a.allocations[k] != nil {
+		a.allocations[k].reserved = false
 		m.settle(uid, k)
 	}
 }
@@ -174,14 +174,14 @@ func (m *model) release(k identity.Fence, uid string) {
 func (m *model) seen(uid string) *placement.Agent {
 	a := m.agents[uid]
 	out := &placement.Agent{
-		UID: uid, Ready: a.seen && a.accepting && m.now.Sub(a.heard) <= registry.DefaultHeartbeatTimeout,
-		Capacity: a.capacity, Allocated: len(a.places), Images: a.images, Ports: map[int32]int{},
+		UID: uid, Ready: a.seen && a.accepting && m.now.Sub(a.lastHeartbeat) <= registry.DefaultHeartbeatTimeout,
+		Capacity: a.capacity, Allocated: len(a.allocations), Images: a.images, Ports: map[int32]int{},
 	}
 	pending := 0
 	for _, port := range a.ports {
 		out.Ports[port]++
 	}
-	for _, p := range a.places {
+	for _, p := range a.allocations {
 		for _, port := range p.ports {
 			out.Ports[port]++
 		}
@@ -193,13 +193,13 @@ func (m *model) seen(uid string) *placement.Agent {
 	return out
 }
 
-// place is what is true after the registry has given a place to a key.
-func (m *model) place(uid string, req registry.Request) {
+// record adds an allocation of the registry.
+func (m *model) record(uid string, req registry.Request) {
 	a := m.agents[uid]
-	p := a.places[req.Fence]
+	p := a.allocations[req.Fence]
 	if p == nil {
-		p = &modelPlace{ports: req.Ports}
-		a.places[req.Fence] = p
+		p = &modelAllocation{ports: req.Ports}
+		a.allocations[req.Fence] = p
 	}
 	p.reserved, p.until = true, m.now.Add(registry.DefaultReservation)
 	m.where[req.Fence] = append([]string{uid}, slices.DeleteFunc(m.where[req.Fence], func(s string) bool { return s == uid })...)
@@ -208,7 +208,7 @@ func (m *model) place(uid string, req registry.Request) {
 // allocate compares the registry's answer with what the model makes of the same request.
 func (m *model) allocate(t require.TestingT, req registry.Request, got string, err error) {
 	if uids := m.where[req.Fence]; len(uids) > 0 && m.agents[uids[0]].pool == req.Pool {
-		p := m.agents[uids[0]].places[req.Fence]
+		p := m.agents[uids[0]].allocations[req.Fence]
 		if !slices.Contains(req.Exclude, uids[0]) {
 			require.NoError(t, err)
 			require.Equal(t, uids[0], got, "the same key has the same agent")
@@ -239,7 +239,7 @@ func (m *model) allocate(t require.TestingT, req registry.Request, got string, e
 	require.NotNil(t, alone.Chosen, "%s is not fit", got)
 	require.Equal(t, req.Pool, m.agents[got].pool)
 	require.Equal(t, want.Chosen.Score(req.Image), alone.Chosen.Score(req.Image), "%s was chosen, %s is better", got, want.Chosen.UID)
-	m.place(got, req)
+	m.record(got, req)
 }
 
 func (m *model) refused(t require.TestingT, req registry.Request, agents []*placement.Agent, want placement.Verdict, err error) {
@@ -280,13 +280,13 @@ func (m *model) compare(t require.TestingT, views []registry.View) {
 	for _, v := range views {
 		a, p := m.agents[v.UID], m.seen(v.UID)
 		want := registry.View{
-			UID: v.UID, Pool: a.pool, Capacity: a.capacity, Allocated: len(a.places), FreeSlots: p.FreeSlots,
-			Images: len(a.images), Ready: p.Ready, LastHeartbeat: a.heard,
+			UID: v.UID, Pool: a.pool, Capacity: a.capacity, Allocated: len(a.allocations), FreeSlots: p.FreeSlots,
+			Images: len(a.images), Ready: p.Ready, LastHeartbeat: a.lastHeartbeat,
 		}
 		switch {
 		case !a.seen:
 			want.Reason = registry.ReasonConnecting
-		case m.now.Sub(a.heard) > registry.DefaultHeartbeatTimeout:
+		case m.now.Sub(a.lastHeartbeat) > registry.DefaultHeartbeatTimeout:
 			want.Reason = registry.ReasonHeartbeat
 		case !a.accepting:
 			want.Reason = a.reason

@@ -166,7 +166,7 @@ func TestConcurrentAllocatesNeverOverfill(t *testing.T) {
 		wg.Go(func() {
 			uid, err := r.Allocate(epoch, request(fmt.Sprint(i)))
 			if i%10 == 0 {
-				r.Release(epoch, identity.Fence{SandboxUID: fmt.Sprint("nobody", i), Attempt: 1, AgentUID: uid})
+				r.Release(epoch, identity.Fence{SandboxUID: fmt.Sprint("unknown", i), Attempt: 1, AgentUID: uid})
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -221,7 +221,7 @@ func TestPlacesOfOneKey(t *testing.T) {
 	report("c", true)
 	require.Equal(t, "a", where())
 	report("a", true)
-	require.Equal(t, "b", where(), "chosen afresh, for its slots")
+	require.Equal(t, "b", where(), "chosen again, for its slots")
 }
 
 // TestSlotsAreSpokenFor follows the count of slots through reports that cross reservations.
@@ -249,7 +249,7 @@ func TestSlotsAreSpokenFor(t *testing.T) {
 	require.Equal(t, 3, free())
 	allocate("1")
 	allocate("1")
-	require.Equal(t, 2, free(), "once for one place")
+	require.Equal(t, 2, free(), "once for one allocation")
 	allocate("2")
 	allocate("3")
 	allocate("4")
@@ -271,8 +271,8 @@ func TestSlotsAreSpokenFor(t *testing.T) {
 	require.Zero(t, free())
 }
 
-// TestManyKeys has thousands of places come and go: the table of keys grows, shrinks, and closes its gaps.
-func TestManyKeys(t *testing.T) {
+// Thousands of allocations are added and removed.
+func TestManyAllocations(t *testing.T) {
 	r := registry.New(0, 0)
 	for i := range 10 {
 		r.ApplySnapshot(epoch, snapshot(fmt.Sprint("agent-", i), 2000))

@@ -85,8 +85,8 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestStartPathOfTheNewestWord: a report that does not tell how the container came to run leaves what the resource says.
-func TestStartPathOfTheNewestWord(t *testing.T) {
+// A report without a start path leaves that of the resource.
+func TestStartPathOfTheLatestReport(t *testing.T) {
 	s := newStore()
 	cr := resource("u", "5", v1alpha1.PhaseRunning)
 	cr.Status.StartPath = v1alpha1.StartPathCold

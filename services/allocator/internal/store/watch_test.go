@@ -41,7 +41,7 @@ func TestWatchOfOneName(t *testing.T) {
 	e := <-later.Events()
 	require.Equal(t, sandboxv1.WatchSandboxesResponse_TYPE_ADDED, e.GetType())
 	require.Equal(t, "u3", e.GetSandbox().GetUid())
-	require.Empty(t, w.Events(), "what happens to others is not told")
+	require.Empty(t, w.Events(), "changes of other sandboxes are not sent")
 }
 
 // BenchmarkWatchOfOneName is what every create does: it must not depend on how many sandboxes there are.
