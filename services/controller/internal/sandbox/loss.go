@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
@@ -21,6 +22,8 @@ type lossDetector struct {
 	agents *agentAccess
 	memory *memory
 	timing Timing
+	// heartbeatTimeout returns the allocator's heartbeat timeout.
+	heartbeatTimeout func() time.Duration
 }
 
 // detect reports whether the agent is lost, and the time after which to look again.
@@ -49,16 +52,25 @@ func (d *lossDetector) detect(ctx context.Context, t *target) (lost bool, requeu
 	}
 	// The Registry has already waited for the heartbeat timeout of a Silent agent. For any other agent, this process has to
 	// measure the time itself.
-	lost = t.wasLost() || status == agents.Silent || d.memory.agentSilent(t.name) > d.agents.index.HeartbeatTimeout()
+	lost = t.wasLost() || status == agents.Silent || d.memory.agentSilent(t.name) > d.heartbeatTimeout()
 	return lost, requeue, nil
+}
+
+// registry is what the Registry knows of agents. *agents.Index implements it.
+type registry interface {
+	Synced() bool
+	Status(podUID string) agents.Status
+	Agent(podUID string) (agents.Agent, bool)
+	Report(f identity.Fence) *agentv1.SandboxReport
+	Reports(sandboxUID string) []*agentv1.SandboxReport
 }
 
 // agentAccess is how sandboxes reach agents.
 type agentAccess struct {
 	// client reads from the cache, live from the API server.
-	client client.Client
+	client client.Reader
 	live   client.Reader
-	index  *agents.Index
+	index  registry
 	calls  Agents
 }
 

@@ -15,7 +15,7 @@ import (
 
 // pools resolves the pool of a sandbox and what the sandbox inherits from it.
 type pools struct {
-	client client.Client
+	client client.Reader
 	agents *agentAccess
 }
 

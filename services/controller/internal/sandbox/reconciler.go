@@ -132,7 +132,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.leftovers = &leftovers{live: cfg.Live, deleter: deleter, allocator: cfg.Allocator, background: r.background, memory: r.memory,
 		timing: timing, clock: cfg.Clock, forget: r.forget}
 	r.ttl = &ttl{client: cfg.Client, pools: r.pools, events: events}
-	r.observer = &observer{loss: &lossDetector{agents: access, memory: r.memory, timing: timing}, memory: r.memory, timing: timing,
+	r.observer = &observer{loss: &lossDetector{agents: access, memory: r.memory, timing: timing, heartbeatTimeout: cfg.Index.HeartbeatTimeout}, memory: r.memory, timing: timing,
 		reports: &reportObserver{agents: access, memory: r.memory, timing: timing,
 			creates: &createObserver{calls: r.creates, memory: r.memory, timing: timing, events: events}}}
 	r.placer = &placer{allocator: cfg.Allocator, explainer: &explainer{pools: r.pools, index: cfg.Index}, writer: r.writer, memory: r.memory,

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -42,7 +43,13 @@ const (
 // explainer explains why no agent was found for a sandbox, and what a user can do about it.
 type explainer struct {
 	pools *pools
-	index *agents.Index
+	index poolAgents
+}
+
+// poolAgents are the agents of pools. *agents.Index implements it.
+type poolAgents interface {
+	Synced() bool
+	Pool(pool types.NamespacedName) []agents.Agent
 }
 
 // unplaced returns the cause of an error of the allocator.
