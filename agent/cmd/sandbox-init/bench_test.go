@@ -25,7 +25,7 @@ func BenchmarkClaim(b *testing.B) {
 	for i := range slots {
 		slots[i] = start(b)
 	}
-	// A slot that has its socket has come to rest.
+	// A slot that has its socket is idle.
 	for _, s := range slots {
 		require.Eventually(b, func() bool { _, err := os.Stat(s.fsb + "/claim.sock"); return err == nil }, testkit.Timeout, testkit.Tick)
 	}

@@ -8,17 +8,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// keptFD is where the connection stays while everything above it is closed.
+// keptFD is the connection's descriptor after all above it are closed.
 const keptFD = 3
 
-// errAbandoned stands for an agent that went away: nobody is left to be told of a failure.
+// errAbandoned means that the agent has closed the connection: no process is left to receive a failure.
 var errAbandoned = &wire.Failure{Stage: wire.StageClaim, Detail: "abandoned"}
 
 // channel is the connection to the agent.
 type channel struct{ fd int }
 
-// accept waits for the agent, and for nobody else: root, from outside the slot. There is no socket after that. All calls
-// here block in the kernel with the runtime knowing: that lets the rest of it sleep.
+// accept waits for the agent and refuses other processes: the agent is root, outside the slot. Then it removes the socket.
+// All calls here are blocking system calls that the Go runtime knows of, so that its other threads can sleep.
 func accept(path string) (int, error) {
 	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -48,14 +48,14 @@ func accept(path string) (int, error) {
 	return -1, err
 }
 
-// trusted tells whether the other side is root and none of this slot's own processes: of those from outside its pid
-// namespace, the kernel says 0.
+// trusted reports whether the peer is root and not a process of this slot: the kernel reports pid 0 for a process outside
+// the PID namespace.
 func trusted(fd int) bool {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	return err == nil && peer.Uid == 0 && peer.Pid == 0
 }
 
-// claim greets the agent and reads what it wants. The file descriptors are the root's and those of the claim's mounts.
+// claim sends hello and reads the claim. The file descriptors are the root's and those of the claim's mounts.
 func (c *channel) claim() (*wire.Claim, []int, *wire.Failure) {
 	if !c.write(wire.TypeHello, wire.EncodeHello(wire.Version)) {
 		return nil, nil, errAbandoned
@@ -71,15 +71,15 @@ func (c *channel) claim() (*wire.Claim, []int, *wire.Failure) {
 	}
 	fds, err := descriptors(rights)
 	if err != nil {
-		return nil, nil, failed(wire.StageClaim, err, "and its file descriptors")
+		return nil, nil, failed(wire.StageClaim, err, "(file descriptors)")
 	}
 	if len(fds) == 0 {
-		return nil, nil, &wire.Failure{Stage: wire.StageClaim, Detail: "which came without a root"}
+		return nil, nil, &wire.Failure{Stage: wire.StageClaim, Detail: "(no root file system)"}
 	}
 	return claim, fds, nil
 }
 
-// ready tells the agent that the root is built, and waits for its word; false if that never comes.
+// ready reports to the agent that the root is built, and waits for go. It returns false if that does not come.
 func (c *channel) ready() bool {
 	if !c.write(wire.TypeReady, nil) {
 		return false
@@ -88,7 +88,7 @@ func (c *channel) ready() bool {
 	return failure == nil
 }
 
-// fail tells the agent why there will be no sandbox.
+// fail reports to the agent why there will be no sandbox.
 func (c *channel) fail(f *wire.Failure) { c.write(wire.TypeFailure, wire.EncodeFailure(f)) }
 
 func (c *channel) write(t wire.Type, payload []byte) bool {
@@ -106,7 +106,7 @@ func (c *channel) write(t wire.Type, payload []byte) bool {
 	return true
 }
 
-// read waits for the one frame that may come now. The rights that came with it are put into the space for them.
+// read waits for the one frame that is expected now. space receives the rights that come with it.
 func (c *channel) read(want wire.Type, space []byte) (string, []byte, *wire.Failure) {
 	var header [wire.HeaderSize]byte
 	var rights []byte
@@ -118,7 +118,7 @@ func (c *channel) read(want wire.Type, space []byte) (string, []byte, *wire.Fail
 		case err != nil || n == 0:
 			return "", nil, errAbandoned
 		case flags&unix.MSG_CTRUNC != 0:
-			return "", nil, &wire.Failure{Stage: wire.StageClaim, Detail: "of which file descriptors were lost"}
+			return "", nil, &wire.Failure{Stage: wire.StageClaim, Detail: "(file descriptors truncated)"}
 		}
 		if rightsLen > 0 {
 			rights, space = space[:rightsLen], nil
@@ -130,7 +130,7 @@ func (c *channel) read(want wire.Type, space []byte) (string, []byte, *wire.Fail
 		return "", nil, err.(*wire.Failure) //nolint:errorlint // ParseHeader returns nothing else
 	}
 	if got != want {
-		return "", nil, &wire.Failure{Stage: wire.StageClaim, Detail: "in place of which came another message"}
+		return "", nil, &wire.Failure{Stage: wire.StageClaim, Detail: "(unexpected message)"}
 	}
 	payload := make([]byte, size)
 	for have := 0; have < size; {
@@ -162,17 +162,17 @@ func descriptors(rights []byte) ([]int, error) {
 	return fds, nil
 }
 
-// closeOthers closes every file descriptor but the standard streams and the connection, so that no path of the image leads
-// to one, and has the kernel close the connection at the exec.
+// closeOthers closes every file descriptor except the standard streams and the connection, so that no path of the image leads
+// to one, and sets close-on-exec on the connection.
 func (c *channel) closeOthers() *wire.Failure {
 	if c.fd != keptFD {
 		if err := unix.Dup3(c.fd, keptFD, unix.O_CLOEXEC); err != nil {
-			return failed(wire.StageRoot, err, "with the connection kept")
+			return failed(wire.StageRoot, err, "(keeping the connection)")
 		}
 		c.fd = keptFD
 	}
 	if err := unix.CloseRange(keptFD+1, ^uint(0)>>32, 0); err != nil {
-		return failed(wire.StageRoot, err, "with all else closed")
+		return failed(wire.StageRoot, err, "(closing other file descriptors)")
 	}
 	return nil
 }

@@ -22,12 +22,12 @@ func (c *container) become(t testing.TB, lower string, what *claim.Claim) string
 	require.NoError(t, conn.Send(deadline(t), what, mount(t, lower)))
 	require.NoError(t, conn.Go(deadline(t)))
 	status := c.wait(t)
-	require.True(t, status.Exited() && status.ExitStatus() == 0, "it ended with %#x: %s", status, c.said(t))
-	return c.said(t)
+	require.True(t, status.Exited() && status.ExitStatus() == 0, "it ended with %#x: %s", status, c.text(t))
+	return c.text(t)
 }
 
-// TestConfinedAsACold compares what a process sees in a claimed slot with what it sees in a container of runc's own.
-func TestConfinedAsACold(t *testing.T) {
+// TestConfinementEqualsCold compares what a process sees in a claimed slot with what it sees in a container that runc started.
+func TestConfinementEqualsCold(t *testing.T) {
 	for _, user := range []struct {
 		name string
 		uid  uint32
@@ -35,7 +35,7 @@ func TestConfinedAsACold(t *testing.T) {
 		t.Run(user.name, func(t *testing.T) {
 			for _, view := range []struct{ name, script string }{
 				{"the probe", ""},
-				// The Go runtime raises a limit of its own.
+				// The probe cannot compare this: the Go runtime raises its own limit.
 				{"limits", "ulimit -a; umask; id; busybox 2>&1 | head -1; cat /etc/hostname; hostname"},
 			} {
 				t.Run(view.name, func(t *testing.T) {
@@ -48,14 +48,14 @@ func TestConfinedAsACold(t *testing.T) {
 					s := start(t)
 					have := s.become(t, lower, claimOf(t, process))
 					k := cold(t, lower, process, filepath.Join(s.fsb, "hostname"))
-					require.Zero(t, k.wait(t).ExitStatus(), k.said(t))
+					require.Zero(t, k.wait(t).ExitStatus(), k.text(t))
 					if view.name != "the probe" {
-						require.Equal(t, k.said(t), have)
+						require.Equal(t, k.text(t), have)
 						return
 					}
 					var slot, want map[string]any
 					require.NoError(t, json.Unmarshal([]byte(have), &slot), have)
-					require.NoError(t, json.Unmarshal([]byte(k.said(t)), &want), k.said(t))
+					require.NoError(t, json.Unmarshal([]byte(k.text(t)), &want), k.text(t))
 					require.Equal(t, want, slot)
 				})
 			}
@@ -63,9 +63,9 @@ func TestConfinedAsACold(t *testing.T) {
 	}
 }
 
-// TestNothingOfTheSlotIsLeft looks for the channel from outside, and for the slot's root, mounts and variables from inside.
-// The file descriptors are the probe's to compare.
-func TestNothingOfTheSlotIsLeft(t *testing.T) {
+// TestClaimLeavesNoTrace searches for the channel from outside, and for the slot's root, mounts and variables from inside.
+// The probe compares the file descriptors.
+func TestClaimLeavesNoTrace(t *testing.T) {
 	s := start(t)
 	said := s.become(t, image(t, nil), newClaim(t, 0, "sh", "-c",
 		`ls / | tr '\n' ' '; echo; cat /proc/mounts; cat /proc/1/environ | tr '\0' ' '`))

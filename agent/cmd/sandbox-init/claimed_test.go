@@ -16,7 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// TestClaims looks at what of a claim the comparison with a cold container leaves out.
+// TestClaims tests the parts of a claim that the comparison with a cold container does not cover.
 func TestClaims(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -54,9 +54,9 @@ func TestClaims(t *testing.T) {
 			"cat /etc/hostname; ls -l /run/made/hostname | cut -c 1-10; grep -c /run/made/hostname /proc/mounts", "box\n-rw-r--r--\n1\n"},
 		{"a link out of the root", func(dir string) { _ = os.Symlink("../../../../../../fsb/x", filepath.Join(dir, "etc/hostname")) }, nil,
 			"cat /fsb/x", "box\n"},
-		{"a place that is made", nil, func(c *claim.Claim) { c.Mounts[0].Destination = "/a/b/../c/name" }, "cat /a/c/name; ls -ld /a/c | cut -c 1-10", "box\ndrwxr-xr-x\n"},
+		{"a created mount point", nil, func(c *claim.Claim) { c.Mounts[0].Destination = "/a/b/../c/name" }, "cat /a/c/name; ls -ld /a/c | cut -c 1-10", "box\ndrwxr-xr-x\n"},
 		{"a mount that is read-only", nil, nil, "echo x >/etc/hostname || echo refused", "sh: can't create /etc/hostname: Read-only file system\nrefused\n"},
-		{"standard streams that are the user's", nil, func(c *claim.Claim) { c.UID, c.Capabilities = 1000, claim.Capabilities{} }, "echo again >/dev/stdout; echo last >>/proc/self/fd/2", "again\nlast\n"},
+		{"standard streams of the user", nil, func(c *claim.Claim) { c.UID, c.Capabilities = 1000, claim.Capabilities{} }, "echo again >/dev/stdout; echo last >>/proc/self/fd/2", "again\nlast\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			what := newClaim(t, 0, "sh", "-c", c.script)
@@ -64,18 +64,18 @@ func TestClaims(t *testing.T) {
 				c.change(what)
 			}
 			s := start(t)
-			said := s.become(t, image(t, c.image), what)
+			out := s.become(t, image(t, c.image), what)
 			if c.name == "a large environment" {
-				require.True(t, strings.HasPrefix(said, c.want) && strings.HasSuffix(said, "\nbox\n"), said)
+				require.True(t, strings.HasPrefix(out, c.want) && strings.HasSuffix(out, "\nbox\n"), out)
 				return
 			}
-			require.Equal(t, c.want, said)
+			require.Equal(t, c.want, out)
 		})
 	}
 }
 
-// TestAMountByDescriptor attaches a detached mount that the agent made.
-func TestAMountByDescriptor(t *testing.T) {
+// TestMountByDescriptor attaches a detached mount that the agent created.
+func TestMountByDescriptor(t *testing.T) {
 	volume := workspace(t)
 	require.NoError(t, os.WriteFile(filepath.Join(volume, "file"), []byte("kept\n"), 0o644))
 	var fds [2]int
@@ -96,11 +96,11 @@ func TestAMountByDescriptor(t *testing.T) {
 	require.NoError(t, conn.Send(deadline(t), what, mount(t, lower), fds[:]...))
 	require.NoError(t, conn.Go(deadline(t)))
 	require.Zero(t, s.wait(t).ExitStatus())
-	require.Equal(t, "kept\nkept\nwritten\nsh: can't create /more/file: Read-only file system\nrefused\nbox\n", s.said(t))
+	require.Equal(t, "kept\nkept\nwritten\nsh: can't create /more/file: Read-only file system\nrefused\nbox\n", s.text(t))
 }
 
-// TestTheCommandIsPID1 has its own exit code, and is killed by its own signals.
-func TestTheCommandIsPID1(t *testing.T) {
+// TestCommandIsPID1 checks that the exit code and the signals are those of the command.
+func TestCommandIsPID1(t *testing.T) {
 	for _, c := range []struct {
 		script string
 		signal unix.Signal
@@ -112,7 +112,7 @@ func TestTheCommandIsPID1(t *testing.T) {
 			require.NoError(t, conn.Send(deadline(t), newClaim(t, 0, "sh", "-c", c.script), mount(t, image(t, nil))))
 			require.NoError(t, conn.Go(deadline(t)))
 			if c.signal != 0 {
-				require.Eventually(t, func() bool { return s.said(t) == "up\n" }, testkit.Timeout, testkit.Tick)
+				require.Eventually(t, func() bool { return s.text(t) == "up\n" }, testkit.Timeout, testkit.Tick)
 				require.NoError(t, unix.Kill(s.pid, c.signal))
 			}
 			status := s.wait(t)
@@ -124,8 +124,9 @@ func TestTheCommandIsPID1(t *testing.T) {
 	}
 }
 
-// TestAWaitingSlotEndsBySignals: pid 1 is deaf to signals that it does not handle.
-func TestAWaitingSlotEndsBySignals(t *testing.T) {
+// TestWaitingSlotEndsOnSignal: the Go runtime handles these signals, which the kernel does not deliver to a pid 1 without a
+// handler.
+func TestWaitingSlotEndsOnSignal(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGKILL} {
 		t.Run(signal.String(), func(t *testing.T) {
 			s := start(t)
@@ -136,8 +137,8 @@ func TestAWaitingSlotEndsBySignals(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce starts and claims slots side by side.
-func TestManyAtOnce(t *testing.T) {
+// TestConcurrentClaims starts and claims slots concurrently.
+func TestConcurrentClaims(t *testing.T) {
 	lower := image(t, nil)
 	for i := range 10 {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {

@@ -8,14 +8,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// command is where the claim's command may be.
+// command holds the candidate paths of the claim's command.
 type command struct {
 	name  string
 	paths []string
 }
 
-// resolve lists the candidates, as Go's exec.LookPath does for the OCI runtimes: a name with a slash in it is a path, any
-// other is looked for in the absolute directories of PATH.
+// resolve lists the candidates, as Go's exec.LookPath does for the OCI runtimes: a name with a slash is a path, any other is
+// looked up in the absolute directories of PATH.
 func resolve(c *wire.Claim) command {
 	name := c.Args[0]
 	for i := range len(name) {
@@ -43,7 +43,7 @@ func resolve(c *wire.Claim) command {
 	return found
 }
 
-// find is the first candidate that is a file with leave to execute it. It allocates little and opens nothing: the limits
+// find returns the first candidate that is a file that may be executed. It allocates little and opens nothing: the limits
 // are already in force.
 func (c command) find() (string, *wire.Failure) {
 	missing := error(unix.ENOENT)

@@ -13,12 +13,12 @@ import (
 
 // become confines this thread as the claim says and executes the command. It returns only if that fails.
 //
-// The order is runc's. What needs a privilege or /proc comes before the privilege goes; the bounding set shrinks while
-// CAP_SETPCAP is there, the user changes with the capabilities kept, and then these go, so that nothing is left by which
-// any could come back. The filter comes last, so that it need not allow any of this; only if the process may gain
-// privileges must it come before they go, for the kernel then wants CAP_SYS_ADMIN.
+// The order is runc's. What needs a privilege or /proc comes before the privilege is dropped; the bounding set shrinks while
+// CAP_SETPCAP is held, the user changes with the capabilities kept, and then these are dropped, so that none can be regained.
+// The filter comes last, so that it need not allow any of this; only if the process may gain privileges it comes before they
+// are dropped, because the kernel then requires CAP_SYS_ADMIN.
 func become(c *wire.Claim, entered bool) *wire.Failure {
-	command := resolve(c) // before the limits: they might be on memory
+	command := resolve(c) // before the limits, which may restrict memory
 	if failure := prepare(c); failure != nil {
 		return failure
 	}
@@ -51,7 +51,7 @@ func become(c *wire.Claim, entered bool) *wire.Failure {
 		return failure
 	}
 	if err := unblock(); err != nil {
-		return failed(wire.StageExec, err, "with no signal blocked")
+		return failed(wire.StageExec, err, "(signal mask)")
 	}
 	if c.NoNewPrivs {
 		if failure := filter(c); failure != nil {
@@ -61,7 +61,7 @@ func become(c *wire.Claim, entered bool) *wire.Failure {
 	return failed(wire.StageExec, unix.Exec(path, c.Args, c.Env), path)
 }
 
-// prepare does what only root can, or only while /proc/self is root's.
+// prepare does what only root can do, or only while /proc/self belongs to root.
 func prepare(c *wire.Claim) *wire.Failure {
 	umask := 0o022
 	if c.Umask != nil {
@@ -74,7 +74,7 @@ func prepare(c *wire.Claim) *wire.Failure {
 	if c.OOMScoreAdj != nil {
 		const path = "/proc/self/oom_score_adj"
 		value := strconv.Itoa(int(*c.OOMScoreAdj))
-		// One that is as it should be is left alone: to write even that may need a capability that the host has not.
+		// An unchanged value is not written: even that may need a capability that the host does not grant.
 		if now, err := read(path); err != nil || now != value+"\n" {
 			if err := write(path, value); err != nil {
 				return failed(wire.StageOOM, err, value)
@@ -93,7 +93,7 @@ func prepare(c *wire.Claim) *wire.Failure {
 	return nil
 }
 
-// stdio gives the standard streams to the user, who may want to open them again by name.
+// stdio makes the user the owner of the standard streams, so that the process can open them by name.
 func stdio(uid uint32) *wire.Failure {
 	var null unix.Stat_t
 	if err := unix.Stat("/dev/null", &null); err != nil {
@@ -109,7 +109,7 @@ func stdio(uid uint32) *wire.Failure {
 		}
 		err := unix.Fchown(fd, int(uid), int(st.Gid))
 		switch {
-		case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPERM), errors.Is(err, unix.EROFS): // as runc has it
+		case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPERM), errors.Is(err, unix.EROFS): // as in runc
 		default:
 			return failed(wire.StageStdio, err, strconv.Itoa(fd))
 		}
@@ -126,12 +126,12 @@ func limit(limits []wire.Rlimit) *wire.Failure {
 	return nil
 }
 
-// bound drops what is not in the mask from the bounding set.
+// bound drops from the bounding set what is not in the mask.
 func bound(mask uint64) *wire.Failure {
 	for bit := range 64 {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(bit), 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			return nil // beyond the kernel's last
+			return nil // after the kernel's last capability
 		}
 		if err == nil && has == 1 && mask&(1<<bit) == 0 {
 			err = unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(bit), 0, 0, 0)
@@ -143,7 +143,7 @@ func bound(mask uint64) *wire.Failure {
 	return nil
 }
 
-// impersonate takes on the user and groups, of this thread alone, and keeps the permitted capabilities.
+// impersonate sets the user and groups of this thread, and keeps the permitted capabilities.
 func impersonate(c *wire.Claim) *wire.Failure {
 	var groups unsafe.Pointer
 	if len(c.Groups) > 0 {
@@ -198,7 +198,7 @@ func filter(c *wire.Claim) *wire.Failure {
 		return nil
 	}
 	const size = int(unsafe.Sizeof(unix.SockFilter{}))
-	program := unix.SockFprog{Len: uint16(len(c.Seccomp) / size), Filter: (*unix.SockFilter)(unsafe.Pointer(&c.Seccomp[0]))}                   //nolint:gosec // an array of it is what it is
+	program := unix.SockFprog{Len: uint16(len(c.Seccomp) / size), Filter: (*unix.SockFilter)(unsafe.Pointer(&c.Seccomp[0]))}                   //nolint:gosec // the bytes are an array of it
 	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(c.SeccompFlags), uintptr(unsafe.Pointer(&program))) //nolint:gosec // the same
 	runtime.KeepAlive(c)
 	if errno != 0 {

@@ -23,7 +23,7 @@ import (
 
 const exitAbandoned, exitFailed = 125, 126
 
-// TestFailures makes each stage fail, and finds the stage named and nothing left running.
+// TestFailures makes each stage fail. The failure names the stage, and no process is left.
 func TestFailures(t *testing.T) {
 	link := func(name, target string) func(string) {
 		return func(dir string) {
@@ -47,12 +47,12 @@ func TestFailures(t *testing.T) {
 		{"a command that is not there", nil, func(c *claim.Claim) { c.Args = []string{"/no/such"} }, wire.StageLookup, syscall.ENOENT, fault.CommandNotFound},
 		{"a command below a file", nil, func(c *claim.Claim) { c.Args = []string{"/data/x"} }, wire.StageLookup, syscall.ENOTDIR, fault.CommandNotFound},
 		{"a relative command", nil, func(c *claim.Claim) { c.Args = []string{"./nope"} }, wire.StageLookup, syscall.ENOENT, fault.CommandNotFound},
-		{"a command that is no executable", nil, func(c *claim.Claim) { c.Args = []string{"/data"} }, wire.StageLookup, syscall.EACCES, fault.CommandNotExecutable},
+		{"a command that is not executable", nil, func(c *claim.Claim) { c.Args = []string{"/data"} }, wire.StageLookup, syscall.EACCES, fault.CommandNotExecutable},
 		{"a command that is a directory", nil, func(c *claim.Claim) { c.Args = []string{"/bin"} }, wire.StageLookup, syscall.EACCES, fault.CommandNotExecutable},
-		{"a command that is for others", func(dir string) { _ = os.Chmod(filepath.Join(dir, "bin/sh"), 0o700) }, func(c *claim.Claim) {
+		{"a command of another user", func(dir string) { _ = os.Chmod(filepath.Join(dir, "bin/sh"), 0o700) }, func(c *claim.Claim) {
 			c.UID, c.Capabilities = 1000, claim.Capabilities{Bounding: capabilities}
 		}, wire.StageLookup, syscall.EACCES, fault.CommandNotExecutable},
-		{"a command that is no program", nil, func(c *claim.Claim) { c.Args = []string{"garbage"} }, wire.StageExec, syscall.ENOEXEC, fault.CommandNotExecutable},
+		{"a command that is not a program", nil, func(c *claim.Claim) { c.Args = []string{"garbage"} }, wire.StageExec, syscall.ENOEXEC, fault.CommandNotExecutable},
 		{"a script without its interpreter", nil, func(c *claim.Claim) { c.Args = []string{"orphan"} }, wire.StageExec, syscall.ENOENT, fault.CommandNotFound},
 		{"an argument that is too long", nil, func(c *claim.Claim) { c.Args = append(c.Args, big) }, wire.StageExec, syscall.E2BIG, fault.InvalidField},
 		{"an environment that is too large", nil, func(c *claim.Claim) {
@@ -65,22 +65,22 @@ func TestFailures(t *testing.T) {
 		{"a working directory by a file descriptor", nil, func(c *claim.Claim) { c.Cwd = "/proc/self/fd/5" }, wire.StageCwd, syscall.ENOENT, fault.WorkingDirInvalid},
 		{"/proc that is a link", link("proc", "/tmp"), nil, wire.StageRoot, syscall.ENOTDIR, ""},
 		{"/dev that is a file", func(dir string) { _ = os.WriteFile(filepath.Join(dir, "dev"), nil, 0o644) }, nil, wire.StageRoot, syscall.ENOTDIR, ""},
-		{"a mount of what is not there", nil, func(c *claim.Claim) {
+		{"a mount of a missing file", nil, func(c *claim.Claim) {
 			c.Mounts = []claim.Mount{{Destination: "/x", Path: "/fsb/nope"}}
 		}, wire.StageMount, syscall.ENOENT, ""},
 		{"a mount that a link leads into /proc", link("etc/hostname", "/proc/sys/kernel/hostname"), nil, wire.StageMount, syscall.EPERM, ""},
 		{"a mount that a magic link leads away", link("etc/hostname", "/proc/self/root/etc/x"), nil, wire.StageMount, syscall.ELOOP, ""},
 		{"a mount that a link leads to /sys", link("etc/hostname", "/sys/kernel/profiling"), nil, wire.StageMount, syscall.EPERM, ""},
-		{"a mount upon the root", nil, func(c *claim.Claim) { c.Mounts[0].Destination = "/etc/.." }, wire.StageMount, syscall.EPERM, ""},
-		{"a file's mount upon a directory", nil, func(c *claim.Claim) { c.Mounts[0].Destination = "/etc" }, wire.StageMount, syscall.EINVAL, ""},
-		{"a mount that goes round in links", link("etc/hostname", "hostname"), nil, wire.StageMount, syscall.ELOOP, ""},
+		{"a mount over the root", nil, func(c *claim.Claim) { c.Mounts[0].Destination = "/etc/.." }, wire.StageMount, syscall.EPERM, ""},
+		{"a file mounted over a directory", nil, func(c *claim.Claim) { c.Mounts[0].Destination = "/etc" }, wire.StageMount, syscall.EINVAL, ""},
+		{"a mount through a loop of links", link("etc/hostname", "hostname"), nil, wire.StageMount, syscall.ELOOP, ""},
 		{"a limit above itself", nil, func(c *claim.Claim) {
 			c.Rlimits = []claim.Rlimit{{Resource: unix.RLIMIT_NOFILE, Soft: 20, Hard: 10}}
 		}, wire.StageRlimit, syscall.EINVAL, ""},
-		{"a filter that is none", nil, func(c *claim.Claim) { c.Seccomp = make([]byte, 16) }, wire.StageSeccomp, syscall.EINVAL, ""},
-		{"a capability that the slot has not", nil, func(c *claim.Claim) { c.Capabilities.Permitted |= 1 << unix.CAP_SYS_BOOT }, wire.StageCapability, syscall.EPERM, ""},
+		{"an invalid filter", nil, func(c *claim.Claim) { c.Seccomp = make([]byte, 16) }, wire.StageSeccomp, syscall.EINVAL, ""},
+		{"a capability that the slot lacks", nil, func(c *claim.Claim) { c.Capabilities.Permitted |= 1 << unix.CAP_SYS_BOOT }, wire.StageCapability, syscall.EPERM, ""},
 		{"an ambient capability that is not inheritable", nil, func(c *claim.Claim) { c.Capabilities.Ambient = 1 }, wire.StageCapability, syscall.EPERM, ""},
-		{"an oom score that is none", nil, func(c *claim.Claim) { n := int32(5000); c.OOMScoreAdj = &n }, wire.StageOOM, syscall.EINVAL, ""},
+		{"an invalid oom score", nil, func(c *claim.Claim) { n := int32(5000); c.OOMScoreAdj = &n }, wire.StageOOM, syscall.EINVAL, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := start(t)
@@ -100,15 +100,15 @@ func TestFailures(t *testing.T) {
 			require.Equal(t, c.reason, fault.ReasonOf(claim.Fault(err, what.Args[0])))
 			require.NoError(t, conn.Close())
 			require.Equal(t, exitFailed, s.wait(t).ExitStatus())
-			require.NotContains(t, s.said(t), "it ran")
+			require.NotContains(t, s.text(t), "it ran")
 			s.clean(t)
 		})
 	}
 }
 
-func TestAppArmorThatTheHostHasNot(t *testing.T) {
+func TestUnknownAppArmorProfile(t *testing.T) {
 	if _, err := os.Stat("/sys/kernel/security/apparmor"); err == nil {
-		t.Log("this host has AppArmor: the profile is one that it does not know")
+		t.Log("this host has AppArmor: the profile does not exist")
 	}
 	s := start(t)
 	conn := s.connect(t)
@@ -121,7 +121,7 @@ func TestAppArmorThatTheHostHasNot(t *testing.T) {
 	require.Equal(t, exitFailed, s.wait(t).ExitStatus())
 }
 
-func TestARootThatIsNoMount(t *testing.T) {
+func TestRootThatIsNotAMount(t *testing.T) {
 	s := start(t)
 	null, err := os.Open("/dev/null")
 	require.NoError(t, err)
@@ -132,8 +132,8 @@ func TestARootThatIsNoMount(t *testing.T) {
 	require.Equal(t, exitFailed, s.wait(t).ExitStatus())
 }
 
-// TestAnAgentThatGoesAway ends the slot at each point before the command runs.
-func TestAnAgentThatGoesAway(t *testing.T) {
+// TestSlotEndsWithItsAgent closes the connection at each point before the command runs.
+func TestSlotEndsWithItsAgent(t *testing.T) {
 	t.Run("before the claim", func(t *testing.T) {
 		s := start(t)
 		require.NoError(t, s.connect(t).Close())
@@ -145,7 +145,7 @@ func TestAnAgentThatGoesAway(t *testing.T) {
 		require.NoError(t, conn.Send(deadline(t), newClaim(t, 0, "sh", "-c", "echo it ran"), mount(t, image(t, nil))))
 		require.NoError(t, conn.Close())
 		require.Equal(t, exitAbandoned, s.wait(t).ExitStatus())
-		require.Empty(t, s.said(t))
+		require.Empty(t, s.text(t))
 	})
 	t.Run("within the claim", func(t *testing.T) {
 		s := start(t)
@@ -157,10 +157,10 @@ func TestAnAgentThatGoesAway(t *testing.T) {
 	})
 }
 
-// raw connects without a Conn, and takes the greeting.
+// raw connects without a Conn, and reads the hello.
 func (c *container) raw(t *testing.T) *net.UnixConn {
 	t.Helper()
-	// Await shows that the socket is there; the slot would take only one.
+	// Not claim.Await: the slot takes only one connection.
 	path := filepath.Join(c.fsb, claim.SocketName)
 	for deadline := deadline(t); ; {
 		conn, err := net.Dial("unix", path)
@@ -176,15 +176,15 @@ func (c *container) raw(t *testing.T) *net.UnixConn {
 	}
 }
 
-// TestMessagesThatAreNone are answered and end the slot.
-func TestMessagesThatAreNone(t *testing.T) {
+// TestInvalidMessages are answered with a failure and end the slot.
+func TestInvalidMessages(t *testing.T) {
 	payload, err := wire.EncodeClaim(newClaim(t, 0, "sh"))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		name    string
 		message []byte
 	}{
-		{"go in place of a claim", wire.Frame(wire.TypeGo, nil)},
+		{"go instead of a claim", wire.Frame(wire.TypeGo, nil)},
 		{"a frame that is too large", wire.AppendHeader(nil, wire.TypeClaim, wire.MaxMessage+1)},
 		{"a claim without a root", wire.Frame(wire.TypeClaim, payload)},
 		{"a claim of a later version", wire.Frame(wire.TypeClaim, append(payload, 0xff, 0xff, 0, 0, 0, 0))},
@@ -197,7 +197,7 @@ func TestMessagesThatAreNone(t *testing.T) {
 			require.NoError(t, err)
 			answer, err := io.ReadAll(conn)
 			if err != nil {
-				require.ErrorIs(t, err, syscall.ECONNRESET) // it read less than was sent
+				require.ErrorIs(t, err, syscall.ECONNRESET) // the slot read less than was sent
 			}
 			require.NotEmpty(t, answer)
 			require.Equal(t, byte(wire.TypeFailure), answer[0])
@@ -206,7 +206,7 @@ func TestMessagesThatAreNone(t *testing.T) {
 	}
 }
 
-// TestAnotherUserIsRefused connects as one who is not root, and then claims the slot all the same.
+// TestAnotherUserIsRefused connects as a user other than root. The slot can be claimed afterwards.
 func TestAnotherUserIsRefused(t *testing.T) {
 	s := start(t)
 	path := filepath.Join(s.fsb, claim.SocketName)
@@ -214,7 +214,7 @@ func TestAnotherUserIsRefused(t *testing.T) {
 	require.NoError(t, os.Chmod(s.fsb, 0o777))
 	refused := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its user
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 1000, ^uintptr(0)); errno != 0 {
 			refused <- errno
 			return

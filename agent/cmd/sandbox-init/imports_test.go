@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestImports keeps out of a slot's init what costs each slot memory. Package os would also raise the limit of file
-// descriptors, which the sandbox would then have.
+// TestImports keeps packages out of sandbox-init that cost each slot memory. Package os would also raise the limit of file
+// descriptors, which the sandbox would inherit.
 func TestImports(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", ".")
 	cmd.Stderr = os.Stderr

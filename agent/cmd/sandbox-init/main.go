@@ -1,14 +1,14 @@
 // Command sandbox-init is pid 1 of a slot: a container without an image that an agent has started ahead of time. It waits
 // for one claim on its socket, builds the root file system from the mounts that come with it, confines itself as the
-// claim says, and becomes the claim's command. After that nothing of it is left: no memory, file descriptor, mount,
+// claim requires, and executes the claim's command. After that nothing of it is left: no memory, file descriptor, mount,
 // variable or capability.
 //
-// It is one of many on its host, and mostly waits: it imports neither os, net nor fmt, and starts no goroutine. All of it
-// runs on one locked thread, since credentials, capabilities and filters belong to threads; the raw system calls of
-// golang.org/x/sys/unix are used and never those of package syscall that reach for every thread.
+// A host runs many of it, which mostly wait: it imports neither os, net nor fmt, and starts no goroutine. It runs on one
+// locked thread, because credentials, capabilities and filters belong to threads. It uses the raw system calls of
+// golang.org/x/sys/unix, never those of package syscall that act on every thread.
 //
-// It exits with 125 if the agent went away before it said go, 126 if the claim failed, of which the agent is told, and 127
-// if it could not wait for one.
+// It exits with 125 if the agent closed the connection before go, 126 if the claim failed, which it reports to the agent, and
+// 127 if it could not wait for a claim.
 package main
 
 import (
@@ -31,18 +31,18 @@ func main() {
 	runtime.LockOSThread()
 	fd, err := accept(socket)
 	if err != nil {
-		// The agent has the slot's output; a sandbox never shows this.
+		// This goes to the slot's log, which no sandbox inherits.
 		_, _ = unix.Write(2, []byte("sandbox-init: waiting on "+socket+": "+err.Error()+"\n"))
 		unix.Exit(exitNoSocket)
 	}
 	unix.Exit(serve(&channel{fd: fd}))
 }
 
-// serve takes the one claim. It returns if that came to nothing, with the exit code.
+// serve takes the one claim. It returns only if that failed, with the exit code.
 func serve(c *channel) (code int) {
 	defer func() {
 		if r := recover(); r != nil {
-			c.fail(&wire.Failure{Detail: "in vain: a panic"})
+			c.fail(&wire.Failure{Detail: "panic"})
 			code = exitFailed
 		}
 	}()
@@ -65,7 +65,7 @@ func serve(c *channel) (code int) {
 }
 
 func failed(stage wire.Stage, err error, detail string) *wire.Failure {
-	errno, ok := err.(unix.Errno) //nolint:errorlint // system calls return it bare, and errors.As is for wrapped ones
+	errno, ok := err.(unix.Errno) //nolint:errorlint // system calls return it unwrapped
 	if !ok {
 		return &wire.Failure{Stage: stage, Detail: detail + " (" + err.Error() + ")"}
 	}

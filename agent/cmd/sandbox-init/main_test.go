@@ -16,11 +16,11 @@ import (
 // built holds the probe, and the root that all slots share, with sandbox-init in it.
 var built string
 
-// cgroup is where the containers' own are.
+// cgroup is the parent of the containers' cgroups.
 const cgroup = "/fsb-init-test"
 
 func TestMain(m *testing.M) {
-	// Containers outlive the runc that starts them; as their next parent, the tests see how they end.
+	// Containers outlive the runc process that starts them; as a subreaper the test process gets their exit status.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	built = dir
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		_ = os.RemoveAll(dir)
-		// Each container's own is gone with it; not so the one above them.
+		// runc removes each container's cgroup, but not their parent.
 		for _, pattern := range []string{"/sys/fs/cgroup" + cgroup, "/sys/fs/cgroup/*" + cgroup} {
 			above, _ := filepath.Glob(pattern)
 			for _, path := range above {

@@ -10,10 +10,10 @@ import (
 
 const maxLinks = 40 // as the kernel has it
 
-// attach puts a detached mount at its place in the root. The image's symbolic links are followed, but never out of the
-// root, through /proc's magic ones, nor onto the root, /proc and /sys themselves.
+// attach attaches a detached mount at its destination in the root. The image's symbolic links are followed, but never out of
+// the root, through the magic links of /proc, or onto the root, /proc and /sys themselves.
 func attach(source int, m wire.Mount) *wire.Failure {
-	target, err := place(m.Destination, m.Dir)
+	target, err := mountpoint(m.Destination, m.Dir)
 	if err != nil {
 		return failed(wire.StageMount, err, m.Destination)
 	}
@@ -29,7 +29,7 @@ func attach(source int, m wire.Mount) *wire.Failure {
 	return nil
 }
 
-// allowed refuses places that a mount must not cover.
+// allowed refuses mount points that a mount must not cover.
 func allowed(target int) error {
 	var fs unix.Statfs_t
 	var root, st unix.Stat_t
@@ -42,13 +42,13 @@ func allowed(target int) error {
 	return nil
 }
 
-// place opens the path in the root, and makes what is missing of it, as runc does for its mounts.
-func place(path string, dir bool) (int, error) {
+// mountpoint opens the path in the root, and creates its missing parts, as runc does for its mounts.
+func mountpoint(path string, dir bool) (int, error) {
 	fd, err := inRoot(path, 0)
 	if !errors.Is(err, unix.ENOENT) {
 		return fd, err
 	}
-	// Component by component, each looked up below a path that is known to have no link in it.
+	// Component by component, each looked up below a path that has no link in it.
 	resolved, rest := "", path
 	for links := 0; ; {
 		name, tail := component(rest)
@@ -79,7 +79,7 @@ func place(path string, dir bool) (int, error) {
 	}
 }
 
-// step makes sure that the path is there, and returns where it leads if it is a symbolic link.
+// step creates the path if it is missing, and returns its target if it is a symbolic link.
 func step(path string, dir bool) (link string, err error) {
 	fd, err := inRoot(path, unix.O_NOFOLLOW)
 	switch {
@@ -107,14 +107,14 @@ func step(path string, dir bool) (link string, err error) {
 	return string(target[:max(n, 0)]), err
 }
 
-// inRoot opens a path without using it.
+// inRoot opens a path as O_PATH.
 func inRoot(path string, flags uint64) (int, error) {
 	return unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
 		Flags: flags | unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 }
 
-// component is the first name in a path that is not ".", and what follows it; "" if there is none.
+// component returns the first name in a path that is not ".", and what follows it; "" if there is none.
 func component(path string) (name, rest string) {
 	for start := 0; start < len(path); {
 		end := start

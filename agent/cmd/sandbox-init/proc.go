@@ -2,7 +2,7 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// read and write go to files of /proc, and make sure that it is this.
+// read and write access files of /proc, and fail if another file system is mounted there.
 func read(path string) (string, error) {
 	fd, err := proc(path, unix.O_RDONLY)
 	if err != nil {

@@ -6,11 +6,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// newRoot is where the slot's own root has room for the claim's.
+// newRoot is the mount point of the claim's root in the slot's own.
 const newRoot = "/new"
 
-// build makes the claim's root this process's, with all that belongs into it, and enters the working directory; entered is
-// false if that is for the user alone to do. Nothing of the image is executed.
+// build makes the claim's root, with all its mounts, the root of this process, and enters the working directory. entered is
+// false if only the user may enter that. Nothing of the image is executed.
 func build(c *channel, claim *wire.Claim, fds []int) (entered bool, failure *wire.Failure) {
 	sources, failure := open(claim.Mounts, fds[1:])
 	if failure != nil {
@@ -32,7 +32,7 @@ func build(c *channel, claim *wire.Claim, fds []int) (entered bool, failure *wir
 	if failure := c.closeOthers(); failure != nil {
 		return false, failure
 	}
-	// The directory is made even where only the user may enter it.
+	// The directory is created even if only the user may enter it.
 	if err := makeAll(claim.Cwd); err != nil {
 		return false, failed(wire.StageCwd, err, claim.Cwd)
 	}
@@ -43,7 +43,7 @@ func build(c *channel, claim *wire.Claim, fds []int) (entered bool, failure *wir
 	return failure == nil, failure
 }
 
-// open makes a detached mount of each source, while the slot's own files can still be reached, with its attributes.
+// open creates a detached mount of each source, with its attributes, while the slot's own files can still be reached.
 func open(mounts []wire.Mount, fds []int) ([]int, *wire.Failure) {
 	sources := make([]int, len(mounts))
 	for i, m := range mounts {
@@ -67,7 +67,7 @@ func open(mounts []wire.Mount, fds []int) ([]int, *wire.Failure) {
 	return sources, nil
 }
 
-// pivot makes the mount the root, with the slot's /proc, /dev and /sys in it, and lets go of the old one.
+// pivot makes the mount the root, moves the slot's /proc, /dev and /sys into it, and detaches the old root.
 func pivot(mount int) *wire.Failure {
 	fail := func(err error, detail string) *wire.Failure { return failed(wire.StageRoot, err, detail) }
 	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, newRoot, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
@@ -82,7 +82,7 @@ func pivot(mount int) *wire.Failure {
 		return fail(err, newRoot)
 	}
 	for _, name := range []string{"proc", "dev", "sys"} {
-		if err := carry(newFD, name); err != nil {
+		if err := moveMount(newFD, name); err != nil {
 			return fail(err, "/"+name)
 		}
 	}
@@ -90,17 +90,17 @@ func pivot(mount int) *wire.Failure {
 		return fail(err, newRoot)
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
-		return fail(err, "by pivot_root")
+		return fail(err, "(pivot_root)")
 	}
-	// The old root lies upon the new one. What is done to it must not be done to the host's.
+	// The old root is mounted over the new one. Changes to it must not propagate to the host.
 	if err := unix.Fchdir(oldFD); err != nil {
-		return fail(err, "and leaving the old one")
+		return fail(err, "(detaching the old root)")
 	}
 	if err := unix.Mount("", ".", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
-		return fail(err, "and leaving the old one")
+		return fail(err, "(detaching the old root)")
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fail(err, "and leaving the old one")
+		return fail(err, "(detaching the old root)")
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return fail(err, "/")
@@ -108,9 +108,9 @@ func pivot(mount int) *wire.Failure {
 	return nil
 }
 
-// carry moves one of the slot's own mounts to where it belongs in the new root. An image may lack the place, but may not
-// have a symbolic link there.
-func carry(root int, name string) error {
+// moveMount moves one of the slot's own mounts into the new root. An image may lack the mount point, but may not have a
+// symbolic link there.
+func moveMount(root int, name string) error {
 	if err := unix.Mkdirat(root, name, 0o755); err != nil && err != unix.EEXIST {
 		return err
 	}
@@ -124,7 +124,7 @@ func carry(root int, name string) error {
 	return unix.MoveMount(unix.AT_FDCWD, "/"+name, fd, "", unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// makeAll makes a directory and those above it, as the OCI runtimes make a working directory.
+// makeAll creates a directory and its parents, as OCI runtimes create a working directory.
 func makeAll(path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err == nil {
@@ -146,14 +146,14 @@ func makeAll(path string) error {
 	return nil
 }
 
-// enter changes the working directory, to one within the root.
+// enter changes the working directory, which must be within the root.
 func enter(path string) *wire.Failure {
 	if err := unix.Chdir(path); err != nil {
 		return failed(wire.StageCwd, err, path)
 	}
 	var name [unix.PathMax]byte
 	if n, err := unix.Getcwd(name[:]); err != nil || n == 0 || name[0] != '/' {
-		return &wire.Failure{Stage: wire.StageCwd, Errno: unix.ENOENT, Detail: path + ", which is outside of the root"}
+		return &wire.Failure{Stage: wire.StageCwd, Errno: unix.ENOENT, Detail: path + " (outside of the root)"}
 	}
 	return nil
 }

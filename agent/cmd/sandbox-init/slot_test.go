@@ -38,14 +38,14 @@ const capabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_
 
 var counter atomic.Int64
 
-// container is one that runc runs, as the only process that it has.
+// container is a container that runc runs, with one process.
 type container struct {
 	id, fsb, output string
 	pid             int
 	ended           chan unix.WaitStatus
 }
 
-// workspace is a directory whose path has room for a socket, and that can hold an overlay.
+// workspace returns a directory with a short path, for a socket, on a file system that can hold an overlay.
 func workspace(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/var/tmp", "fsb-init-")
@@ -54,7 +54,7 @@ func workspace(t testing.TB) string {
 	return dir
 }
 
-// run starts a container with the spec's process, its output into a file.
+// run starts a container with the spec's process. Its output goes into a file.
 func run(t testing.TB, s *specs.Spec) *container {
 	t.Helper()
 	dir := workspace(t)
@@ -66,12 +66,11 @@ func run(t testing.TB, s *specs.Spec) *container {
 	output, err := os.Create(c.output)
 	require.NoError(t, err)
 	defer func() { _ = output.Close() }()
-	// A pipe for the errors, as an agent has one: it must become the user's.
 	cmd := exec.Command("runc", "--root", filepath.Join(dir, "runc"), "run", "--detach", "--bundle", dir, "--pid-file", filepath.Join(dir, "pid"), c.id)
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Run(); err != nil {
-		said, _ := os.ReadFile(c.output)
-		t.Fatalf("runc: %v: %s", err, said)
+		out, _ := os.ReadFile(c.output)
+		t.Fatalf("runc: %v: %s", err, out)
 	}
 	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
 	require.NoError(t, err)
@@ -97,7 +96,7 @@ func run(t testing.TB, s *specs.Spec) *container {
 	return c
 }
 
-// wait is how the container's process ends.
+// wait returns the exit status of the container's process.
 func (c *container) wait(t testing.TB) unix.WaitStatus {
 	t.Helper()
 	select {
@@ -109,14 +108,15 @@ func (c *container) wait(t testing.TB) unix.WaitStatus {
 	}
 }
 
-func (c *container) said(t testing.TB) string {
+// text returns the container's output.
+func (c *container) text(t testing.TB) string {
 	t.Helper()
 	raw, err := os.ReadFile(c.output)
 	require.NoError(t, err)
 	return string(raw)
 }
 
-// spec is what cold sandboxes have, and slots but for what a claim gives.
+// spec returns what cold sandboxes and slots have in common.
 func spec(root string, process *specs.Process, mounts ...specs.Mount) *specs.Spec {
 	return &specs.Spec{
 		Version: "1.0.2", Root: &specs.Root{Path: root}, Process: process, Hostname: "box",
@@ -137,7 +137,7 @@ func spec(root string, process *specs.Process, mounts ...specs.Mount) *specs.Spe
 	}
 }
 
-// start runs a slot. Its root is read-only, and shared by all.
+// start runs a slot. Its root is read-only and shared by all slots.
 func start(t testing.TB) *container {
 	t.Helper()
 	root, fsb := filepath.Join(built, "root"), workspace(t)
@@ -157,7 +157,7 @@ func (c *container) connect(t testing.TB) *claim.Conn {
 	t.Helper()
 	conn, err := claim.Await(deadline(t), filepath.Join(c.fsb, claim.SocketName))
 	if err != nil {
-		t.Fatalf("%v: %s", err, c.said(t))
+		t.Fatalf("%v: %s", err, c.text(t))
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
@@ -169,14 +169,14 @@ func deadline(t testing.TB) context.Context {
 	return ctx
 }
 
-func place(t testing.TB, from, to string) {
+func copyFile(t testing.TB, from, to string) {
 	t.Helper()
 	raw, err := os.ReadFile(from)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(to, raw, 0o755))
 }
 
-// image is the lower directory of an overlay: busybox, the probe, some files and links.
+// image creates the lower directory of an overlay: busybox, the probe, some files and links.
 func image(t testing.TB, change func(dir string)) string {
 	t.Helper()
 	dir := workspace(t)
@@ -185,8 +185,8 @@ func image(t testing.TB, change func(dir string)) string {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
 	require.NoError(t, os.Chmod(filepath.Join(dir, "tmp"), 0o777))
-	place(t, "/bin/busybox", filepath.Join(dir, "bin/sh"))
-	place(t, filepath.Join(built, "probe"), filepath.Join(dir, "bin/probe"))
+	copyFile(t, "/bin/busybox", filepath.Join(dir, "bin/sh"))
+	copyFile(t, filepath.Join(built, "probe"), filepath.Join(dir, "bin/probe"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin/garbage"), []byte("no program\x00\x01"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin/orphan"), []byte("#!/no/such/interpreter\n"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "data"), []byte("data\n"), 0o644))
@@ -204,7 +204,7 @@ func options(t testing.TB, lower string) []string {
 	return []string{"lowerdir=" + lower, "upperdir=" + upper, "workdir=" + work}
 }
 
-// mount is a detached overlay of the image.
+// mount returns a detached overlay of the image.
 func mount(t testing.TB, lower string) int {
 	t.Helper()
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
@@ -226,7 +226,7 @@ func mount(t testing.TB, lower string) int {
 	return fd
 }
 
-// cold runs the process without a slot, by runc alone.
+// cold runs the process without a slot, with runc.
 func cold(t testing.TB, lower string, process *specs.Process, hostname string) *container {
 	t.Helper()
 	root := workspace(t)
@@ -237,7 +237,7 @@ func cold(t testing.TB, lower string, process *specs.Process, hostname string) *
 	return run(t, s)
 }
 
-// newProcess is confined as sandboxes are.
+// newProcess returns a process that is confined as sandboxes are.
 func newProcess(uid uint32, args ...string) *specs.Process {
 	p := &specs.Process{
 		Args: args, Env: []string{"PATH=/nope", "KEY=a value", "PATH=/bin"}, Cwd: "/", NoNewPrivileges: true,
@@ -261,7 +261,7 @@ func newClaim(t testing.TB, uid uint32, args ...string) *claim.Claim {
 	return claimOf(t, newProcess(uid, args...))
 }
 
-// claimOf is the claim for a process that a cold container could have.
+// claimOf returns the claim for a process of a cold container.
 func claimOf(t testing.TB, p *specs.Process) *claim.Claim {
 	t.Helper()
 	c, err := claim.FromSpec(&specs.Spec{Hostname: "box", Process: p})
@@ -272,11 +272,11 @@ func claimOf(t testing.TB, p *specs.Process) *claim.Claim {
 	return c
 }
 
-// clean makes sure that nothing of a container runs.
+// clean checks that no process of a container runs.
 func (c *container) clean(t testing.TB) {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.pid))
 	if err == nil && !bytes.Contains(raw, []byte(") Z ")) {
-		t.Errorf("process %d of %s is left: %s", c.pid, c.id, raw)
+		t.Errorf("process %d of %s still runs: %s", c.pid, c.id, raw)
 	}
 }

@@ -24,13 +24,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// slot is the other end of the conversation, played by a test.
+// slot is the slot's end of the connection, played by a test.
 type slot struct {
 	t    *testing.T
 	conn *net.UnixConn
 }
 
-// serve plays a slot on a socket, once it is connected to and has greeted, and waits for the play to end.
+// serve runs play with the first connection to a socket, and waits for it at the end of the test.
 func serve(t *testing.T, path string, play func(s slot)) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -52,7 +52,7 @@ func (s slot) send(kind wire.Type, payload []byte) {
 	_, _ = s.conn.Write(wire.Frame(kind, payload))
 }
 
-// receive reads one message, and how many file descriptors came with it.
+// receive reads one message, and returns how many file descriptors came with it.
 func (s slot) receive() (wire.Type, string, int) {
 	var header [wire.HeaderSize]byte
 	space := make([]byte, unix.CmsgSpace(4*(wire.MaxMounts+1)))
@@ -105,10 +105,10 @@ func connect(t *testing.T, path string) *claim.Conn {
 	return c
 }
 
-func TestAClaim(t *testing.T) {
+func TestClaim(t *testing.T) {
 	path := socket(t)
 	what := small()
-	// More than any socket's buffer.
+	// Larger than any socket's buffer.
 	what.Env = []string{strings.Repeat("x", 4<<20)}
 	what.Mounts = []claim.Mount{{Destination: "/data", FD: 1, Dir: true}}
 	var got *wire.Claim
@@ -138,7 +138,7 @@ func TestAClaim(t *testing.T) {
 	require.Equal(t, what.Mounts, got.Mounts)
 }
 
-func TestALongPath(t *testing.T) {
+func TestLongSocketPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	here, err := os.Getwd()
@@ -149,7 +149,7 @@ func TestALongPath(t *testing.T) {
 	connect(t, filepath.Join(dir, "s"))
 }
 
-func TestFailuresArrive(t *testing.T) {
+func TestFailuresAreReturned(t *testing.T) {
 	want := &claim.Failure{Stage: wire.StageCwd, Errno: syscall.ENOTDIR, Detail: "/data"}
 	fail := func(s slot) { s.send(wire.TypeFailure, wire.EncodeFailure(want)) }
 	for _, c := range []struct {
@@ -157,9 +157,9 @@ func TestFailuresArrive(t *testing.T) {
 		play func(s slot)
 		step string
 	}{
-		{"at once, with the claim half read", func(s slot) { s.hello(); fail(s) }, "send"},
-		{"in place of ready", func(s slot) { s.hello(); s.receive(); fail(s) }, "send"},
-		{"in place of the end", func(s slot) { s.hello(); s.receive(); s.send(wire.TypeReady, nil); s.receive(); fail(s) }, "go"},
+		{"while the claim is being sent", func(s slot) { s.hello(); fail(s) }, "send"},
+		{"instead of ready", func(s slot) { s.hello(); s.receive(); fail(s) }, "send"},
+		{"instead of the end of the stream", func(s slot) { s.hello(); s.receive(); s.send(wire.TypeReady, nil); s.receive(); fail(s) }, "go"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := socket(t)
@@ -179,38 +179,38 @@ func TestFailuresArrive(t *testing.T) {
 	}
 }
 
-func TestSlotsThatDie(t *testing.T) {
-	t.Run("before they greet", func(t *testing.T) {
+func TestSlotEnds(t *testing.T) {
+	t.Run("before hello", func(t *testing.T) {
 		path := socket(t)
 		serve(t, path, func(slot) {})
 		_, err := claim.Connect(t.Context(), path)
 		require.ErrorIs(t, err, io.EOF)
 	})
-	t.Run("before they are ready", func(t *testing.T) {
+	t.Run("before ready", func(t *testing.T) {
 		path := socket(t)
 		serve(t, path, func(s slot) { s.hello(); s.receive() })
 		require.True(t, errdefs.IsUnavailable(connect(t, path).Send(t.Context(), small(), null(t))))
 	})
-	t.Run("before they are told to go", func(t *testing.T) {
-		path, told := socket(t), make(chan struct{})
-		serve(t, path, func(s slot) { s.hello(); s.receive(); s.send(wire.TypeReady, nil); <-told })
+	t.Run("before go", func(t *testing.T) {
+		path, end := socket(t), make(chan struct{})
+		serve(t, path, func(s slot) { s.hello(); s.receive(); s.send(wire.TypeReady, nil); <-end })
 		conn := connect(t, path)
 		require.NoError(t, conn.Send(t.Context(), small(), null(t)))
 		result := make(chan error)
 		go func() { result <- conn.Go(t.Context()) }()
-		// Whether it dies before the word or with the word unread, nothing was executed.
-		close(told)
+		// Whether it ends before go was sent or before it was read, nothing was executed.
+		close(end)
 		require.True(t, errdefs.IsUnavailable(<-result))
 	})
 }
 
-func TestNonsense(t *testing.T) {
+func TestInvalidMessages(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		play func(s slot)
 	}{
-		{"another greeting", func(s slot) { s.send(wire.TypeReady, nil) }},
-		{"a greeting without a version", func(s slot) { s.send(wire.TypeHello, nil) }},
+		{"another message than hello", func(s slot) { s.send(wire.TypeReady, nil) }},
+		{"a hello without a version", func(s slot) { s.send(wire.TypeHello, nil) }},
 		{"a frame that is too large", func(s slot) { _, _ = s.conn.Write([]byte{1, 0xff, 0xff, 0xff, 0xff}) }},
 		{"a frame that is cut off", func(s slot) { _, _ = s.conn.Write([]byte{1, 10, 0, 0, 0, 1}) }},
 	} {
@@ -224,7 +224,7 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-func TestASlotThatIsSilent(t *testing.T) {
+func TestSlotThatDoesNotAnswer(t *testing.T) {
 	path := socket(t)
 	serve(t, path, func(s slot) { s.hello(); s.receive(); _, _, _ = s.receive() })
 	conn := connect(t, path)
@@ -260,7 +260,7 @@ func TestNoSlot(t *testing.T) {
 	require.NoError(t, <-result)
 }
 
-func TestClaimsThatAreNotSent(t *testing.T) {
+func TestInvalidClaimsAreNotSent(t *testing.T) {
 	path := socket(t)
 	serve(t, path, func(s slot) { s.hello(); s.receive() })
 	conn := connect(t, path)
@@ -308,8 +308,8 @@ func TestSupported(t *testing.T) {
 	}
 }
 
-// A deadline that has passed is told as such.
-func TestADeadline(t *testing.T) {
+// TestDeadline connects after the deadline.
+func TestDeadline(t *testing.T) {
 	path := socket(t)
 	serve(t, path, func(s slot) { s.hello() })
 	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))

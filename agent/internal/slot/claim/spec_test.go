@@ -40,7 +40,7 @@ func TestFromSpec(t *testing.T) {
 	require.Equal(t, []string{"HOME=/"}, got.Env)
 }
 
-func TestSpecsThatAreRefused(t *testing.T) {
+func TestInvalidSpecs(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		spec *specs.Spec

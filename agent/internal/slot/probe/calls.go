@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls makes system calls that a sandbox may not, and some that it may, with arguments that do no harm if they are let
-// through, and tells what each gives. Those of the x32 ABI are left out: they kill the thread.
+// calls makes system calls that a sandbox must not make, and some that it may, with arguments that are harmless if the call
+// is allowed, and returns the result of each. Those of the x32 ABI are omitted: they kill the thread.
 func calls() map[string]string {
 	const nowhere = ^uintptr(0)
 	list := []struct {

@@ -1,5 +1,5 @@
-// Command probe tells, as one JSON object on its standard output, all that a sandboxed process can see of how it is
-// confined. Tests run it in a cold container and in a claimed slot and compare. It changes nothing that outlives it.
+// Command probe prints, as one JSON object, all that a sandboxed process can see of its confinement. Tests run it in a cold
+// container and in a claimed slot and compare the output. It changes nothing that outlives it.
 package main
 
 import (
@@ -21,17 +21,17 @@ type Report struct {
 	Cwd, Host  string
 	PID, PPID  int
 	SID, PGID  int
-	Status     map[string]string // of /proc/self/status
+	Status     map[string]string // fields of /proc/self/status
 	OOM        string
 	Securebits int
-	TTY        string            // what opening /dev/tty gives
-	FDs        map[string]string // number to what it is, file system objects without their number
-	Mounts     []string          // place, options, type
+	TTY        string            // the result of opening /dev/tty
+	FDs        map[string]string // number to target, without inode numbers
+	Mounts     []string          // mount point, options, type
 	Root       []string          // entries of /
-	Unreadable map[string]string // masked and read-only paths: what reading or writing them gives
-	Syscalls   map[string]string // what each gives
+	Unreadable map[string]string // masked and read-only paths: the result of reading or writing them
+	Syscalls   map[string]string // the result of each
 	Keyring    string            // the session keyring's type, owner and rights
-	Processes  []string          // the commands of all that /proc shows
+	Processes  []string          // the commands of all processes in /proc
 }
 
 func main() {
@@ -70,7 +70,7 @@ func content(path string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// outcome is the errno's text alone.
+// outcome returns the errno's text.
 func outcome(err error) string {
 	for err != nil {
 		if errno, ok := err.(syscall.Errno); ok { //nolint:errorlint // the chain is walked here
@@ -103,7 +103,7 @@ func descriptors() map[string]string {
 	for fd := range 64 {
 		target, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 		flags, ferr := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		// This runtime's own are all closed on exec.
+		// Those of the Go runtime are all closed on exec.
 		if err != nil || ferr != nil || (fd > 2 && flags&unix.FD_CLOEXEC != 0) {
 			continue
 		}
@@ -124,7 +124,7 @@ func mounts() []string {
 		}
 		found = append(found, strings.Join([]string{f[4], f[5], fstype[0]}, " "))
 	}
-	slices.Sort(found) // a slot's come in another order
+	slices.Sort(found) // a slot's have another order
 	return found
 }
 

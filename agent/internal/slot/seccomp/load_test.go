@@ -28,8 +28,8 @@ func load(filters []unix.SockFilter) error {
 	return nil
 }
 
-// call makes one system call in a process that is confined by the program. It gives the errno, or the signal that the
-// process died of.
+// call makes one system call in a process that is confined by the program. It returns the errno, or the signal that killed
+// the process.
 func call(t *testing.T, program []byte, number int, first uint64) (syscall.Errno, syscall.Signal) {
 	t.Helper()
 	self, err := os.Executable()
@@ -49,7 +49,7 @@ func call(t *testing.T, program []byte, number int, first uint64) (syscall.Errno
 	return syscall.Errno(errno), 0
 }
 
-func TestTheKernelTakesTheDefaultProfile(t *testing.T) {
+func TestKernelLoadsDefaultProfile(t *testing.T) {
 	program, err := seccomp.Compile(defaultProfile(runtime.GOARCH))
 	require.NoError(t, err)
 	for _, c := range []struct {
@@ -75,7 +75,7 @@ func TestTheKernelTakesTheDefaultProfile(t *testing.T) {
 	}
 }
 
-func TestTheKernelKillsAsToldTo(t *testing.T) {
+func TestKernelKills(t *testing.T) {
 	program, err := seccomp.Compile(profile("SCMP_ACT_ALLOW", rule("SCMP_ACT_KILL_PROCESS", "swapon"), rule("SCMP_ACT_TRAP", "swapoff")))
 	require.NoError(t, err)
 	_, signal := call(t, program, unix.SYS_SWAPON, 0)

@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of numbers anew from golang.org/x/sys")
 
-// TestNumbersAreThoseOfSys keeps the tables of system calls equal to those of the golang.org/x/sys that go.mod names.
-func TestNumbersAreThoseOfSys(t *testing.T) {
+// TestNumbersMatchSys keeps the tables of system calls equal to those of the golang.org/x/sys that go.mod names.
+func TestNumbersMatchSys(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sys")
 	cmd.Stderr = os.Stderr
 	dir, err := cmd.Output()
@@ -38,7 +38,7 @@ func TestNumbersAreThoseOfSys(t *testing.T) {
 		fmt.Fprintf(&b, "}\n}\n")
 		want, err := format.Source(b.Bytes())
 		require.NoError(t, err)
-		// Not named after the architecture: each is needed on both.
+		// The file name has no architecture suffix: each table is needed on both.
 		path := "zz_generated_numbers_of_" + goarch + "_calls.go"
 		if *update {
 			require.NoError(t, os.WriteFile(path, want, 0o644))

@@ -29,8 +29,8 @@ const (
 
 type instruction = unix.SockFilter
 
-// program lays out the whole: the architecture, the numbers that are out of the question, and then a binary search, so that
-// no system call passes more than about ten instructions before its own rules.
+// program assembles the program: the check of the architecture, the checks of invalid numbers, and then a binary search, so
+// that no system call executes more than about ten instructions before its own rules.
 func program(a arch, fallback uint32, calls []call, limit uint32) []instruction {
 	p := []instruction{
 		{Code: load, K: offsetArch},
@@ -47,14 +47,14 @@ func program(a arch, fallback uint32, calls []call, limit uint32) []instruction 
 		p = append(p, beyond...)
 	}
 	if a.x32 {
-		// -1 is what a tracer makes of a call that it wants skipped.
+		// A tracer sets the number to -1 to skip a call.
 		p = append(p, instruction{Code: ifNotLess, Jf: 2, K: x32Bit}, instruction{Code: ifEqual, Jt: 1, K: ^uint32(0)},
 			instruction{Code: ret, K: unix.SECCOMP_RET_KILL_THREAD})
 	}
 	return append(p, search(spans(calls, fallback))...)
 }
 
-// span is what happens to all numbers from start to the next span's.
+// span holds the rules of all numbers from start to the next span's.
 type span struct {
 	start uint32
 	body  []instruction
@@ -95,7 +95,7 @@ func search(list []span) []instruction {
 	return slices.Concat(p, below, above)
 }
 
-// body tries the rules in turn.
+// body evaluates the rules in order.
 func body(rules []rule, fallback uint32) []instruction {
 	p := []instruction{{Code: ret, K: fallback}}
 	for _, r := range slices.Backward(rules) {
@@ -113,8 +113,8 @@ func body(rules []rule, fallback uint32) []instruction {
 	return p
 }
 
-// test falls through if the condition holds, and else jumps over the rest of its rule. Arguments are 64 bits wide, and
-// are compared by halves; both architectures have the lower one first.
+// test falls through if the condition holds, and otherwise jumps over the rest of its rule. Arguments are 64 bits wide and
+// compared by halves; both architectures have the lower one first.
 func test(c specs.LinuxSeccompArg, rest int) []instruction {
 	low, high := uint32(offsetArgs+8*c.Index), uint32(offsetArgs+8*c.Index+4)
 	wantLow, wantHigh := uint32(c.Value), uint32(c.Value>>32)

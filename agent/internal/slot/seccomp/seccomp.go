@@ -1,16 +1,16 @@
-// Package seccomp compiles the OCI runtime specification's seccomp profiles to the BPF programs that the kernel takes, for
-// processes that confine themselves without an OCI runtime. It is pure computation, keeps nothing, and may be called
-// concurrently. It means by a profile what runc with libseccomp means by it:
+// Package seccomp compiles the OCI runtime specification's seccomp profiles to the BPF programs that the kernel loads, for
+// processes that confine themselves without an OCI runtime. It is pure computation, keeps no state, and may be called
+// concurrently. It interprets a profile as runc with libseccomp does:
 //
 //   - a system call of another architecture kills the thread;
 //   - a number above all those that the profile names is ENOSYS, as on a kernel that is older than it, unless the profile
 //     allows by default;
 //   - on amd64, a number of the x32 ABI kills the thread;
-//   - a name that is not known on the architecture is passed over, and so is a rule whose action is the default one;
+//   - a name that the architecture does not have is skipped, and so is a rule whose action is the default one;
 //   - the conditions of one rule must all hold, but if several are on one argument each counts as a rule of its own;
-//   - a system call's rules are alternatives, of which an unconditional one wins over all others.
+//   - a system call's rules are alternatives, of which an unconditional one takes precedence.
 //
-// The numbers are of golang.org/x/sys. They may be newer than those of the host's libseccomp, which passes over the names
+// The numbers are those of golang.org/x/sys. They may be newer than those of the host's libseccomp, which skips the names
 // that it does not know.
 package seccomp
 
@@ -45,12 +45,12 @@ func archOf(goarch string) (arch, error) {
 	return arch{}, fmt.Errorf("compiling a seccomp profile for %s: %w", goarch, errdefs.ErrNotImplemented)
 }
 
-// Compile is CompileFor this machine.
+// Compile calls CompileFor for this machine's architecture.
 func Compile(profile *specs.LinuxSeccomp) ([]byte, error) { return CompileFor(runtime.GOARCH, profile) }
 
 // CompileFor returns the program, an array of struct sock_filter, for amd64 or arm64. A nil profile gives no program. What
-// this package cannot do as runc would is errdefs.ErrNotImplemented: architectures beside the machine's own, and
-// notifications; what makes no sense is errdefs.ErrInvalidArgument.
+// this package does not support is errdefs.ErrNotImplemented: further architectures, and notifications. An invalid profile is
+// errdefs.ErrInvalidArgument.
 func CompileFor(goarch string, profile *specs.LinuxSeccomp) ([]byte, error) {
 	if profile == nil {
 		return nil, nil
@@ -79,7 +79,7 @@ func CompileFor(goarch string, profile *specs.LinuxSeccomp) ([]byte, error) {
 	return encode(p), nil
 }
 
-// limit is the number above which there is no system call to the profile; 0 if it has no such limit.
+// limit returns the number above which the profile knows no system call; 0 if it has no such limit.
 func limit(profile *specs.LinuxSeccomp, fallback, last uint32) uint32 {
 	permissive := profile.DefaultAction == specs.ActAllow || profile.DefaultAction == specs.ActLog || profile.DefaultAction == specs.ActTrace
 	if permissive || fallback == unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS) {
@@ -94,13 +94,13 @@ type rule struct {
 	action     uint32
 }
 
-// call is a system call with its rules, the first that holds being the one that counts.
+// call is a system call with its rules, of which the first that holds applies.
 type call struct {
 	number uint32
 	rules  []rule
 }
 
-// collect sorts the profile's rules by system call, and finds the largest number that has any.
+// collect sorts the profile's rules by system call, and returns the largest number that has any.
 func collect(profile *specs.LinuxSeccomp, table map[string]uint32, fallback uint32) ([]call, uint32, error) {
 	rules := map[uint32][]rule{}
 	var last uint32
@@ -135,7 +135,7 @@ func collect(profile *specs.LinuxSeccomp, table map[string]uint32, fallback uint
 	return calls, last, nil
 }
 
-// alternatives are the rules that one of the profile stands for.
+// alternatives returns the rules that one rule of the profile expands to.
 func alternatives(args []specs.LinuxSeccompArg, act uint32) ([]rule, error) {
 	var used [6]int
 	repeated := false
@@ -161,7 +161,7 @@ func alternatives(args []specs.LinuxSeccompArg, act uint32) ([]rule, error) {
 	return each, nil
 }
 
-// action is what a filter returns to the kernel.
+// action returns the value that a filter returns to the kernel.
 func action(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
 	data := uint32(unix.EPERM)
 	if errno != nil {

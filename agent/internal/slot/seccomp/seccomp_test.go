@@ -43,7 +43,7 @@ func rule(action specs.LinuxSeccompAction, name string, args ...specs.LinuxSecco
 // machine runs a program as the kernel does.
 type machine []byte
 
-// run gives what the program returns, and how many instructions it passed on the way.
+// run returns what the program returns, and how many instructions it executed.
 func (m machine) run(arch, number uint32, args [6]uint64) (result uint32, steps int) {
 	data := binary.NativeEndian.AppendUint32(nil, number)
 	data = binary.NativeEndian.AppendUint32(data, arch)
@@ -88,7 +88,7 @@ func (m machine) run(arch, number uint32, args [6]uint64) (result uint32, steps 
 	}
 }
 
-// naive says what the profile means, rule by rule.
+// naive evaluates the profile rule by rule.
 func naive(t require.TestingT, goarch string, p *specs.LinuxSeccomp, number uint32, args [6]uint64) uint32 {
 	table := tables[goarch]
 	value := func(a specs.LinuxSeccompAction, errno *uint) uint32 {
@@ -169,7 +169,7 @@ func holds(t require.TestingT, conditions []specs.LinuxSeccompArg, args [6]uint6
 	return all
 }
 
-// interesting are values at which some condition of the profile may turn.
+// interesting returns values at which a condition of the profile may change its result.
 func interesting(p *specs.LinuxSeccomp) []uint64 {
 	seen := map[uint64]bool{0: true, math.MaxUint64: true}
 	for _, s := range p.Syscalls {
@@ -186,7 +186,7 @@ func interesting(p *specs.LinuxSeccomp) []uint64 {
 	return list
 }
 
-func TestTheDefaultProfileMeansWhatItSays(t *testing.T) {
+func TestDefaultProfile(t *testing.T) {
 	for goarch := range native {
 		t.Run(goarch, func(t *testing.T) {
 			p := defaultProfile(goarch)
@@ -226,7 +226,7 @@ func TestTheDefaultProfileMeansWhatItSays(t *testing.T) {
 	}
 }
 
-// TestProfiles compares with the naive reading over profiles of all kinds.
+// TestProfiles compares with the naive evaluation, over random profiles.
 func TestProfiles(t *testing.T) {
 	actions := []specs.LinuxSeccompAction{specs.ActAllow, specs.ActErrno, specs.ActKill, specs.ActKillProcess, specs.ActTrap, specs.ActLog, specs.ActTrace}
 	operators := []specs.LinuxSeccompOperator{specs.OpEqualTo, specs.OpNotEqual, specs.OpLessThan, specs.OpLessEqual, specs.OpGreaterThan, specs.OpGreaterEqual, specs.OpMaskedEqual}
@@ -278,7 +278,7 @@ func TestProfiles(t *testing.T) {
 
 func ptr(v uint) *uint { return &v }
 
-func TestWhatIsRefused(t *testing.T) {
+func TestInvalidProfiles(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		goarch  string
@@ -288,8 +288,8 @@ func TestWhatIsRefused(t *testing.T) {
 		{"an unknown architecture", "s390x", profile(specs.ActAllow), errdefs.IsNotImplemented},
 		{"an architecture beside the native one", "amd64", &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86}}, errdefs.IsNotImplemented},
 		{"notifications", "amd64", profile(specs.ActErrno, rule(specs.ActNotify, "mount")), errdefs.IsNotImplemented},
-		{"an action that is none", "amd64", profile("SCMP_ACT_MAYBE"), errdefs.IsInvalidArgument},
-		{"an operator that is none", "amd64", profile(specs.ActErrno, rule(specs.ActAllow, "mount", specs.LinuxSeccompArg{Op: "SCMP_CMP_LIKE"})), errdefs.IsInvalidArgument},
+		{"an invalid action", "amd64", profile("SCMP_ACT_MAYBE"), errdefs.IsInvalidArgument},
+		{"an invalid operator", "amd64", profile(specs.ActErrno, rule(specs.ActAllow, "mount", specs.LinuxSeccompArg{Op: "SCMP_CMP_LIKE"})), errdefs.IsInvalidArgument},
 		{"a seventh argument", "amd64", profile(specs.ActErrno, rule(specs.ActAllow, "mount", specs.LinuxSeccompArg{Index: 6, Op: specs.OpEqualTo})), errdefs.IsInvalidArgument},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -302,9 +302,9 @@ func TestWhatIsRefused(t *testing.T) {
 	require.Empty(t, program)
 }
 
-// TestAProgramIsShallow keeps the binary search: what nearly every system call passes through.
-func TestAProgramIsShallow(t *testing.T) {
-	// Every other number a rule of its own, which is the worst there is.
+// TestProgramIsShallow bounds the number of instructions that a system call executes.
+func TestProgramIsShallow(t *testing.T) {
+	// Every other number has its own rule, which is the worst case.
 	var rules []specs.LinuxSyscall
 	for name, n := range tables[runtime.GOARCH] {
 		errno := uint(1 + rand.IntN(3))

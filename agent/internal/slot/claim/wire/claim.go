@@ -1,6 +1,6 @@
 package wire
 
-// All of the first version's fields are critical but those that a slot may leave as they are.
+// All fields of version 1 are critical, except those that a slot may ignore.
 const (
 	tagArg          = critical | 1
 	tagEnv          = critical | 2
@@ -29,7 +29,7 @@ const (
 	tagAttributes  = critical | 5
 )
 
-// EncodeClaim is the payload of a claim. It fails, with a Failure, on one that a slot would refuse.
+// EncodeClaim returns the payload of a claim. The error is a Failure if a slot would refuse the claim.
 func EncodeClaim(c *Claim) ([]byte, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (m Mount) encode() []byte {
 	return appendField(b, tagAttributes, string(appendUint64(nil, m.Attributes)))
 }
 
-// DecodeClaim reads a claim. Its strings are parts of the payload. It fails with a Failure.
+// DecodeClaim reads a claim. Its strings are parts of the payload. The error is a Failure.
 func DecodeClaim(payload string) (*Claim, error) {
 	c := &Claim{}
 	err := fields(payload, func(t tag, value string) (bool, error) {

@@ -15,7 +15,7 @@ const (
 // HeaderSize is the length of a frame's header.
 const HeaderSize = 5
 
-// Frame is a payload with its header before it.
+// Frame returns a payload with its header.
 func Frame(t Type, payload []byte) []byte {
 	return append(AppendHeader(make([]byte, 0, HeaderSize+len(payload)), t, len(payload)), payload...)
 }
@@ -37,7 +37,7 @@ func ParseHeader(header [HeaderSize]byte) (Type, int, error) {
 // tag names a field within its message.
 type tag uint16
 
-// critical marks a tag that nobody may skip.
+// critical marks a tag that a reader must not skip.
 const critical tag = 1 << 15
 
 const fieldHeader = 6
@@ -62,7 +62,7 @@ func parseUint32(s string) uint32 {
 
 func parseUint64(s string) uint64 { return uint64(parseUint32(s)) | uint64(parseUint32(s[4:]))<<32 }
 
-// fields calls take for each field of a message, until it or the message's form gives an error. take says whether it knew
+// fields calls take for each field of a message, until take fails or the message is malformed. take reports whether it knows
 // the tag. Values are parts of the message: nothing is copied.
 func fields(message string, take func(t tag, value string) (known bool, err error)) error {
 	for len(message) > 0 {

@@ -10,7 +10,7 @@ const (
 	tagDetail tag = 3
 )
 
-// EncodeHello is the payload with which init begins.
+// EncodeHello returns the payload of hello.
 func EncodeHello(version uint32) []byte { return appendNumber(nil, tagVersion, version) }
 
 // DecodeHello reads the version that the other side speaks.
@@ -28,7 +28,7 @@ func DecodeHello(payload string) (uint32, error) {
 	return version, err
 }
 
-// EncodeFailure is the payload of a failure.
+// EncodeFailure returns the payload of a failure.
 func EncodeFailure(f *Failure) []byte {
 	detail := f.Detail
 	if len(detail) > maxDetail {
@@ -39,7 +39,7 @@ func EncodeFailure(f *Failure) []byte {
 	return appendField(b, tagDetail, detail)
 }
 
-// DecodeFailure reads a failure. A stage that is of a later version is StageUnknown.
+// DecodeFailure reads a failure. A stage of a later version is StageUnknown.
 func DecodeFailure(payload string) (*Failure, error) {
 	var f Failure
 	err := fields(payload, func(t tag, value string) (bool, error) {

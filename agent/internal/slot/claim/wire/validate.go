@@ -5,10 +5,10 @@ import (
 	"syscall"
 )
 
-// unchanged is what setresuid(2) takes for "as it is", which would be root.
+// unchanged is the id that setresuid(2) ignores, which would leave root.
 const unchanged = ^uint32(0)
 
-// validate holds the bounds and forms that both sides rely on; the first that is broken is a Failure.
+// validate checks the bounds and forms that both sides rely on. The error is a Failure.
 func (c *Claim) validate() error {
 	if len(c.Args) == 0 || c.Args[0] == "" {
 		return &Failure{Stage: StageLookup, Errno: syscall.ENOENT}
@@ -37,7 +37,7 @@ func (c *Claim) validate() error {
 	case len(c.AppArmorProfile) > maxProfile || hasZero(c.AppArmorProfile):
 		return &Failure{Stage: StageAppArmor, Errno: syscall.EINVAL}
 	case c.Umask != nil && *c.Umask > 0o777:
-		return malformed("the umask is no file mode")
+		return malformed("the umask is not a file mode")
 	case len(c.Mounts) > MaxMounts:
 		return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "too many of them"}
 	}

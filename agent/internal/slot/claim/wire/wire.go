@@ -1,8 +1,8 @@
-// Package wire is the language between an agent and sandbox-init, pid 1 of a slot: what a claim says, how it is framed,
-// and how it fails. It does no I/O and has no state; its values may be used concurrently once they are built. It is linked
-// into sandbox-init, of which a host has one for each free slot, so it imports next to nothing.
+// Package wire is the protocol between an agent and sandbox-init, pid 1 of a slot: the contents of a claim, its framing, and
+// its failures. It does no I/O and has no state; its values may be read concurrently. It is linked into sandbox-init, of which
+// a host runs one for each free slot, so it imports next to nothing.
 //
-// The conversation over the slot's socket, each message one frame:
+// The messages over the slot's socket, each one frame:
 //
 //	init                          agent
 //	hello{version}  ------------>
@@ -11,12 +11,12 @@
 //	                <------------ go             the claim is durable
 //	end of stream   ------------>                the command runs: the socket is closed on exec
 //
-// In place of ready or of the end of the stream, init may send failure{stage, errno, detail}; it is gone after that. An
-// agent that closes the connection before go ends the slot without anything having run.
+// Instead of ready or the end of the stream, init may send failure{stage, errno, detail}, and then it exits. An agent that
+// closes the connection before go ends the slot, and nothing has run.
 //
 // A frame is a type (1 byte), a length (4 bytes, little endian) and that much payload; a payload is a list of fields, each
 // a tag (2 bytes), a length (4 bytes) and a value. A reader skips fields that it does not know, so that either side may be
-// the older one, unless the tag says that they are critical: whoever does not understand such a field refuses the message.
+// the older one, unless the tag marks them as critical: a reader that does not know such a field refuses the message.
 package wire
 
 import "syscall"

@@ -28,7 +28,7 @@ func full() *wire.Claim {
 	}
 }
 
-func TestAClaimArrivesAsItWasSent(t *testing.T) {
+func TestClaimRoundTrip(t *testing.T) {
 	for _, c := range []*wire.Claim{full(), {Args: []string{"x"}, Cwd: "/", Groups: []uint32{}}} {
 		payload, err := wire.EncodeClaim(c)
 		require.NoError(t, err)
@@ -38,7 +38,7 @@ func TestAClaimArrivesAsItWasSent(t *testing.T) {
 	}
 }
 
-func TestAnyClaimArrivesAsItWasSent(t *testing.T) {
+func TestAnyClaimRoundTrip(t *testing.T) {
 	text := rapid.Map(rapid.String(), func(s string) string { return strings.ReplaceAll(s, "\x00", "") })
 	path := rapid.Map(text, func(s string) string { return "/" + s[:min(len(s), 4000)] })
 	id := rapid.Uint32Max(1<<31 - 1)
@@ -57,7 +57,7 @@ func TestAnyClaimArrivesAsItWasSent(t *testing.T) {
 	})
 }
 
-func TestClaimsThatNoSlotTakes(t *testing.T) {
+func TestInvalidClaims(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(c *wire.Claim)
@@ -71,19 +71,19 @@ func TestClaimsThatNoSlotTakes(t *testing.T) {
 		{"no working directory", func(c *wire.Claim) { c.Cwd = "" }, wire.StageCwd, syscall.EINVAL},
 		{"a relative working directory", func(c *wire.Claim) { c.Cwd = "x" }, wire.StageCwd, syscall.EINVAL},
 		{"a working directory that is too long", func(c *wire.Claim) { c.Cwd = "/" + strings.Repeat("x", 4096) }, wire.StageCwd, syscall.EINVAL},
-		{"a user that leaves root root", func(c *wire.Claim) { c.UID = 1<<32 - 1 }, wire.StageUser, syscall.EINVAL},
-		{"a group that leaves root's", func(c *wire.Claim) { c.GID = 1<<32 - 1 }, wire.StageUser, syscall.EINVAL},
+		{"a user that setresuid ignores", func(c *wire.Claim) { c.UID = 1<<32 - 1 }, wire.StageUser, syscall.EINVAL},
+		{"a group that setresgid ignores", func(c *wire.Claim) { c.GID = 1<<32 - 1 }, wire.StageUser, syscall.EINVAL},
 		{"too many groups", func(c *wire.Claim) { c.Groups = make([]uint32, 1<<16+1) }, wire.StageUser, syscall.EINVAL},
 		{"a host name that is too long", func(c *wire.Claim) { c.Hostname = strings.Repeat("x", 65) }, wire.StageHostname, syscall.EINVAL},
 		{"too many limits", func(c *wire.Claim) { c.Rlimits = make([]wire.Rlimit, 17) }, wire.StageRlimit, syscall.EINVAL},
 		{"a filter that is cut off", func(c *wire.Claim) { c.Seccomp = make([]byte, 7) }, wire.StageSeccomp, syscall.EINVAL},
 		{"a filter that is too long", func(c *wire.Claim) { c.Seccomp = make([]byte, 4097*8) }, wire.StageSeccomp, syscall.EINVAL},
 		{"a profile with a zero byte", func(c *wire.Claim) { c.AppArmorProfile = "a\x00" }, wire.StageAppArmor, syscall.EINVAL},
-		{"a umask that is none", func(c *wire.Claim) { *c.Umask = 0o1000 }, wire.StageClaim, 0},
+		{"an invalid umask", func(c *wire.Claim) { *c.Umask = 0o1000 }, wire.StageClaim, 0},
 		{"too many mounts", func(c *wire.Claim) { c.Mounts = make([]wire.Mount, wire.MaxMounts+1) }, wire.StageMount, syscall.EINVAL},
 		{"a relative mount", func(c *wire.Claim) { c.Mounts[0].Destination = "etc" }, wire.StageMount, syscall.EINVAL},
 		{"a mount of a relative path", func(c *wire.Claim) { c.Mounts[0].Path = "etc" }, wire.StageMount, syscall.EINVAL},
-		{"an environment beyond all measure", func(c *wire.Claim) { c.Env = append(c.Env, strings.Repeat("x", wire.MaxMessage)) }, wire.StageExec, syscall.E2BIG},
+		{"an environment that is too large", func(c *wire.Claim) { c.Env = append(c.Env, strings.Repeat("x", wire.MaxMessage)) }, wire.StageExec, syscall.E2BIG},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			claim := full()
@@ -97,7 +97,7 @@ func TestClaimsThatNoSlotTakes(t *testing.T) {
 	}
 }
 
-// TestVersions has each side read what a later one sends.
+// TestVersions decodes messages of a later version.
 func TestVersions(t *testing.T) {
 	payload, err := wire.EncodeClaim(full())
 	require.NoError(t, err)
@@ -119,8 +119,8 @@ func TestVersions(t *testing.T) {
 	require.Equal(t, &wire.Failure{Stage: wire.StageUnknown, Errno: 2, Detail: "x"}, f)
 }
 
-// TestTheFirstVersionIsKept holds the bytes of version 1: slots that were started before an upgrade send and take these.
-func TestTheFirstVersionIsKept(t *testing.T) {
+// TestVersion1Bytes has the bytes of version 1: slots that were started before an upgrade use them.
+func TestVersion1Bytes(t *testing.T) {
 	require.Equal(t, "\x01\x00\x04\x00\x00\x00\x01\x00\x00\x00", string(wire.EncodeHello(1)))
 	require.Equal(t, "\x05\x1a\x00\x00\x00"+"\x01\x00\x04\x00\x00\x00\x0d\x00\x00\x00"+"\x02\x00\x04\x00\x00\x00\x02\x00\x00\x00"+"\x03\x00\x00\x00\x00\x00",
 		string(wire.Frame(wire.TypeFailure, wire.EncodeFailure(&wire.Failure{Stage: wire.StageLookup, Errno: syscall.ENOENT}))))
@@ -130,7 +130,7 @@ func TestTheFirstVersionIsKept(t *testing.T) {
 		"\x06\x80\x04\x00\x00\x00\x03\x00\x00\x00"+"\x08\x80\x28\x00\x00\x00"+strings.Repeat("\x00", 40), string(payload))
 }
 
-func TestFailuresRead(t *testing.T) {
+func TestFailureText(t *testing.T) {
 	f := &wire.Failure{Stage: wire.StageCwd, Errno: syscall.ENOTDIR, Detail: "/data"}
 	require.EqualError(t, f, "sandbox-init: entering the working directory /data: not a directory")
 	require.ErrorIs(t, f, syscall.ENOTDIR)
@@ -141,7 +141,7 @@ func TestFailuresRead(t *testing.T) {
 	require.Len(t, long.Detail, 1024)
 }
 
-// FuzzDecode gives the decoders anything at all. What they accept, they must be able to say again.
+// FuzzDecode decodes arbitrary bytes. What the decoders accept must encode to the same value.
 func FuzzDecode(f *testing.F) {
 	payload, err := wire.EncodeClaim(full())
 	require.NoError(f, err)
@@ -159,14 +159,14 @@ func FuzzDecode(f *testing.F) {
 			twice, err := wire.DecodeClaim(string(again))
 			require.NoError(t, err)
 			if len(c.Seccomp) == 0 {
-				c.SeccompFlags, c.Seccomp = 0, nil // mean nothing without a filter
+				c.SeccompFlags, c.Seccomp = 0, nil // ignored without a filter
 			}
 			if c.Groups == nil {
 				c.Groups = []uint32{}
 			}
 			for i := range c.Mounts {
 				if c.Mounts[i].Path != "" {
-					c.Mounts[i].FD = 0 // the path counts
+					c.Mounts[i].FD = 0 // the path takes precedence
 				}
 			}
 			require.Equal(t, c, twice)
