@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// cgroupPath is the path of a cgroup below the hierarchies' roots, given what an OCI spec says: a path, or, for systemd,
+// cgroupPath returns the path of a cgroup below the hierarchies' roots, given the OCI spec's value: a path, or, for systemd,
 // slice:prefix:name (`a-b.slice:fsb:u-1` is /a.slice/a-b.slice/fsb-u-1.scope).
 func cgroupPath(spec string) string {
 	parts := strings.Split(spec, ":")
@@ -23,7 +23,7 @@ func cgroupPath(spec string) string {
 	return filepath.Join(path, parts[0], parts[1]+"-"+parts[2]+".scope")
 }
 
-// cgroupOwner is the container that a cgroup of this name is of; "" if it is not called as ours are.
+// cgroupOwner returns the container of a cgroup with this name; "" if the name is not one of ours.
 func cgroupOwner(name string) string {
 	id, ok := strings.CutPrefix(name, CgroupPrefix)
 	if !ok {
@@ -32,7 +32,7 @@ func cgroupOwner(name string) string {
 	return strings.TrimSuffix(id, ".scope")
 }
 
-// hierarchies are the roots of the host's cgroups: one, or, of the old kind, one for each controller.
+// hierarchies returns the roots of the host's cgroups: one with cgroup v2, one for each controller with v1.
 func (r *Remover) hierarchies() []string {
 	if r.CgroupRoot == "" {
 		return nil
@@ -53,7 +53,7 @@ func (r *Remover) hierarchies() []string {
 	return out
 }
 
-// cgroups are, by container, the paths below the hierarchies of all cgroups within the parents that are called as ours are.
+// cgroups returns, by container, the paths below the hierarchies' roots of all our cgroups within the parents.
 func (r *Remover) cgroups() map[string]string {
 	found := map[string]string{}
 	for _, root := range r.hierarchies() {
@@ -67,7 +67,7 @@ func (r *Remover) cgroups() map[string]string {
 func walkCgroups(root, path string, found map[string]string) {
 	entries, err := os.ReadDir(filepath.Join(root, path))
 	if err != nil {
-		return // it went in this moment, or this hierarchy has none
+		return // removed concurrently, or not in this hierarchy
 	}
 	for _, e := range entries {
 		if !e.IsDir() {

@@ -1,6 +1,6 @@
-// Package ctrd is what the agent and the janitor share of containerd: how to connect, how a pool's runtime handler is
-// spelled in containerd's terms, and how a container is taken away so that nothing of it is left. It decides nothing:
-// who may be taken away is its callers' business. All of it may be called concurrently.
+// Package ctrd is the access to containerd that the agent and the janitor share: the connection, the translation of a pool's
+// runtime handler, and the complete removal of a container. It never decides which container may be removed: its callers do.
+// All of it may be called concurrently.
 package ctrd
 
 import (
@@ -19,27 +19,27 @@ import (
 const (
 	// DefaultSocket is where containerd listens on most hosts.
 	DefaultSocket = "/run/containerd/containerd.sock"
-	// DefaultStateDir is where containerd keeps what it needs of running containers.
+	// DefaultStateDir is where containerd keeps the state of running containers.
 	DefaultStateDir = "/run/containerd"
-	// DefaultNamespace is the kubelet's, so that images that the node has need no pull.
+	// DefaultNamespace is the kubelet's, so that images on the node need no pull.
 	DefaultNamespace = "k8s.io"
 	// DefaultSnapshotter keeps root file systems.
 	DefaultSnapshotter = "overlayfs"
 	// DefaultLogRoot is the host's directory of sandboxes' output.
 	DefaultLogRoot = "/var/log/fast-sandbox"
-	// DefaultCgroupRoot is where a host's cgroups are.
+	// DefaultCgroupRoot is where a host's cgroups are mounted.
 	DefaultCgroupRoot = "/sys/fs/cgroup"
 )
 
-// Names in a container's log directory that agent and janitor both know.
+// Names in a container's log directory that agent and janitor share.
 const (
-	// OutputFile is what the container has written.
+	// OutputFile is the container's output.
 	OutputFile = "output.log"
 	// OwnerFile holds the uid of the agent's Pod.
 	OwnerFile = "owner"
-	// ClaimDir is the private directory of a slot that was not claimed to the end.
+	// ClaimDir is the private directory of a slot whose claim is not complete.
 	ClaimDir = "claim"
-	// NewLogPrefix, with the owner and a dash, begins the name of a log directory that is being made.
+	// NewLogPrefix, with the owner and a dash, begins the name of a log directory that is being created.
 	NewLogPrefix = ".new-"
 )
 
@@ -47,12 +47,13 @@ const (
 const (
 	// RecordKey holds the SandboxRecord (google.protobuf.Any of fastsandbox.agent.v1.SandboxRecord).
 	RecordKey = "fast-sandbox.io/record"
-	// ReportKey holds the last SandboxReport of a sandbox whose process has ended; its task is gone.
+	// ReportKey holds the last SandboxReport of a sandbox whose process has ended and whose task is deleted.
 	ReportKey = "fast-sandbox.io/report"
 )
 
-// Dial returns a client of the containerd at socket. It does no I/O: it connects when it is first used, and again within
-// about half a second when containerd comes back. Every call is in the namespace.
+// Dial returns a client of the containerd at socket. It does no I/O: the client connects at its first call, and reconnects
+// within about half a second after containerd has restarted. Every call is in the namespace, and belongs to the trace of its
+// context.
 func Dial(socket, namespace string) (*client.Client, error) {
 	c, err := client.New(socket, client.WithDefaultNamespace(namespace), client.WithDialOpts([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -61,10 +61,10 @@ func TestHandlerOptions(t *testing.T) {
 	}
 }
 
-func TestOnlyTheContainersOwnProcessesBelong(t *testing.T) {
+func TestBelongs(t *testing.T) {
 	for _, c := range []struct {
-		line        string
-		ours, leave bool
+		line       string
+		ours, wait bool
 	}{
 		{"/usr/bin/containerd-shim-runc-v2 -namespace k8s.io -id u-1 -address /run/c.sock", true, false},
 		{"/usr/bin/containerd-shim-runc-v2 -namespace k8s.io -id u-1 -address /run/c.sock delete", true, true},
@@ -79,13 +79,13 @@ func TestOnlyTheContainersOwnProcessesBelong(t *testing.T) {
 		{"grep runc u-1", false, false},
 		{"", false, false},
 	} {
-		ours, leave := ctrd.Belongs([]byte(strings.ReplaceAll(c.line, " ", "\x00")+"\x00"), "k8s.io", "u-1")
+		ours, wait := ctrd.Belongs([]byte(strings.ReplaceAll(c.line, " ", "\x00")+"\x00"), "k8s.io", "u-1")
 		require.Equal(t, c.ours, ours, c.line)
-		require.Equal(t, c.leave, ours && leave, c.line)
+		require.Equal(t, c.wait, ours && wait, c.line)
 	}
 }
 
-func TestTheShimOfASlotServesOthers(t *testing.T) {
+func TestShimOfSlotDoesNotBelong(t *testing.T) {
 	for line, want := range map[string]bool{
 		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock":                      false,
 		"containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock delete":               true,
@@ -97,7 +97,7 @@ func TestTheShimOfASlotServesOthers(t *testing.T) {
 	}
 }
 
-func TestTheShimOfAGroup(t *testing.T) {
+func TestIsShimOf(t *testing.T) {
 	for line, want := range map[string]bool{
 		"/bin/containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock":        true,
 		"/bin/containerd-shim-runc-v2 -namespace k8s.io -id slot.1 -address /run/c.sock delete": false,

@@ -2,7 +2,7 @@ package ctrd
 
 import "context"
 
-// What the unit tests look at.
+// Internals under test.
 var (
 	Belongs  = belongs
 	IsShimOf = isShimOf
@@ -13,13 +13,13 @@ var (
 	PodOf        = podOf
 )
 
-// CgroupsPath is the cgroup that a spec names.
+// CgroupsPath returns the cgroup that a spec names.
 func CgroupsPath(raw []byte) string { return parseSpec(raw).Linux.CgroupsPath }
 
 // RemoveLog removes a log directory.
 func (r *Remover) RemoveLog(id string) error { return r.removeLog(id) }
 
-// Unmount takes a container's mounts away.
+// Unmount detaches a container's mounts.
 func (r *Remover) Unmount(ctx context.Context, id string) error { return r.unmount(ctx, id) }
 
 // RemoveFIFOs removes a container's FIFOs.

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// DefaultFIFORoot is where containerd's clients make the FIFOs of processes.
+// DefaultFIFORoot is where containerd's clients create the FIFOs of processes.
 const DefaultFIFORoot = "/run/containerd/fifo"
 
-// fifoOwner is the container whose process a FIFO is a standard stream of; "" for none.
+// fifoOwner returns the container whose process has the FIFO as a standard stream; "" if there is none.
 func fifoOwner(name string) string {
 	for _, suffix := range []string{"-stdin", "-stdout", "-stderr"} {
 		if id, ok := strings.CutSuffix(name, suffix); ok {
@@ -22,10 +22,10 @@ func fifoOwner(name string) string {
 	return ""
 }
 
-// fifo is a FIFO, or whatever is called like one.
+// fifo is a file with the name of a FIFO.
 type fifo struct{ id, path string }
 
-// fifos are all FIFOs: a client makes a directory for each process, with a name of its own, and in it the streams.
+// fifos returns all FIFOs. A client creates a directory for each process, with a random name, and the streams in it.
 func (r *Remover) fifos() ([]fifo, error) {
 	if r.FIFORoot == "" {
 		return nil, nil
@@ -44,7 +44,7 @@ func (r *Remover) fifos() ([]fifo, error) {
 		}
 		entries, err := os.ReadDir(filepath.Join(r.FIFORoot, d.Name()))
 		if err != nil {
-			continue // it went in this moment
+			continue // removed concurrently
 		}
 		for _, e := range entries {
 			if id := fifoOwner(e.Name()); id != "" && !e.IsDir() {
@@ -55,7 +55,7 @@ func (r *Remover) fifos() ([]fifo, error) {
 	return out, nil
 }
 
-// removeFIFOs removes a container's FIFOs, and the directories that are empty then.
+// removeFIFOs removes a container's FIFOs, and the directories that are then empty.
 func (r *Remover) removeFIFOs(id string) error {
 	all, err := r.fifos()
 	for _, f := range all {
@@ -65,7 +65,7 @@ func (r *Remover) removeFIFOs(id string) error {
 		if err = os.Remove(f.path); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
-		_ = os.Remove(filepath.Dir(f.path)) // what is not empty is another's as well
+		_ = os.Remove(filepath.Dir(f.path)) // fails if it is not empty
 	}
 	if err != nil {
 		return fmt.Errorf("removing the FIFOs of container %s: %w", id, err)

@@ -15,11 +15,11 @@ const runcV2 = "io.containerd.runc.v2"
 type Handler struct {
 	// Name of the runtime, for instance `io.containerd.runc.v2`.
 	Name string
-	// binary is the OCI runtime that the runc shim runs; empty for its own default.
+	// binary is the OCI runtime that the runc shim executes; empty for its default.
 	binary string
 }
 
-// ParseHandler reads a runtime handler: runc, crun, runsc, kata, or a containerd runtime name, which has dots in it.
+// ParseHandler parses a runtime handler: runc, crun, runsc, kata, or a containerd runtime name, which contains dots.
 // Anything else is errdefs.ErrInvalidArgument.
 func ParseHandler(handler string) (Handler, error) {
 	switch {
@@ -34,14 +34,14 @@ func ParseHandler(handler string) (Handler, error) {
 	case strings.Contains(handler, "."):
 		return Handler{Name: handler}, nil
 	}
-	return Handler{}, fmt.Errorf("runtime handler %q is none of runc, crun, runsc, kata or a containerd runtime name: %w", handler, errdefs.ErrInvalidArgument)
+	return Handler{}, fmt.Errorf("invalid runtime handler %q, want runc, crun, runsc, kata or a containerd runtime name: %w", handler, errdefs.ErrInvalidArgument)
 }
 
-// IsRunc tells whether the runtime is driven by containerd's runc shim.
+// IsRunc reports whether the runtime uses containerd's runc shim.
 func (h Handler) IsRunc() bool { return h.Name == runcV2 }
 
-// Options are the runtime options of a task, nil for a runtime that takes none of ours. systemd says that the cgroup
-// path is in systemd's form (slice:prefix:name).
+// Options returns the runtime options of a task; nil if there are none. systemd reports whether the cgroup path is in systemd's
+// form (slice:prefix:name).
 func (h Handler) Options(systemd bool) (*anypb.Any, error) {
 	if !h.IsRunc() || (h.binary == "" && !systemd) {
 		return nil, nil //nolint:nilnil // no options is a valid answer
@@ -50,7 +50,7 @@ func (h Handler) Options(systemd bool) (*anypb.Any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding runtime options: %w", err)
 	}
-	// containerd's registry of types knows the message by its bare name.
+	// containerd registers the message under its bare name.
 	raw.TypeUrl = strings.TrimPrefix(raw.GetTypeUrl(), "type.googleapis.com/")
 	return raw, nil
 }

@@ -21,13 +21,13 @@ import (
 // stray is a process that belongs to a container.
 type stray struct {
 	pid int
-	// leave says that it is cleaning up: it is waited for, not killed.
-	leave bool
+	// wait reports whether it is cleaning up: then it is not killed.
+	wait bool
 }
 
-// removeStrays ends what is left of a container whose task containerd does not know, and removes its cgroup. There is
-// such a thing: when the client of a create dies in the middle of it, containerd gives the create up and may leave the
-// shim, the OCI runtime and a half-started process. It returns nil at once where no process of the host is seen.
+// removeStrays ends the processes of a container whose task containerd does not know, and removes its cgroup. When the client of
+// a create ends before the create has, containerd cancels the create and may leave the shim, the OCI runtime and a process that
+// is not completely started. It returns nil at once if the host's processes are not visible.
 func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) error {
 	until := r.clock().Now().Add(strayTimeout)
 	for {
@@ -38,11 +38,11 @@ func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) er
 			return nil
 		}
 		if r.clock().Now().After(until) {
-			return fmt.Errorf("removing what is left of container %s: %d processes stay: %w", id, len(left), errdefs.ErrUnavailable)
+			return fmt.Errorf("ending the processes of container %s: %d are left: %w", id, len(left), errdefs.ErrUnavailable)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("removing what is left of container %s: %w", id, ctx.Err())
+			return fmt.Errorf("ending the processes of container %s: %w", id, ctx.Err())
 		case <-r.clock().After(strayInterval):
 		}
 	}
@@ -50,15 +50,15 @@ func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) er
 
 func (r *Remover) kill(list []stray) {
 	for _, s := range list {
-		if !s.leave {
-			// The process may have ended since: then there is nothing to kill.
+		if !s.wait {
+			// The process may have ended meanwhile.
 			_ = syscall.Kill(s.pid, syscall.SIGKILL)
 		}
 	}
 }
 
-// strays are the container's shim and the OCI runtime that works on it, found by their command lines. The shim that was
-// started for a slot is never one: it serves other slots as well, and ends by itself after the last of them.
+// strays returns the container's shim and its OCI runtime process, found by their command lines. A slot's shim is never
+// returned: it may serve other slots, and ends by itself after the last of them.
 func (r *Remover) strays(id string) []stray {
 	if r.ProcRoot == "" {
 		return nil
@@ -77,15 +77,15 @@ func (r *Remover) strays(id string) []stray {
 		if err != nil {
 			continue
 		}
-		if ours, leave := belongs(raw, r.Client.DefaultNamespace(), id); ours {
-			found = append(found, stray{pid, leave})
+		if ours, wait := belongs(raw, r.Client.DefaultNamespace(), id); ours {
+			found = append(found, stray{pid, wait})
 		}
 	}
 	return found
 }
 
-// idleShim is the shim of a group of slots if it serves none any more: containerd knows no task in the group, and the shim
-// has no child that is about to become one. In doubt it is not.
+// idleShim returns the shim of a group of slots if it serves none: containerd knows no task in the group, and the shim has no
+// child that is about to become one. In doubt it returns none.
 func (r *Remover) idleShim(ctx context.Context, group string) []stray {
 	if group == "" || r.ProcRoot == "" {
 		return nil
@@ -114,7 +114,7 @@ func (r *Remover) idleShim(ctx context.Context, group string) []stray {
 	return shims
 }
 
-// groupHasTask tells whether containerd has a task of any container in the group; true in doubt.
+// groupHasTask reports whether containerd has a task of any container in the group; true in doubt.
 func (r *Remover) groupHasTask(ctx context.Context, group string) bool {
 	step, cancel := r.step(ctx)
 	defer cancel()
@@ -138,13 +138,13 @@ func (r *Remover) groupHasTask(ctx context.Context, group string) bool {
 	return false
 }
 
-// parent is a process's parent; 0 if it is not known.
+// parent returns a process's parent; 0 if it is unknown.
 func (r *Remover) parent(pid int) int {
 	raw, err := os.ReadFile(filepath.Join(r.ProcRoot, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0
 	}
-	// The command, in parentheses, may have spaces and parentheses in it.
+	// The command, in parentheses, may itself contain spaces and parentheses.
 	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
 	if len(fields) < 2 {
 		return 0
@@ -156,7 +156,7 @@ func (r *Remover) parent(pid int) int {
 	return ppid
 }
 
-// isShimOf tells whether a command line is that of the shim that serves a group of slots, which is called like the first.
+// isShimOf reports whether a command line is that of the shim of a group of slots, which has the id of the first.
 func isShimOf(cmdline []byte, namespace, group string) bool {
 	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
 	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", group) &&
@@ -168,14 +168,14 @@ func hasFlag(args []string, flag, value string) bool {
 	return i > 0 && i+1 < len(args) && args[i+1] == value
 }
 
-// belongs tells whether a command line is that of the container's shim, or of the OCI runtime with the container, and
-// whether it is removing the container. All of namespace and id must fit, so that no other process is ever meant.
-func belongs(cmdline []byte, namespace, id string) (ours, leave bool) {
+// belongs reports whether a command line is that of the container's shim, or of the OCI runtime with the container, and
+// whether it is removing the container. Namespace and id must match exactly, so that no other process is killed.
+func belongs(cmdline []byte, namespace, id string) (ours, wait bool) {
 	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
 	switch base := filepath.Base(args[0]); {
 	case strings.HasPrefix(base, "containerd-shim"):
-		leave = slices.Contains(args, "delete")
-		return hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", id) && (leave || !identity.IsSlotID(id)), leave
+		wait = slices.Contains(args, "delete")
+		return hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", id) && (wait || !identity.IsSlotID(id)), wait
 	case base == "runc" || base == "crun":
 		root := slices.Index(args, "--root")
 		inNamespace := root > 0 && root+1 < len(args) && filepath.Base(args[root+1]) == namespace
@@ -184,7 +184,7 @@ func belongs(cmdline []byte, namespace, id string) (ours, leave bool) {
 	return false, false
 }
 
-// members are the processes in a container's cgroup.
+// members returns the processes in a container's cgroup.
 func (r *Remover) members(path string) []stray {
 	var found []stray
 	for _, dir := range r.cgroupDirs(path) {
@@ -201,11 +201,11 @@ func (r *Remover) members(path string) []stray {
 	return found
 }
 
-// GroupAnnotation in a container's OCI spec names the container in whose shim it was started: of a group of slots, the
-// first. containerd's shims know this one of the CRI plugin's.
+// GroupAnnotation in a container's OCI spec names the container in whose shim it was started: the first of a group of slots. It
+// is an annotation of the CRI plugin that containerd's shims interpret.
 const GroupAnnotation = "io.kubernetes.cri.sandbox-id"
 
-// spec is what a removal wants to know of an encoded OCI spec.
+// spec is the part of an OCI spec that a removal needs.
 type spec struct {
 	Annotations map[string]string `json:"annotations"`
 	Linux       struct {
@@ -213,7 +213,7 @@ type spec struct {
 	} `json:"linux"`
 }
 
-// parseSpec reads an encoded OCI spec; one that cannot be read says nothing.
+// parseSpec decodes an OCI spec; one that cannot be decoded is empty.
 func parseSpec(raw []byte) spec {
 	var s spec
 	if json.Unmarshal(raw, &s) != nil {
@@ -222,8 +222,8 @@ func parseSpec(raw []byte) spec {
 	return s
 }
 
-// removeCgroup removes what the OCI runtime may have left of a cgroup, in every hierarchy. Only empty cgroups can be
-// removed, so nothing that lives is harmed; a cgroup that is not seen from here is not ours to remove.
+// removeCgroup removes what the OCI runtime may have left of a cgroup, in every hierarchy. The kernel removes only empty cgroups,
+// so no process is affected. A cgroup that is not visible here is skipped.
 func (r *Remover) removeCgroup(path string) {
 	for _, dir := range r.cgroupDirs(path) {
 		_ = syscall.Rmdir(dir)
@@ -232,8 +232,8 @@ func (r *Remover) removeCgroup(path string) {
 
 func (r *Remover) cgroupExists(path string) bool { return len(r.cgroupDirs(path)) > 0 }
 
-// cgroupDirs are the directories of a sandbox's cgroup that exist: one in the unified hierarchy, one for each of the
-// old ones. Only a cgroup with our prefix is ever looked at.
+// cgroupDirs returns the existing directories of a sandbox's cgroup: one with cgroup v2, one for each controller with v1. Only
+// a cgroup with our prefix is considered.
 func (r *Remover) cgroupDirs(path string) []string {
 	if r.CgroupRoot == "" || !strings.HasPrefix(path, "/") || !strings.HasPrefix(filepath.Base(path), CgroupPrefix) {
 		return nil

@@ -12,16 +12,15 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// lostAgent is the agent that a record names which endLost makes. No Pod has such a uid, so that what is left of it by somebody
-// who dies in the middle is an orphan like any other.
+// lostAgent is the agent uid in the records that endLost creates. No Pod has such a uid, so a record that is left by a crash is
+// an orphan like any other.
 const lostAgent = "lost-record"
 
-// endLost ends what containerd still runs as a task of a container that has no record. Nothing else is killed: what else may
-// run under such a name is another containerd's. containerd deletes no task without a record, so the task gets one for that
-// long: a process that is merely killed would leave a task, its bundle, the OCI runtime's state of it, and, of a slot, the shim
-// that serves it for ever.
+// endLost ends the task of a container that has no record, if containerd still runs one. Nothing else is killed: other
+// processes of that name belong to another containerd. containerd does not delete a task without a record, so the task gets a
+// temporary one. Killing only the process would leave the task, its bundle, the OCI runtime's state and, for a slot, its shim.
 func (r *Remover) endLost(ctx context.Context, id string) error {
-	// Of one container, the parts are removed side by side.
+	// The parts of one container are removed concurrently.
 	_, err, _ := r.lost.Do(id, func() (any, error) { return nil, r.endLostOnce(ctx, id) })
 	return err
 }
@@ -32,7 +31,7 @@ func (r *Remover) endLostOnce(ctx context.Context, id string) error {
 		return err
 	}
 	path := r.cgroups()[id]
-	if err := r.lend(ctx, id, path); err != nil {
+	if err := r.createTemporaryRecord(ctx, id, path); err != nil {
 		return err
 	}
 	_, err = r.removeTask(ctx, id)
@@ -40,23 +39,23 @@ func (r *Remover) endLostOnce(ctx context.Context, id string) error {
 		err = r.removeStrays(ctx, id, "", path)
 	}
 	if err != nil {
-		return err // the record stays, for whoever goes on with it
+		return err // the record stays for the next attempt
 	}
 	step, cancel := r.step(ctx)
 	defer cancel()
 	if err := r.Client.ContainerService().Delete(step, id); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("removing the record lent to task %s: %w", id, err)
+		return fmt.Errorf("removing the temporary record of task %s: %w", id, err)
 	}
 	return nil
 }
 
-// lend makes a record for a task that has none.
-func (r *Remover) lend(ctx context.Context, id, cgroup string) error {
+// createTemporaryRecord creates a record for a task that has none.
+func (r *Remover) createTemporaryRecord(ctx context.Context, id, cgroup string) error {
 	var s spec
 	s.Linux.CgroupsPath = cgroup
 	raw, err := json.Marshal(s)
 	if err != nil {
-		return fmt.Errorf("encoding the record lent to task %s: %w", id, err)
+		return fmt.Errorf("encoding the temporary record of task %s: %w", id, err)
 	}
 	step, cancel := r.step(ctx)
 	defer cancel()
@@ -64,11 +63,11 @@ func (r *Remover) lend(ctx context.Context, id, cgroup string) error {
 		ID: id, Labels: identity.Identity{AgentUID: lostAgent, State: identity.StateSlot}.Labels(),
 		Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2"}, Spec: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: raw},
 	})
-	if errdefs.IsAlreadyExists(err) { // somebody creates it in this moment
-		return fmt.Errorf("lending a record to task %s: %w: %w", id, errdefs.ErrUnavailable, err)
+	if errdefs.IsAlreadyExists(err) { // another component creates the container concurrently
+		return fmt.Errorf("creating a temporary record for task %s: %w: %w", id, errdefs.ErrUnavailable, err)
 	}
 	if err != nil {
-		return fmt.Errorf("lending a record to task %s: %w", id, err)
+		return fmt.Errorf("creating a temporary record for task %s: %w", id, err)
 	}
 	return nil
 }

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcOfContainerd is what a Remover's HostProc is for that of containerd itself.
+// ProcOfContainerd is the HostProc that stands for containerd's own process.
 const ProcOfContainerd = "containerd"
 
-// hostProc is the /proc directory that mounts are looked for by; "" for none. containerd is asked for its own each time, for
-// it may have been restarted; where its process is not seen from here, the host's first one is taken for one like it.
+// hostProc returns the /proc directory whose mount namespace is searched; "" for none. containerd is asked for its process each
+// time, because it may have been restarted; if that process is not visible here, the host's first process is used.
 func (r *Remover) hostProc(ctx context.Context) (string, error) {
 	if r.HostProc != ProcOfContainerd {
 		return r.HostProc, nil
@@ -38,7 +38,7 @@ func (r *Remover) hostProc(ctx context.Context) (string, error) {
 	return filepath.Join(r.ProcRoot, strconv.FormatUint(server.GetPid(), 10)), nil
 }
 
-// unmount takes away the mounts of a container's root file system that its shim left behind.
+// unmount detaches the mounts of a container's root file system that its shim has left.
 func (r *Remover) unmount(ctx context.Context, id string) error {
 	proc, err := r.hostProc(ctx)
 	if err != nil || proc == "" {
@@ -46,16 +46,16 @@ func (r *Remover) unmount(ctx context.Context, id string) error {
 	}
 	points, err := r.mountPoints(proc, func(owner string) bool { return owner == id })
 	if err != nil {
-		return fmt.Errorf("looking for mounts of container %s: %w", id, err)
+		return fmt.Errorf("listing the mounts of container %s: %w", id, err)
 	}
 	if len(points) == 0 {
 		return nil
 	}
-	slices.Reverse(points) // what was mounted last goes first
+	slices.Reverse(points) // the last mount first
 	err = inMountNamespace(filepath.Join(proc, "ns", "mnt"), func() error {
 		for _, p := range points {
 			err := unix.Unmount(p.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // it went in this moment
+			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // unmounted concurrently
 				return &fs.PathError{Op: "unmount", Path: p.path, Err: err}
 			}
 		}
@@ -67,15 +67,15 @@ func (r *Remover) unmount(ctx context.Context, id string) error {
 	return nil
 }
 
-// mountPoint is where a container's bundle has something mounted.
+// mountPoint is a mount point in a container's bundle.
 type mountPoint struct{ id, path string }
 
-// bundles is the directory in which containerd has one for each container that has a task.
+// bundles returns the directory in which containerd has a bundle for each container with a task.
 func (r *Remover) bundles() string {
 	return filepath.Join(cmp.Or(r.StateDir, DefaultStateDir), "io.containerd.runtime.v2.task", r.Client.DefaultNamespace()) + "/"
 }
 
-// mountPoints are the mount points in the bundles of those containers that want says, in the order in which they were mounted.
+// mountPoints returns the mount points in the bundles of the wanted containers, in the order in which they were mounted.
 func (r *Remover) mountPoints(proc string, want func(id string) bool) ([]mountPoint, error) {
 	raw, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
@@ -113,8 +113,8 @@ func unescape(path string) string {
 	return out.String()
 }
 
-// inMountNamespace calls do in a mount namespace. Where that is another than this process's, do has a thread of its own,
-// which ends with it.
+// inMountNamespace calls do in a mount namespace. If that is not this process's, do runs on a thread of its own, which ends
+// afterwards.
 func inMountNamespace(path string, do func() error) error {
 	there, err := os.Readlink(path)
 	if err != nil {
@@ -131,7 +131,7 @@ func inMountNamespace(path string, do func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		// A thread that shares its root and working directory with others cannot leave.
+		// A thread that shares its root and working directory with others cannot enter another mount namespace.
 		err := unix.Unshare(unix.CLONE_FS)
 		if err == nil {
 			err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNS)

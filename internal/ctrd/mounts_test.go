@@ -15,7 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-// server says which process containerd is.
+// server returns containerd's process.
 type server struct {
 	core.Service
 
@@ -27,8 +27,8 @@ func (s server) Server(context.Context) (*introspection.ServerResponse, error) {
 	return s.answer, s.err
 }
 
-// TestMountsAreLookedForWhereContainerdIs: by its own process where that is seen from here, and else by the host's first.
-func TestMountsAreLookedForWhereContainerdIs(t *testing.T) {
+// TestMountNamespaceOfContainerd: that of its own process if that is visible here, otherwise that of the host's first process.
+func TestMountNamespaceOfContainerd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		server server
 		proc   string
@@ -37,7 +37,7 @@ func TestMountsAreLookedForWhereContainerdIs(t *testing.T) {
 		"its own":                  {server{answer: &introspection.ServerResponse{Pid: 77, Pidns: 4026531836}}, ctrd.ProcOfContainerd, "77"},
 		"in another PID namespace": {server{answer: &introspection.ServerResponse{Pid: 77, Pidns: 4026531999}}, ctrd.ProcOfContainerd, "1"},
 		"an old containerd":        {server{answer: &introspection.ServerResponse{}}, ctrd.ProcOfContainerd, "1"},
-		"another's":                {server{err: errdefs.ErrUnavailable}, "5", "5"},
+		"configured":               {server{err: errdefs.ErrUnavailable}, "5", "5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := client.New("", client.WithDefaultNamespace("k8s.io"), client.WithServices(client.WithIntrospectionService(tc.server)))
@@ -57,7 +57,7 @@ func TestMountsAreLookedForWhereContainerdIs(t *testing.T) {
 	c, err := client.New("", client.WithServices(client.WithIntrospectionService(server{err: errdefs.ErrUnavailable})))
 	require.NoError(t, err)
 	r := &ctrd.Remover{Client: c, ProcRoot: t.TempDir(), HostProc: ctrd.ProcOfContainerd}
-	require.True(t, errdefs.IsUnavailable(r.Unmount(t.Context(), sandboxA)), "no answer is no reason to look elsewhere")
+	require.True(t, errdefs.IsUnavailable(r.Unmount(t.Context(), sandboxA)), "without an answer no other namespace is searched")
 	r.HostProc = ""
 	require.NoError(t, r.Unmount(t.Context(), sandboxA))
 }

@@ -21,45 +21,45 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// Remover takes containers away.
+// Remover removes containers completely.
 type Remover struct {
 	// Client of containerd; every call is in its namespace.
 	Client *client.Client
-	// Snapshotter of containers whose record is gone already.
+	// Snapshotter of containers without a record.
 	Snapshotter string
 	// LogRoot holds a directory for each container, named by its id; empty for none.
 	LogRoot string
-	// ProcRoot is where processes are seen (`/proc`). A shim that answers no more is looked for there and killed; in a
-	// process namespace without the host's processes none is found, and the removal is retried by the caller.
+	// ProcRoot is where processes are visible (`/proc`). A shim that does not answer is searched there and killed. In a PID
+	// namespace without the host's processes none is found, and the caller has to retry the removal.
 	ProcRoot string
-	// CgroupRoot is where cgroups are seen (`/sys/fs/cgroup`); empty for none.
+	// CgroupRoot is where cgroups are mounted (`/sys/fs/cgroup`); empty for none.
 	CgroupRoot string
-	// FIFORoot holds the directories of FIFOs that containerd's clients make (`/run/containerd/fifo`); empty for not looking.
+	// FIFORoot holds the directories of FIFOs that containerd's clients create (`/run/containerd/fifo`); empty to skip FIFOs.
 	FIFORoot string
-	// HostProc is the /proc directory of a process in containerd's mount namespace (`/proc/1`), for mounts that were left
-	// behind; ProcOfContainerd for containerd's own, below ProcRoot; empty for not looking.
+	// HostProc is the /proc directory of a process in containerd's mount namespace (`/proc/1`), to find mounts that were left;
+	// ProcOfContainerd for containerd's own process, below ProcRoot; empty to skip mounts.
 	HostProc string
-	// StateDir is the directory of containerd's state, as containerd sees it. Empty: DefaultStateDir.
+	// StateDir is the directory of containerd's state, in containerd's mount namespace. Empty: DefaultStateDir.
 	StateDir string
-	// CgroupParents are the paths below the hierarchies' roots within which Survey looks for cgroups (`/kubepods`): others may
-	// be of another containerd, for instance of a cluster within this host's containers.
+	// CgroupParents are the paths below the hierarchies' roots that Inventory searches for cgroups (`/kubepods`). Others may
+	// belong to another containerd, for instance of a cluster within this host's containers.
 	CgroupParents []string
-	// KeepLog leaves the log directory, but for what a slot has in it.
+	// KeepLog keeps the log directory, except a slot's private directory in it.
 	KeepLog bool
 	// StepTimeout bounds each call to containerd. Zero: 5 s.
 	StepTimeout time.Duration
 	// Clock waits between retries. Nil: the real one.
 	Clock clock.Clock
-	// Before is told of each step of Remove before it is done; for tests.
+	// Before is called before each step of Remove; for tests.
 	Before func(Step)
 
-	lost singleflight.Group // the ends of tasks without a record
+	lost singleflight.Group // of endLost
 }
 
 // Step is a part of a removal.
 type Step string
 
-// The steps of a removal, in their order.
+// The steps of a removal, in order.
 const (
 	StepTask     Step = "task"
 	StepStrays   Step = "strays"
@@ -70,7 +70,7 @@ const (
 	StepRecord   Step = "record"
 )
 
-// Steps are all steps, in their order.
+// Steps returns all steps, in order.
 func Steps() []Step {
 	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepRecord}
 }
@@ -81,14 +81,14 @@ const (
 	strayInterval  = 50 * time.Millisecond
 )
 
-// Remove kills what runs of the container and removes its task, cgroup, mounts, FIFOs, log directory, snapshots and record,
-// in this order: the record is the evidence, so it goes last, and a removal that was cut short can be done again. What is
-// not there is removed already. It blocks for at most about 30 s; an error says what is left, and the call may be repeated.
+// Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory, snapshots and record, in
+// this order: the record is the evidence, so it is removed last, and an interrupted removal can be repeated. Parts that do not
+// exist are skipped. It blocks for at most about 30 s; an error says what is left. Safe to repeat.
 func (r *Remover) Remove(ctx context.Context, id string) error {
 	if !validID(id) {
 		return fmt.Errorf("container id %q: %w", id, errdefs.ErrInvalidArgument)
 	}
-	known, err := r.look(ctx, id)
+	known, err := r.inspect(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (r *Remover) before(s Step) {
 	}
 }
 
-// holdings are what a container's record says that it has.
+// holdings is what a container's record references.
 type holdings struct {
 	snapshots     []snapshotRef
 	cgroup, group string
@@ -142,8 +142,8 @@ type holdings struct {
 
 type snapshotRef struct{ snapshotter, key string }
 
-// look reads what a container's record says; of one without a record, its snapshot has its name.
-func (r *Remover) look(ctx context.Context, id string) (holdings, error) {
+// inspect reads a container's record. Without a record the container's snapshot is the one with its id.
+func (r *Remover) inspect(ctx context.Context, id string) (holdings, error) {
 	step, cancel := r.step(ctx)
 	defer cancel()
 	info, err := r.Client.ContainerService().Get(step, id)
@@ -167,8 +167,8 @@ func (r *Remover) look(ctx context.Context, id string) (holdings, error) {
 	return h, nil
 }
 
-// removeLog removes the log directory. An agent that looks at the log may make a file in the directory after it was read
-// and before it is removed, which is no fault: then it is read again.
+// removeLog removes the log directory. An agent that checks the log may create a file in the directory after it was listed
+// and before it is removed: then the removal is repeated.
 func (r *Remover) removeLog(id string) error {
 	if r.LogRoot == "" {
 		return nil
@@ -189,19 +189,19 @@ func (r *Remover) removeLog(id string) error {
 	return nil
 }
 
-// RemoveTask kills and deletes the container's task. A shim that does not answer is killed itself, after which
-// containerd cleans up behind it.
+// RemoveTask kills and deletes the container's task. A shim that does not answer is killed, after which containerd cleans up.
 func (r *Remover) RemoveTask(ctx context.Context, id string) error {
 	_, err := r.removeTask(ctx, id)
 	return err
 }
 
-// removeTask tells also whether containerd knew the task.
+// removeTask also reports whether containerd knew the task.
 func (r *Remover) removeTask(ctx context.Context, id string) (bool, error) {
 	var last error
 	for attempt := range removeAttempts {
 		if attempt > 0 {
-			// What is gone and cannot be deleted (no such device: its cgroup or mount went first) is a shim's confusion.
+			// A task that has ended and cannot be deleted (no such device: its cgroup or mount was removed first) needs its shim
+			// killed, too.
 			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) || IsGone(last) {
 				r.kill(r.strays(id))
 			}
@@ -223,8 +223,8 @@ func (r *Remover) tryRemoveTask(ctx context.Context, id string) (known bool, err
 	step, cancel := r.step(ctx)
 	defer cancel()
 	service := r.Client.TaskService()
-	// Deleting what has not ended is not tried: for a task that was created and never started, the shim takes many seconds
-	// over it, in which it does nothing else.
+	// A task that has not ended is not deleted: for one that was created and never started, this would block the shim for many
+	// seconds.
 	resp, err := service.Get(step, &tasks.GetRequest{ContainerID: id})
 	if err = errgrpc.ToNative(err); err != nil {
 		if errdefs.IsNotFound(err) {
@@ -233,7 +233,7 @@ func (r *Remover) tryRemoveTask(ctx context.Context, id string) (known bool, err
 		return true, err
 	}
 	if resp.GetProcess().GetStatus() != task.Status_STOPPED {
-		// It may end in this moment, which shims say in words of their own: killing what is dead is no error.
+		// It may end concurrently, for which shims have several messages: killing an ended process is not an error.
 		_, err = service.Kill(step, &tasks.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL), All: true})
 		if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
 			return true, err
@@ -250,7 +250,7 @@ func (r *Remover) tryRemoveTask(ctx context.Context, id string) (known bool, err
 	return true, nil
 }
 
-// IsGone tells whether an error of a task's call says in other words that the process has ended.
+// IsGone reports whether an error of a task's call means that the process has ended.
 func IsGone(err error) bool {
 	if err == nil {
 		return false
@@ -263,7 +263,7 @@ func IsGone(err error) bool {
 	return false
 }
 
-// isBroken tells whether the shim's connection is broken: it died or is about to be cleaned up by containerd.
+// isBroken reports whether the shim's connection is broken: it ended, or containerd is about to clean it up.
 func isBroken(err error) bool {
 	return err != nil && (strings.Contains(err.Error(), "ttrpc: closed") || strings.Contains(err.Error(), "ttrpc: server closed") ||
 		strings.Contains(err.Error(), "connection refused") && strings.Contains(err.Error(), "shim"))

@@ -12,9 +12,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-// TestALogThatSomebodyLooksAtIsRemoved makes a file in the directory while it is being removed, as an agent that indexes
-// the log does. Deletes failed of it, once in many.
-func TestALogThatSomebodyLooksAtIsRemoved(t *testing.T) {
+// TestLogIsRemovedWhileIndexed creates a file in the directory while it is being removed, as an agent that indexes the log
+// does. This made deletes fail now and then.
+func TestLogIsRemovedWhileIndexed(t *testing.T) {
 	r := &ctrd.Remover{LogRoot: t.TempDir()}
 	for i := range 500 {
 		id := fmt.Sprintf("u%d-1", i)
@@ -33,6 +33,6 @@ func TestALogThatSomebodyLooksAtIsRemoved(t *testing.T) {
 		wg.Wait()
 		require.NoError(t, os.RemoveAll(dir))
 	}
-	require.NoError(t, r.RemoveLog("nobody-1"))
+	require.NoError(t, r.RemoveLog("unknown-1"))
 	require.NoError(t, (&ctrd.Remover{}).RemoveLog("u"))
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// snapshotLabel begins the labels by which a record holds further snapshots: with the snapshotter's name, and perhaps a
-// slash and a word, it is the label of a snapshot's key.
+// snapshotLabel begins the labels by which a record references further snapshots: it is followed by the snapshotter's name,
+// and optionally a slash and a word. The label's value is a snapshot's key.
 const snapshotLabel = "containerd.io/gc.ref.snapshot."
 
-// snapshotsOf are the snapshots that a record holds, that of the root file system first.
+// snapshotsOf returns the snapshots that a record references, that of the root file system first.
 func snapshotsOf(info containers.Container) []snapshotRef {
 	var out []snapshotRef
 	if info.SnapshotKey != "" {
@@ -34,7 +34,7 @@ func snapshotsOf(info containers.Container) []snapshotRef {
 	return out
 }
 
-// removeSnapshots removes a container's snapshots. The layers of images, which others may use as well, are not its own.
+// removeSnapshots removes a container's snapshots, except the layers of images, which other containers may use.
 func (r *Remover) removeSnapshots(ctx context.Context, h holdings) error {
 	step, cancel := r.step(ctx)
 	defer cancel()

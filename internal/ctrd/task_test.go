@@ -22,7 +22,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-// host is a containerd with one container, whose task does as it is told; it writes down every call that changes something, and lists of tasks.
+// host is a fake containerd with one container. It records every call that changes something, and lists of tasks.
 type host struct {
 	status task.Status // unknown: there is no task
 	fail   map[string][]error
@@ -32,7 +32,7 @@ type host struct {
 	removed []string          // keys of snapshots
 }
 
-// call notes a call and gives its next error.
+// call records a call and returns its next error.
 func (h *host) call(name string) error {
 	h.calls = append(h.calls, name)
 	if len(h.fail[name]) == 0 {
@@ -70,7 +70,7 @@ func (s service) List(context.Context, *tasks.ListTasksRequest, ...grpc.CallOpti
 
 func (s service) Kill(_ context.Context, r *tasks.KillRequest, _ ...grpc.CallOption) (*emptypb.Empty, error) {
 	if r.GetSignal() != 9 || !r.GetAll() {
-		return nil, errors.New("that kills not everything")
+		return nil, errors.New("the signal does not go to all processes")
 	}
 	s.h.status = task.Status_STOPPED
 	return &emptypb.Empty{}, s.h.call("kill")
@@ -82,7 +82,7 @@ func (s service) Wait(context.Context, *tasks.WaitRequest, ...grpc.CallOption) (
 
 func (s service) Delete(context.Context, *tasks.DeleteTaskRequest, ...grpc.CallOption) (*tasks.DeleteResponse, error) {
 	if s.h.status == task.Status_CREATED {
-		return nil, errors.New("a shim would take seconds over that")
+		return nil, errors.New("this would block the shim for seconds")
 	}
 	err := s.h.call("delete task")
 	if err == nil {
@@ -114,8 +114,8 @@ func (s snapshotter) Remove(_ context.Context, key string) error {
 	return s.h.call("remove snapshot")
 }
 
-// TestRemoveByTheTasksState: what never ran or still runs is killed before it is deleted; nothing is asked twice.
-func TestRemoveByTheTasksState(t *testing.T) {
+// TestRemoveByTaskState: a task that has not ended is killed before it is deleted; no call is made twice.
+func TestRemoveByTaskState(t *testing.T) {
 	rest := []string{"delete task", "remove snapshot", "delete container"}
 	kill := slices.Concat([]string{"kill", "wait"}, rest)
 	for state, want := range map[task.Status][]string{
@@ -127,9 +127,8 @@ func TestRemoveByTheTasksState(t *testing.T) {
 	}
 }
 
-// TestRemoveDoesNotWedgeOnWhatIsGone is for errors that say in other words that something has gone: of a cgroup, a mount
-// or a process that went before it was asked for.
-func TestRemoveDoesNotWedgeOnWhatIsGone(t *testing.T) {
+// TestRemoveHandlesMissingParts has the errors of a cgroup, a mount or a process that was removed before.
+func TestRemoveHandlesMissingParts(t *testing.T) {
 	enodev := status.Error(codes.Unknown, "failed to delete cgroup: /sys/fs/cgroup/fsb-u-1: no such device: unknown")
 	finished := status.Error(codes.Unknown, "process already finished")
 	gone := status.Error(codes.NotFound, "not found")
@@ -151,8 +150,8 @@ func TestRemoveDoesNotWedgeOnWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestTheRecordGoesLast: a removal that fails leaves the evidence for the next one.
-func TestTheRecordGoesLast(t *testing.T) {
+// TestRecordIsRemovedLast: a removal that fails leaves the evidence for the next one.
+func TestRecordIsRemovedLast(t *testing.T) {
 	busy := errors.New("device or resource busy")
 	for name, fail := range map[string]map[string][]error{
 		"task":     {"delete task": {busy, busy, busy, busy}},

@@ -57,8 +57,8 @@ func build() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, place := range []string{"proc", "dev", "sys", "new", "fsb"} {
-		if err := os.MkdirAll(filepath.Join(dir, "root", place), 0o755); err != nil {
+	for _, name := range []string{"proc", "dev", "sys", "new", "fsb"} {
+		if err := os.MkdirAll(filepath.Join(dir, "root", name), 0o755); err != nil {
 			return "", err
 		}
 	}

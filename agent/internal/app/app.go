@@ -25,10 +25,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// closeTimeout is how long creates that were cancelled have to clean up at the end.
+// closeTimeout is how long cancelled creates have to clean up at shutdown.
 const closeTimeout = 20 * time.Second
 
-// Run is the agent until ctx ends. Sandboxes go on when it has ended, and the next one adopts them.
+// Run runs the agent until ctx ends. Sandboxes run on, and the next agent process adopts them.
 func Run(ctx context.Context, cfg *Config) error {
 	handler, err := shared.ParseHandler(cfg.RuntimeHandler)
 	if err != nil {
@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	})
 	g.After("logs", store.Run)
 	cfg.Serve(g, registry, server.Health())
-	logr.FromContextOrDiscard(ctx).Info("agent listening", "address", server.Addr().String(), "pod", cfg.PodNamespace+"/"+cfg.PodName)
+	logr.FromContextOrDiscard(ctx).Info("agent listening", obs.KeyAddress, server.Addr().String(), obs.KeyPod, cfg.PodNamespace+"/"+cfg.PodName)
 	return g.Run(ctx)
 }
 
@@ -114,7 +114,7 @@ func (c *Config) sandboxes(dir *state.Dir, runtime *ctrd.Runtime, store *logs.St
 	return manager, fence.Guard, nil
 }
 
-// allow says who may call what: the control plane everything, people the logs of `fsb-ctl logs --direct`.
+// allow returns which roles may call what: the control plane everything, clients the logs for `fsb-ctl logs --direct`.
 func allow() map[string][]rpc.Role {
 	control := []rpc.Role{rpc.RoleAllocator, rpc.RoleController}
 	return map[string][]rpc.Role{

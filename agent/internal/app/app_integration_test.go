@@ -34,9 +34,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-const (
-	podUID = "pod-uid-1"
-)
+const podUID = "pod-uid-1"
 
 // agent is a running agent with a client of it.
 type agent struct {
@@ -84,7 +82,7 @@ func startAgent(t testing.TB, s *containerd.Server, change func(*app.Config)) *a
 	return a
 }
 
-// snapshot is nil while the agent gives none.
+// snapshot returns the agent's snapshot; nil while it has none.
 func (a *agent) snapshot(t testing.TB) *agentv1.AgentSnapshot {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
@@ -203,7 +201,7 @@ func TestSandboxLife(t *testing.T) {
 	require.Equal(t, []agentv1.CreateStage{1, 2, 3, 4, 5, 6}, stages)
 	require.Equal(t, []string{"127.0.0.1:18080"}, all[5].GetReport().GetEndpoints())
 	out := a.logs(t, &agentv1.StreamLogsRequest{Fence: r.GetFence(), Follow: true})
-	// The shim copies two pipes: the order between them is not kept on a busy machine.
+	// The shim copies two pipes: on a busy machine their order is not preserved.
 	require.Contains(t, out, "err\n")
 	require.Equal(t, "out\n"+r.GetTraceparent()+"\nhello\nhello\n", strings.Replace(out, "err\n", "", 1))
 	require.Eventually(t, func() bool {
@@ -218,8 +216,8 @@ func TestSandboxLife(t *testing.T) {
 	s.CheckClean(t)
 }
 
-// BenchmarkCreate tells what a create costs through the agent, by stages, and what containerd alone takes for the same, in
-// turns. The budget of the cold path is create/raw <= 1.20 on a quiet machine:
+// BenchmarkCreate measures a create through the agent, by stages, and the same with containerd alone, in turns. The budget of
+// the cold path is create/raw <= 1.20 on a quiet machine:
 //
 //	FSB_BIN=$PWD/bin go test -tags integration -run none -bench Create -benchtime 30x ./agent/internal/app
 func BenchmarkCreate(b *testing.B) {
@@ -240,7 +238,7 @@ func BenchmarkCreate(b *testing.B) {
 			stages[m.GetStage().String()] = append(stages[m.GetStage().String()], m.GetDuration().AsDuration())
 		}
 	}
-	b.ReportMetric(0, "ns/op") // a round is a create, a delete and the raw one: no number of interest
+	b.ReportMetric(0, "ns/op") // a round is a create, a delete and the raw create: not a useful number
 	b.ReportMetric(milliseconds(p50(ours)), "create_p50_ms")
 	b.ReportMetric(milliseconds(p50(raw)), "raw_p50_ms")
 	b.ReportMetric(float64(p50(ours))/float64(p50(raw)), "create/raw")

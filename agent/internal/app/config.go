@@ -1,4 +1,5 @@
-// Package app is the agent as a process: its settings, how its parts are put together, and when it says that it serves.
+// Package app is the agent as a process: its configuration, the wiring of its parts, and its readiness. It owns nothing else.
+// Run is called once.
 package app
 
 import (
@@ -17,7 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 )
 
-// Config is the agent's settings.
+// Config is the agent's configuration.
 type Config struct {
 	daemon.Common
 
@@ -43,30 +44,30 @@ var _ daemon.Config = (*Config)(nil)
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.BindAddress, "bind-address", ":5758", "`address` of the agent's gRPC server")
-	fs.IntVar(&c.Capacity, "capacity", 5, "number of sandboxes that the agent takes")
+	fs.IntVar(&c.Capacity, "capacity", 5, "number of sandboxes that can run on the agent at a time")
 	fs.StringVar(&c.ContainerdSocket, "containerd-socket", ctrd.DefaultSocket, "`path` of containerd's socket")
 	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", ctrd.DefaultNamespace, "containerd `namespace` of images and sandboxes")
 	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "containerd snapshotter of root file systems")
 	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "OCI runtime: runc, crun, runsc, kata, or a containerd runtime name")
 	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
-	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept of each sandbox")
-	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/fast-sandbox", "`directory` of what the agent itself has to remember, which lives as long as its Pod")
+	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept for each sandbox")
+	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/fast-sandbox", "`directory` of the agent's own durable state, which lives as long as its Pod")
 	fs.StringVar(&c.Pool, "pool", "", "`name` of the SandboxPool that the agent belongs to")
 	fs.StringVar(&c.PodName, "pod-name", "", "name of the agent's Pod")
 	fs.StringVar(&c.PodNamespace, "pod-namespace", "", "namespace of the agent's Pod")
 	fs.StringVar(&c.PodUID, "pod-uid", "", "uid of the agent's Pod, whose network and cgroup the sandboxes join")
 	fs.StringVar(&c.PodIP, "pod-ip", "", "IP of the agent's Pod")
 	fs.StringVar(&c.NodeName, "node-name", "", "name of the agent's node")
-	fs.StringVar(&c.NetNSPath, "netns-path", "", "`path`, on the host, of the network namespace of sandboxes, in place of the Pod's")
-	fs.StringVar(&c.CgroupParent, "cgroup-parent", "", "parent cgroup of sandboxes (a path or NAME.slice), in place of the Pod's")
-	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` in which the host's cgroups are seen")
-	fs.StringVar(&c.DockerConfig, "docker-config", "", "Docker's config.json `file` with credentials of registries, read at each pull")
-	fs.StringSliceVar(&c.InsecureRegistries, "insecure-registries", nil, "`hosts` of registries that are spoken to over plain HTTP, besides localhost")
-	fs.DurationVar(&c.CreateTimeout, "create-timeout", 2*time.Minute, "time that a create may take, the pull of its image included")
-	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, from which programs can be run; empty for no slots")
+	fs.StringVar(&c.NetNSPath, "netns-path", "", "`path`, on the host, of the network namespace of sandboxes; overrides the Pod's")
+	fs.StringVar(&c.CgroupParent, "cgroup-parent", "", "parent cgroup of sandboxes (a path or NAME.slice); overrides the Pod's")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` at which the host's cgroups are mounted")
+	fs.StringVar(&c.DockerConfig, "docker-config", "", "Docker's config.json `file` with registry credentials, read at each pull")
+	fs.StringSliceVar(&c.InsecureRegistries, "insecure-registries", nil, "`hosts` of registries that are reached over plain HTTP, besides localhost")
+	fs.DurationVar(&c.CreateTimeout, "create-timeout", 2*time.Minute, "timeout of a create, the pull of its image included")
+	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, on a file system without noexec; empty for no slots")
 	fs.StringVar(&c.SandboxInit, "sandbox-init", "/sandbox-init", "`path` of the binary that waits in slots")
-	fs.IntVar(&c.SlotsMax, "slots-max", -1, "number of slots that are kept started at the most; -1 is one for each free place, 0 is none")
-	fs.IntVar(&c.SlotsMin, "slots-min", 0, "number of slots that are kept even when the node is short of memory")
+	fs.IntVar(&c.SlotsMax, "slots-max", -1, "maximum number of slots to keep started; -1 is one for each free capacity unit, 0 is none")
+	fs.IntVar(&c.SlotsMin, "slots-min", 0, "number of slots to keep even when the node is short of memory")
 	for flag, env := range map[string]string{
 		"capacity": "AGENT_CAPACITY", "containerd-socket": "CONTAINERD_SOCKET", "runtime-handler": "AGENT_RUNTIME_HANDLER",
 		"pool": "AGENT_POOL", "pod-name": "POD_NAME", "pod-namespace": "POD_NAMESPACE", "pod-uid": "POD_UID",
@@ -76,7 +77,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// Validate returns every problem at once.
+// Validate returns all problems at once, each naming its flag.
 func (c *Config) Validate() error {
 	problems := c.Common.Validate()
 	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -115,18 +116,18 @@ func (c *Config) Validate() error {
 		add("--slots-max is %d, want -1 or more", c.SlotsMax)
 	}
 	if c.SlotsMin < 0 || (c.SlotsMax >= 0 && c.SlotsMin > c.SlotsMax) {
-		add("--slots-min is %d, want none to --slots-max", c.SlotsMin)
+		add("--slots-min is %d, want 0 to --slots-max", c.SlotsMin)
 	}
 	if c.LogMaxBytes < 64<<10 {
 		add("--log-max-bytes is %d, want at least %d", c.LogMaxBytes, 64<<10)
 	}
 	if c.CreateTimeout <= 0 {
-		add("--create-timeout is %s, want more than none", c.CreateTimeout)
+		add("--create-timeout is %s, want more than 0", c.CreateTimeout)
 	}
 	return errors.Join(problems...)
 }
 
-// reservedPorts are the ports that the agent itself listens on in the network that its sandboxes share.
+// reservedPorts returns the ports that the agent itself listens on in the network that its sandboxes share.
 func (c *Config) reservedPorts() []int32 {
 	var ports []int32
 	for _, address := range []string{c.BindAddress, c.HealthAddress, c.MetricsAddress} {

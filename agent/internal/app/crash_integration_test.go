@@ -22,10 +22,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// TestACrashLosesNothing kills the agent's process while sandboxes write, end, and are being deleted. They go on without
-// it, and the next one knows all of it: states, output, capacity, ports, the deletion that had begun, and that it was
-// drained. How soon is printed; the bound is for a busy machine.
-func TestACrashLosesNothing(t *testing.T) {
+// TestCrashLosesNothing kills the agent's process while sandboxes write, end, and are being deleted. They run on without it,
+// and the next process restores everything: states, output, capacity, ports, the deletion that had begun, and that the agent
+// was drained. It logs how long that takes; the bound is for a busy machine.
+func TestCrashLosesNothing(t *testing.T) {
 	binary := buildAgent(t)
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
@@ -39,23 +39,23 @@ func TestACrashLosesNothing(t *testing.T) {
 	writers := []*agentv1.SandboxRecord{writer("w1", 18081), writer("w2", 18082)}
 	ends := record("ends", sh("i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"))
 	a.mustCreate(t, ends)
-	stubborn := record("stubborn", sh("trap : TERM; echo ready; while true; do sleep 0.1; done"))
-	a.mustCreate(t, stubborn)
+	lingers := record("lingers", sh("trap : TERM; echo ready; while true; do sleep 0.1; done"))
+	a.mustCreate(t, lingers)
 	output := func(r *agentv1.SandboxRecord) int64 {
 		info, err := os.Stat(filepath.Join(s.LogRoot, r.GetFence().GetSandboxUid()+"-1", "output.log"))
 		require.NoError(t, err)
 		return info.Size()
 	}
-	require.Eventually(t, func() bool { return output(writers[0]) > 0 && output(writers[1]) > 0 && output(stubborn) > 0 }, testkit.Timeout, testkit.Tick)
-	bury(t, a, stubborn)
+	require.Eventually(t, func() bool { return output(writers[0]) > 0 && output(writers[1]) > 0 && output(lingers) > 0 }, testkit.Timeout, testkit.Tick)
+	beginDelete(t, a, lingers)
 	_, err := a.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: podUID})
 	require.NoError(t, err)
 	kill()
 
 	dead := output(writers[0])
-	require.Eventually(t, func() bool { return output(writers[0]) > dead+500 }, testkit.Timeout, testkit.Tick, "sandboxes go on")
+	require.Eventually(t, func() bool { return output(writers[0]) > dead+500 }, testkit.Timeout, testkit.Tick, "sandboxes run on")
 	begun := time.Now()
-	a, _ = spawn(t, s, binary, "--capacity", "4")
+	a, _ = spawn(t, s, binary, "--capacity", "3") // of the four sandboxes the one that has ended holds no capacity unit
 	snapshot := a.snapshot(t)
 	took := time.Since(begun)
 	t.Logf("%d sandboxes are managed again %v after the start of the next agent", len(snapshot.GetSandboxes()), took)
@@ -64,7 +64,7 @@ func TestACrashLosesNothing(t *testing.T) {
 	for _, w := range writers {
 		require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, a.report(t, w).GetState())
 	}
-	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, a.report(t, stubborn).GetState())
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, a.report(t, lingers).GetState())
 	require.Len(t, snapshot.GetTombstones(), 1)
 	require.Equal(t, "Draining", snapshot.GetNotAcceptingReason())
 	require.Equal(t, int32(7), a.waitState(t, ends, agentv1.SandboxState_SANDBOX_STATE_STOPPED).GetExitCode())
@@ -75,25 +75,25 @@ func TestACrashLosesNothing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = a.create(t.Context(), record("over", nil))
 	require.Equal(t, fault.NoCapacity, fault.ReasonOf(err), "%v", err)
-	a.delete(t, stubborn.GetFence(), 0)
+	a.delete(t, lingers.GetFence(), 0)
 	_, err = a.create(t.Context(), record("port", func(s *sandboxv1.SandboxSpec) { s.Ports = []int32{18082} }))
 	require.Equal(t, fault.PortConflict, fault.ReasonOf(err), "%v", err)
-	_, err = a.create(t.Context(), stubborn)
+	_, err = a.create(t.Context(), lingers)
 	require.Equal(t, fault.SandboxTerminating, fault.ReasonOf(err), "%v", err)
-	_, err = a.ForgetTombstone(t.Context(), &agentv1.ForgetTombstoneRequest{Fence: stubborn.GetFence()})
+	_, err = a.ForgetTombstone(t.Context(), &agentv1.ForgetTombstoneRequest{Fence: lingers.GetFence()})
 	require.NoError(t, err)
 
 	require.Equal(t, 100, consecutive(t, a.logs(t, &agentv1.StreamLogsRequest{Fence: ends.GetFence(), Follow: true})))
 	for _, w := range writers {
-		t.Logf("%s: %d lines, none is lost", w.GetName(), consecutive(t, a.logs(t, &agentv1.StreamLogsRequest{Fence: w.GetFence()})))
+		t.Logf("%s: %d lines, none lost", w.GetName(), consecutive(t, a.logs(t, &agentv1.StreamLogsRequest{Fence: w.GetFence()})))
 		a.delete(t, w.GetFence(), 0)
 	}
 	a.delete(t, ends.GetFence(), 0)
 	s.CheckClean(t)
 }
 
-// bury begins a deletion with a tombstone that takes an hour, and leaves once it has begun.
-func bury(t *testing.T, a *agent, r *agentv1.SandboxRecord) {
+// beginDelete begins a deletion with a tombstone and a grace period of an hour, and returns once it has begun.
+func beginDelete(t *testing.T, a *agent, r *agentv1.SandboxRecord) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -107,7 +107,7 @@ func bury(t *testing.T, a *agent, r *agentv1.SandboxRecord) {
 	require.Equal(t, agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT, m.GetStage())
 }
 
-// consecutive counts the lines of a writer, of which none may be missing, doubled or torn; the last may be half written.
+// consecutive counts the lines of a writer. None may be missing, doubled or torn, except that the last may be incomplete.
 func consecutive(t *testing.T, out string) int {
 	t.Helper()
 	lines := strings.Split(out, "\n")

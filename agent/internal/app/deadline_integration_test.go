@@ -16,9 +16,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// TestACreateThatIsCutOffIsCleanedUpAtOnce cuts creates off in every stage. A shim that is asked to delete a task that
-// never ran takes more than 5 s over it: whoever asks for that is found out by the median, on the slowest machine.
-func TestACreateThatIsCutOffIsCleanedUpAtOnce(t *testing.T) {
+// TestCancelledCreateIsCleanedUpAtOnce cancels creates in every stage. A shim takes more than 5 s to delete a task that never
+// ran: the median shows, on the slowest machine, whether the agent asked for that.
+func TestCancelledCreateIsCleanedUpAtOnce(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, nil)
@@ -38,20 +38,20 @@ func TestACreateThatIsCutOffIsCleanedUpAtOnce(t *testing.T) {
 			require.NoError(t, err)
 			there := a.snapshot(t).GetSandboxes()
 			if len(there) == 1 && there[0].GetState() == agentv1.SandboxState_SANDBOX_STATE_RUNNING {
-				// The answer crossed the deadline: it is a whole sandbox.
+				// The answer came before the deadline: the sandbox is complete.
 				_, err := a.tryDelete(t.Context(), r.GetFence(), 0)
 				require.NoError(t, err)
 			}
 			return len(list) == 0 && len(there) == 0
 		}, testkit.Timeout, testkit.Tick)
 		took := time.Since(cut)
-		t.Logf("deadline %v: ended after %v (%v), nothing is left %v later", time.Duration(2+i*6)*time.Millisecond, cut.Sub(begun), err, took)
+		t.Logf("deadline %v: ended after %v (%v), clean %v later", time.Duration(2+i*6)*time.Millisecond, cut.Sub(begun), err, took)
 		if err != nil {
 			clean = append(clean, took)
 		}
 	}
-	require.NotEmpty(t, clean, "no create was cut off")
-	t.Logf("the clean-up took %v (p50), at most %v", p50(clean), slices.Max(clean))
+	require.NotEmpty(t, clean, "no create was cancelled")
+	t.Logf("the cleanup took %v (p50), at most %v", p50(clean), slices.Max(clean))
 	require.Less(t, p50(clean), 4*time.Second)
 	s.CheckClean(t)
 }

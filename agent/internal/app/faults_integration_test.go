@@ -40,10 +40,10 @@ func (a *agent) waitState(t testing.TB, r *agentv1.SandboxRecord, want agentv1.S
 	return got
 }
 
-func TestBadRequestsLeaveNothingAndHarmNobody(t *testing.T) {
+func TestInvalidRequestsLeaveNothing(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	s.Import(t, "docker.io/library/nouser:test", containerd.Image(t, containerd.WithUser("nobodyknows")))
+	s.Import(t, "docker.io/library/nouser:test", containerd.Image(t, containerd.WithUser("unknown")))
 	registry := containerd.NewRegistry(t, "", "", nil)
 	a := startAgent(t, s, nil)
 	for _, c := range []struct {
@@ -128,9 +128,9 @@ func TestRestartAdopts(t *testing.T) {
 	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_STOPPED, got.GetState())
 	require.Zero(t, got.GetExitCode())
 	require.Equal(t, "done\n", a.logs(t, &agentv1.StreamLogsRequest{Fence: end.GetFence()}))
-	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, a.mustCreate(t, run).GetState(), "a repeated create finds it")
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, a.mustCreate(t, run).GetState(), "a repeated create returns it")
 
-	// It ends while there is no agent.
+	// It ends while no agent runs.
 	a.stop()
 	touchInside(t, s, run.GetFence().GetSandboxUid()+"-1", "/tmp/go")
 	a = startAgent(t, s, nil)
@@ -141,7 +141,7 @@ func TestRestartAdopts(t *testing.T) {
 	a.delete(t, end.GetFence(), 0)
 }
 
-// touchInside makes a file in a running container, through its process's view of its root.
+// touchInside creates a file in a running container, through its process's view of its root.
 func touchInside(t testing.TB, s *containerd.Server, id, path string) {
 	t.Helper()
 	c, err := s.Client.LoadContainer(t.Context(), id)
@@ -172,7 +172,7 @@ func TestContainerdRestart(t *testing.T) {
 	a.delete(t, ends.GetFence(), 0)
 }
 
-func TestWedgedShimWedgesNoDelete(t *testing.T) {
+func TestHungShimDoesNotBlockDelete(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, nil)
@@ -221,18 +221,18 @@ func TestGraceAndLimits(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, nil)
-	polite := record("polite", sh("trap 'echo bye; exit 9' TERM; echo ready; while :; do sleep 0.05; done"))
-	a.mustCreate(t, polite)
+	traps := record("traps", sh("trap 'echo bye; exit 9' TERM; echo ready; while :; do sleep 0.05; done"))
+	a.mustCreate(t, traps)
 	require.Eventually(t, func() bool {
-		return a.logs(t, &agentv1.StreamLogsRequest{Fence: polite.GetFence()}) == "ready\n"
+		return a.logs(t, &agentv1.StreamLogsRequest{Fence: traps.GetFence()}) == "ready\n"
 	}, testkit.Timeout, testkit.Tick)
 	require.Equal(t, []agentv1.DeleteStage{agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT, agentv1.DeleteStage_DELETE_STAGE_REMOVED},
-		a.delete(t, polite.GetFence(), time.Minute))
-	deaf := record("deaf", nil)
-	a.mustCreate(t, deaf)
+		a.delete(t, traps.GetFence(), time.Minute))
+	ignores := record("ignores", nil)
+	a.mustCreate(t, ignores)
 	require.Equal(t, []agentv1.DeleteStage{
 		agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT, agentv1.DeleteStage_DELETE_STAGE_SIGKILL_SENT, agentv1.DeleteStage_DELETE_STAGE_REMOVED,
-	}, a.delete(t, deaf.GetFence(), time.Hour), "a process that cannot notice SIGTERM is not waited for")
+	}, a.delete(t, ignores.GetFence(), time.Hour), "a process that ignores SIGTERM gets no grace period")
 
 	hungry := record("hungry", func(s *sandboxv1.SandboxSpec) {
 		s.Command = []string{"tail", "/dev/zero"}
@@ -254,8 +254,8 @@ func TestGraceAndLimits(t *testing.T) {
 	a.delete(t, forks.GetFence(), 0)
 }
 
-// TestLastWordsAreKept lets stdout end long before stderr: the shim must not close the log with it.
-func TestLastWordsAreKept(t *testing.T) {
+// TestStderrOutlivesStdout closes stdout long before stderr: the shim must not close the log with it.
+func TestStderrOutlivesStdout(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, nil)
@@ -265,7 +265,7 @@ func TestLastWordsAreKept(t *testing.T) {
 	a.delete(t, r.GetFence(), 0)
 }
 
-func TestLogsAreBoundedWithARealShim(t *testing.T) {
+func TestLogsAreBoundedWithRealShim(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, func(c *app.Config) { c.LogMaxBytes = 256 << 10 })

@@ -14,9 +14,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// TestCreatesWhileTheCollectorRuns creates sandboxes side by side while containerd's garbage collector does nothing but
-// run: whatever is half made is held by something at every moment, or made anew.
-func TestCreatesWhileTheCollectorRuns(t *testing.T) {
+// TestCreatesDuringGarbageCollection creates sandboxes concurrently while containerd's garbage collector runs without pause:
+// every part of an incomplete create is referenced at every moment, or created again.
+func TestCreatesDuringGarbageCollection(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, nil)
@@ -52,6 +52,6 @@ func TestCreatesWhileTheCollectorRuns(t *testing.T) {
 	workers.Wait()
 	stop()
 	collector.Wait()
-	require.Greater(t, collected, each, "the collector ran all the while")
+	require.Greater(t, collected, each, "the collector ran all the time")
 	s.CheckClean(t)
 }

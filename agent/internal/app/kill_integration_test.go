@@ -26,8 +26,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// TestKillNineAtAnyMoment kills the real binary while sandboxes are being created and deleted. What was acknowledged is
-// there afterwards, what was deleted is not, and nothing is half there.
+// TestKillNineAtAnyMoment kills the real binary while sandboxes are being created and deleted. Afterwards every acknowledged
+// sandbox exists, no deleted one does, and none is incomplete.
 func TestKillNineAtAnyMoment(t *testing.T) {
 	binary := buildAgent(t)
 	for name, bound := range map[string]int{"cold": 0, "with slots": 6} {
@@ -120,7 +120,7 @@ func slotRoot(s *containerd.Server) string { return filepath.Join(s.Dir, "slots"
 
 func sandboxInit() string { return filepath.Join(config.Env("FSB_BIN"), "sandbox-init") }
 
-// slotFlags has an agent keep slots.
+// slotFlags returns the flags for an agent that keeps slots.
 func slotFlags(s *containerd.Server, slots int) []string {
 	return []string{"--slot-root", slotRoot(s), "--sandbox-init", sandboxInit(), "--slots-max", strconv.Itoa(slots)}
 }
@@ -134,7 +134,7 @@ func buildAgent(t *testing.T) string {
 	return binary
 }
 
-// spawn runs the binary and returns a client and how to kill it.
+// spawn runs the binary and returns a client and a function that kills it.
 func spawn(t *testing.T, s *containerd.Server, binary string, args ...string) (*agent, func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

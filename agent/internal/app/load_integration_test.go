@@ -13,9 +13,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// TestDeletesUnderLoad deletes many sandboxes while all processors are busy, each as soon as it runs and has begun to
-// write, so that the first look at its log and its removal meet; some end by themselves meanwhile. Each delete succeeds at
-// the first attempt: slow is no error.
+// TestDeletesUnderLoad deletes many sandboxes while all processors are busy, each as soon as it runs and has begun to write, so
+// that the first check of its log and its removal race; some end by themselves meanwhile. Each delete succeeds at the first
+// attempt: slow is not an error.
 func TestDeletesUnderLoad(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))

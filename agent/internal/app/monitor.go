@@ -12,26 +12,32 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 const (
 	pingInterval   = time.Second
 	pingTimeout    = 3 * time.Second
-	startRetry     = 50 * time.Millisecond
 	relistInterval = 30 * time.Second
-	// vanishInterval is how often sandboxes that have ended are held against containerd's containers.
+	// vanishInterval is how often ended sandboxes are compared with containerd's containers.
 	vanishInterval = 10 * time.Second
-	// imageSettle gathers the several events that one pull makes.
+	// imageSettle collects the events of one pull.
 	imageSettle = 20 * time.Millisecond
-	imageRetry  = time.Second
-	// slowPings is how many pings in a row have to time out before containerd counts as lost: a node under load is slow,
-	// and an agent that comes and goes makes it no faster. One that refuses the connection is lost at once.
+	// slowPings is how many pings in a row have to time out before containerd counts as lost: a node under load is slow, and
+	// an agent that stops accepting sandboxes does not help. A containerd that refuses the connection is lost at once.
 	slowPings = 3
 )
 
-// monitor adopts the sandboxes as soon as containerd answers, and from then on says whether the agent takes new ones and
-// which images it has. Losing containerd makes the agent take none; its sandboxes go on.
+// startRetries is the policy of adoption, imageRetries that of watching and listing images.
+var (
+	startRetries = backoff.Policy{Initial: 50 * time.Millisecond, Max: time.Second}
+	imageRetries = backoff.Policy{Initial: time.Second, Max: 5 * time.Second}
+)
+
+// monitor adopts the sandboxes as soon as containerd answers, and from then on reports whether the agent accepts new ones
+// and which images are on the node. While containerd is lost the agent accepts none; its sandboxes run on.
 type monitor struct {
 	runtime runtime.Runtime
 	manager *sandbox.Manager
@@ -52,12 +58,12 @@ func (m *monitor) run(ctx context.Context) error {
 	return nil
 }
 
-// adopt tries until it succeeds; false means that ctx has ended. The images are read first, so that the first snapshot
-// that anyone sees is whole.
+// adopt retries until it succeeds; false means that ctx has ended. The images are read first, so that the first snapshot that
+// a watcher receives is complete.
 func (m *monitor) adopt(ctx context.Context) bool {
 	log := logr.FromContextOrDiscard(ctx)
 	last := ""
-	for {
+	err := backoff.Retry(ctx, m.clock, startRetries, func(ctx context.Context) error {
 		err := m.ping(ctx)
 		if err == nil {
 			err = m.relist(ctx)
@@ -65,22 +71,19 @@ func (m *monitor) adopt(ctx context.Context) bool {
 		if err == nil {
 			err = m.manager.Adopt(ctx)
 		}
-		if err == nil {
-			m.manager.SetAccepting(true, "")
-			m.ready(true)
-			return true
-		}
-		if text := err.Error(); text != last && ctx.Err() == nil {
-			last = text
-			log.Info("waiting for containerd", "err", text)
+		if err != nil && err.Error() != last && ctx.Err() == nil {
+			last = err.Error()
+			log.Info("waiting for containerd", obs.KeyError, last)
 			m.manager.SetAccepting(false, reason(err))
 		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-m.clock.After(startRetry):
-		}
+		return err
+	})
+	if err != nil {
+		return false
 	}
+	m.manager.SetAccepting(true, "")
+	m.ready(true)
+	return true
 }
 
 func (m *monitor) watchRuntime(ctx context.Context) {
@@ -103,7 +106,7 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 		}
 		switch {
 		case err != nil && was:
-			log.Error(err, "containerd is lost; sandboxes go on")
+			log.Error(err, "containerd lost; sandboxes run on")
 		case err == nil && !was:
 			log.Info("containerd is back")
 		}
@@ -113,7 +116,7 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 	}
 }
 
-// countSlow is how many pings in a row have timed out.
+// countSlow returns how many pings in a row have timed out.
 func countSlow(before int, err error) int {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return before + 1
@@ -127,7 +130,7 @@ func (m *monitor) ping(ctx context.Context) error {
 	return m.runtime.Ping(ctx)
 }
 
-// watchImages lists the images at each change, and now and then in case a change was missed.
+// watchImages lists the images at each change, and at intervals in case a change was missed.
 func (m *monitor) watchImages(ctx context.Context) {
 	log := logr.FromContextOrDiscard(ctx)
 	dirty := make(chan struct{}, 1)
@@ -140,14 +143,17 @@ func (m *monitor) watchImages(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
+		delays := backoff.New(m.clock, imageRetries)
 		for ctx.Err() == nil {
 			if err := m.runtime.WatchImages(ctx, touch); err != nil {
-				log.V(2).Info("watching images; trying on", "err", err.Error())
+				log.V(2).Info("watching images failed; will retry", obs.KeyError, err.Error())
 			}
-			m.pause(ctx, imageRetry)
-			touch()
+			if delays.Wait(ctx) == nil {
+				touch()
+			}
 		}
 	})
+	delays := backoff.New(m.clock, imageRetries)
 	ticker := m.clock.NewTicker(relistInterval)
 	defer ticker.Stop()
 	for {
@@ -158,15 +164,21 @@ func (m *monitor) watchImages(ctx context.Context) {
 			m.pause(ctx, imageSettle)
 		case <-ticker.C():
 		}
-		if err := m.relist(ctx); err != nil && ctx.Err() == nil {
-			log.V(2).Info("listing images", "err", err.Error())
-			m.pause(ctx, imageRetry)
+		err := m.relist(ctx)
+		if err == nil {
+			delays.Reset()
+			continue
+		}
+		if ctx.Err() == nil {
+			log.V(2).Info("listing images failed; will retry", obs.KeyError, err.Error())
+		}
+		if delays.Wait(ctx) == nil {
 			touch()
 		}
 	}
 }
 
-// dropVanished gives back, now and then, the places of sandboxes whose containers somebody else has removed.
+// dropVanished deletes, at intervals, sandboxes whose containers another component has removed.
 func (m *monitor) dropVanished(ctx context.Context) {
 	ticker := m.clock.NewTicker(vanishInterval)
 	defer ticker.Stop()
@@ -178,7 +190,7 @@ func (m *monitor) dropVanished(ctx context.Context) {
 		}
 		call, cancel := context.WithTimeout(ctx, vanishInterval)
 		if err := m.manager.DropVanished(call); err != nil && ctx.Err() == nil {
-			logr.FromContextOrDiscard(ctx).V(2).Info("looking for sandboxes without a container", "err", err.Error())
+			logr.FromContextOrDiscard(ctx).V(2).Info("dropping vanished sandboxes failed; will retry", obs.KeyError, err.Error())
 		}
 		cancel()
 	}
@@ -195,6 +207,7 @@ func (m *monitor) relist(ctx context.Context) error {
 	return nil
 }
 
+// pause waits for a duration, or for the end of ctx.
 func (m *monitor) pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -202,18 +215,18 @@ func (m *monitor) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// reason is what the API tells of why no sandboxes are taken.
+// reason returns the reason that the API reports while no sandboxes are accepted.
 func reason(err error) string {
 	switch {
 	case err == nil:
 		return ""
 	case fault.ReasonOf(err) != "":
-		return string(fault.ReasonOf(err)) + ": " + publicText(err)
+		return string(fault.ReasonOf(err)) + ": " + publicMessage(err)
 	}
 	return string(fault.RuntimeUnavailable) + ": containerd does not answer"
 }
 
-func publicText(err error) string {
+func publicMessage(err error) string {
 	var f *fault.Error
 	if errors.As(err, &f) {
 		return f.Message()

@@ -20,11 +20,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// TestASlowContainerdIsNotALostOne lets containerd answer late, refuse and answer, one ping after the other. A watcher is
-// told of the refusal and of the third late answer in a row, and of nothing else.
-func TestASlowContainerdIsNotALostOne(t *testing.T) {
+// TestSlowContainerdIsNotLost makes containerd answer late, refuse and answer, ping by ping. A watcher receives the refusal
+// and the third late answer in a row, and nothing else.
+func TestSlowContainerdIsNotLost(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	late := fmt.Errorf("asking containerd: %w", context.DeadlineExceeded)
 	refused := fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd cannot be reached")
@@ -58,7 +59,7 @@ func TestASlowContainerdIsNotALostOne(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- app.Watch(ctx, rt, m, hub, clock) }()
-	require.Eventually(t, m.Accepting, 20*time.Second, time.Millisecond)
+	require.Eventually(t, m.Accepting, testkit.Timeout, testkit.Tick)
 	watcher, err := hub.Watch()
 	require.NoError(t, err)
 	defer hub.Unwatch(watcher)
@@ -70,14 +71,14 @@ func TestASlowContainerdIsNotALostOne(t *testing.T) {
 			clock.Step(time.Second)
 		}
 		return n > len(answers)
-	}, 20*time.Second, time.Millisecond)
-	var told []bool
-	for len(told) < 4 {
+	}, testkit.Timeout, testkit.Tick)
+	var accepting []bool
+	for len(accepting) < 4 {
 		d := <-watcher.Deltas()
 		require.NotNil(t, d.Accepting)
-		told = append(told, d.GetAccepting())
+		accepting = append(accepting, d.GetAccepting())
 	}
-	require.Equal(t, []bool{false, true, false, true}, told)
+	require.Equal(t, []bool{false, true, false, true}, accepting)
 	stop()
 	require.NoError(t, <-done)
 	require.NoError(t, m.Close(context.Background()))

@@ -12,7 +12,7 @@ type pulled struct {
 	err  error
 }
 
-// PullImage brings an image to the node. Progress that the caller is too slow for is left out, never waited with.
+// PullImage pulls an image to the node. Progress that the caller is too slow to receive is dropped.
 func (s *Service) PullImage(req *agentv1.PullImageRequest, stream grpc.ServerStreamingServer[agentv1.PullImageResponse]) error {
 	begun := s.config.Clock.Now()
 	latest, done := make(chan runtime.Progress, 1), make(chan pulled, 1)
@@ -20,7 +20,7 @@ func (s *Service) PullImage(req *agentv1.PullImageRequest, stream grpc.ServerStr
 	go func() {
 		name, err := s.config.Runtime.Pull(ctx, req.GetImage(), func(p runtime.Progress) {
 			select {
-			case <-latest: // the newer one counts
+			case <-latest: // replaced by the newer one
 			default:
 			}
 			select {
@@ -41,7 +41,7 @@ func (s *Service) PullImage(req *agentv1.PullImageRequest, stream grpc.ServerStr
 		case p := <-latest:
 			last = p
 			if p.Phase == runtime.PhaseDone {
-				continue // told below, with the name
+				continue // sent below, with the name
 			}
 			if err := send(p, ""); err != nil {
 				<-done // the stream's context has ended with the stream

@@ -1,5 +1,5 @@
-// Package rpc serves AgentService: it translates between the API's messages and the manager's calls, one file for each
-// call, and decides nothing. It may be called concurrently.
+// Package rpc serves AgentService: it translates between the API's messages and the calls of the packages that do the work,
+// one file for each RPC. It decides nothing and keeps no state of sandboxes. All of it may be called concurrently.
 package rpc
 
 import (
@@ -40,13 +40,13 @@ type Service struct {
 	agentv1.UnimplementedAgentServiceServer
 
 	config Config
-	// epoch names this life of the process.
+	// epoch names this agent process.
 	epoch string
-	// closing is closed when streams without an end of their own have to end.
+	// closing is closed when streams without an end have to end.
 	closing <-chan struct{}
 }
 
-// New returns a Service. Streams that have no end of their own end when closing is closed.
+// New returns a Service. Streams without an end (watches, followed logs) end when closing is closed.
 func New(cfg Config, closing <-chan struct{}) *Service {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}

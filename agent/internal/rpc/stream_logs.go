@@ -21,7 +21,7 @@ func (s *Service) StreamLogs(req *agentv1.StreamLogsRequest, stream grpc.ServerS
 	if err != nil {
 		return err
 	}
-	// A process may be silent for long: the caller is told at once that it is listened to.
+	// The header reports at once that the stream is open: a process may write nothing for a long time.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (s *Service) StreamLogs(req *agentv1.StreamLogsRequest, stream grpc.ServerS
 	case err == nil:
 		return nil
 	case errdefs.IsNotFound(err):
-		return fault.Wrap(err, errdefs.ErrNotFound, fault.SandboxNotFound, "sandbox %s has no log any more", req.GetFence().GetSandboxUid())
+		return fault.Wrap(err, errdefs.ErrNotFound, fault.SandboxNotFound, "the log of sandbox %s was removed", req.GetFence().GetSandboxUid())
 	case ctx.Err() != nil && stream.Context().Err() == nil:
 		return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent is stopping")
 	}

@@ -16,8 +16,8 @@ import (
 // heartbeatInterval is half of what the API promises.
 const heartbeatInterval = 500 * time.Millisecond
 
-// deltaPatience is how long what is in no hurry waits to be sent together with what comes after it.
-const deltaPatience = 15 * time.Millisecond
+// deltaDelay is how long a delta that is not urgent waits to be sent together with later ones.
+const deltaDelay = 15 * time.Millisecond
 
 // WatchStatus sends the snapshot, every delta, and a heartbeat when nothing else was sent for half a second.
 func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
@@ -49,9 +49,9 @@ func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerS
 				return watcher.Err()
 			}
 			held = append(held, delta)
-			if waits(delta) {
+			if deferrable(delta) {
 				if len(held) == 1 {
-					timer.Reset(deltaPatience)
+					timer.Reset(deltaDelay)
 				}
 				continue
 			}
@@ -72,9 +72,9 @@ func (s *Service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerS
 	}
 }
 
-// waits tells whether a delta is in no hurry: it says how many slots there are, or what becomes of a fast create, whose caller
-// hears that with the answer. So the work that it makes for all who watch comes after the answer, and is less.
-func waits(d *agentv1.AgentDelta) bool {
+// deferrable reports whether a delta is not urgent: it reports slots, or the progress of a fast create, whose caller receives
+// that in its answer. Deferring it moves the watchers' work after the answer, and reduces it.
+func deferrable(d *agentv1.AgentDelta) bool {
 	rest := &agentv1.AgentDelta{Slots: d.GetSlots(), Sandboxes: d.GetSandboxes()}
 	if !proto.Equal(d, rest) {
 		return false

@@ -57,7 +57,7 @@ func (c createRun) run(ctx context.Context, persisted bool, launched func()) {
 	c.undo(ctx, result, err)
 }
 
-// cause returns why a create failed: whoever ended its context, or what the launch ran into. mu is held.
+// cause returns why a create failed: what ended its context, or else the launch's error. mu is held.
 func (c createRun) cause(ctx context.Context, err error) error {
 	m, e := c.manager, c.entry
 	switch {

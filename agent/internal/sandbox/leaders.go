@@ -17,7 +17,7 @@ func (l leaders) check(c *terms.Caller) error {
 	return nil
 }
 
-// callerOf returns the caller of a call. Calls of one caller are told apart by the pointer.
+// callerOf returns the caller of a call. The pointer distinguishes calls of one caller.
 func callerOf(ctx context.Context) (*terms.Caller, error) {
 	c, err := terms.CallerOf(ctx)
 	return &c, err

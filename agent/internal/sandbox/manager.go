@@ -67,7 +67,7 @@ var retries = backoff.Policy{Initial: 200 * time.Millisecond, Max: 5 * time.Seco
 // nothing of the Manager.
 type Slots interface {
 	launch.Slots
-	// SetRoom sets for how many more sandboxes the agent has room.
+	// SetRoom sets how many more sandboxes fit on the agent.
 	SetRoom(n int)
 	// Begin notes that a create runs, which may take a slot, until done is called.
 	Begin() (done func())
@@ -260,7 +260,7 @@ func (m *Manager) remove(ctx context.Context, e *entry) {
 	}
 }
 
-// updateRoom tells the slots for how many more sandboxes there is room. mu is held.
+// updateRoom passes the agent's free capacity on to the slots. mu is held.
 func (m *Manager) updateRoom() {
 	if m.config.Slots == nil {
 		return

@@ -1,7 +1,7 @@
-// Package state keeps small files that outlive the agent's process: its state directory, which is an emptyDir of the
-// agent's Pod and lives and dies with it. A file is there whole or not at all, and what a call has returned from is on
-// the disk. It knows nothing of what the files say. All methods may be called concurrently; calls for one file are in an
-// order only if their callers keep one.
+// Package state keeps small files that outlive the agent's process. Its directory is an emptyDir of the agent's Pod and lives
+// as long as the Pod. A file exists completely or not at all, and is on the disk once a call has returned. The package never
+// interprets the files. All methods may be called concurrently; callers that need an order of calls on one file keep it
+// themselves.
 package state
 
 import (
@@ -13,16 +13,16 @@ import (
 	"strings"
 )
 
-// tempPrefix begins the names of files that are being written; what an earlier life left of them is removed by Open.
+// tempPrefix begins the names of files that are being written. Open removes those that an earlier process left.
 const tempPrefix = ".new-"
 
 // Dir is a state directory. Make it with Open.
 type Dir struct{ path string }
 
-// Open makes the directory, if it is not there, and removes what was half written when the process died.
+// Open creates the directory, if it does not exist, and removes files that were not completely written.
 func Open(path string) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("making the state directory: %w", err)
+		return nil, fmt.Errorf("creating the state directory: %w", err)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -31,7 +31,7 @@ func Open(path string) (*Dir, error) {
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), tempPrefix) {
 			if err := os.Remove(filepath.Join(path, e.Name())); err != nil {
-				return nil, fmt.Errorf("removing a file that was half written: %w", err)
+				return nil, fmt.Errorf("removing an incomplete file: %w", err)
 			}
 		}
 	}
@@ -50,13 +50,13 @@ func (d *Dir) Sub(name string) (*Dir, error) {
 			return nil, err
 		}
 	} else if !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("making the state directory: %w", err)
+		return nil, fmt.Errorf("creating the state directory: %w", err)
 	}
 	return Open(path)
 }
 
-// Write makes a file of data, or replaces the one that is there. It blocks for the disk. After an error the file is as it
-// was, or, if only the directory could not be synced, may be either.
+// Write creates a file, or replaces it. It blocks for the disk. After an error the file is unchanged, unless only the
+// directory could not be synced: then it may be either.
 func (d *Dir) Write(name string, data []byte) error {
 	if err := check(name); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (d *Dir) Write(name string, data []byte) error {
 	return d.sync()
 }
 
-// Remove removes a file; one that is not there is removed already. It blocks for the disk.
+// Remove removes a file. It blocks for the disk. Safe to repeat.
 func (d *Dir) Remove(name string) error {
 	if err := check(name); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (d *Dir) Remove(name string) error {
 	return d.sync()
 }
 
-// Read returns a file; nil without an error if it is not there.
+// Read returns a file, or nil without an error if it does not exist.
 func (d *Dir) Read(name string) ([]byte, error) {
 	if err := check(name); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return data, nil
 }
 
-// Names are the files, in order.
+// Names returns the names of all files, sorted.
 func (d *Dir) Names() ([]string, error) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -138,10 +138,10 @@ func (d *Dir) sync() error {
 	return nil
 }
 
-// check refuses names that are no plain names of files.
+// check refuses names that are not plain file names.
 func check(name string) error {
 	if name == "" || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00") {
-		return fmt.Errorf("%q is no name of a state file: %w", name, fs.ErrInvalid)
+		return fmt.Errorf("invalid name of a state file %q: %w", name, fs.ErrInvalid)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func TestFilesAreWrittenReplacedAndRemoved(t *testing.T) {
 	require.Nil(t, got)
 }
 
-func TestOpenForgetsWhatWasHalfWritten(t *testing.T) {
+func TestOpenRemovesIncompleteFiles(t *testing.T) {
 	path := t.TempDir()
 	d, err := state.Open(path)
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestOpenForgetsWhatWasHalfWritten(t *testing.T) {
 	require.NoError(t, err)
 	names, err := d.Names()
 	require.NoError(t, err)
-	require.Empty(t, names, "a directory is no file")
+	require.Empty(t, names, "a directory is not a file")
 	sub, err = d.Sub("s")
 	require.NoError(t, err)
 	require.NoFileExists(t, half)
@@ -75,7 +75,7 @@ func TestOnlyPlainNames(t *testing.T) {
 	}
 }
 
-func TestConcurrentWritersLeaveOneWholeFile(t *testing.T) {
+func TestConcurrentWrites(t *testing.T) {
 	d, err := state.Open(t.TempDir())
 	require.NoError(t, err)
 	var wg sync.WaitGroup
@@ -91,8 +91,8 @@ func TestConcurrentWritersLeaveOneWholeFile(t *testing.T) {
 	require.Equal(t, []string{"x"}, names)
 }
 
-// TestADirectoryThatIsGoneIsAnError stands for every fault of the disk: root may write where modes say otherwise.
-func TestADirectoryThatIsGoneIsAnError(t *testing.T) {
+// TestMissingDirectoryIsAnError stands for every disk error: file modes do not stop root.
+func TestMissingDirectoryIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
 	d, err := state.Open(path)
 	require.NoError(t, err)

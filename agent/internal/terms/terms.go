@@ -1,10 +1,11 @@
-// Package terms is the agent's fence against leaders that were deposed and do not know it: it keeps, durably, the highest
-// term of each kind of leader (the role in the caller's certificate; "" for all callers of a server without TLS) and
-// refuses calls that carry a lower one. proto/fastsandbox/agent/v1/agent_service.proto has the contract.
+// Package terms is the agent's fence against leaders that have lost leadership and do not know it. It keeps, durably, the
+// highest term of each kind of leader (the role in the caller's certificate; "" for all callers of a server without TLS) and
+// refuses calls that carry a lower one. proto/fastsandbox/agent/v1/agent_service.proto has the contract. It never changes a
+// sandbox.
 //
-// A call that was let in under a term may be under way still when the next term comes. For calls that change sandboxes,
-// raised says so to the one who orders them (sandbox.Manager.Supersede), before the call that brought the new term goes on:
-// whoever has an answer under the new term knows that nothing of a lower one begins any more.
+// A call that was let in under a term may still run when the next term comes. raised reports the new term to the component
+// that orders the calls (sandbox.Manager.Supersede) before the call that brought the new term continues: a caller that has an
+// answer under the new term knows that no work of a lower term begins afterwards.
 //
 // All methods may be called concurrently. Nothing is written unless a term grows.
 package terms
@@ -25,14 +26,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// file is where the terms are kept: a JSON object of role and term.
+// file holds the terms, a JSON object of role and term.
 const file = "terms"
 
-// Store keeps files durably; state.Dir is one.
+// Store keeps files durably; state.Dir implements it.
 type Store interface {
-	// Read returns a file; nil without an error if there is none.
+	// Read returns a file, or nil without an error if there is none.
 	Read(name string) ([]byte, error)
-	// Write makes or replaces a file; once it has returned, the file is durable.
+	// Write creates or replaces a file. Once it has returned, the file is durable.
 	Write(name string, data []byte) error
 }
 
@@ -41,14 +42,14 @@ type Fence struct {
 	store  Store
 	raised func(role string, term int64)
 
-	// raising is held while a term grows, the writing included; mu never over I/O. raising comes before mu.
+	// raising is held while a term grows, also over the write; mu is never held over I/O. raising comes before mu.
 	raising sync.Mutex
 	mu      sync.Mutex
 	highest map[string]int64
 }
 
-// Open reads the terms that are known. raised is told of each of them, and then of each that grows, before any call under
-// it goes on; it must not call the Fence. A file that cannot be read is an error: to begin anew would let the deposed in.
+// Open reads the terms. It calls raised for each of them, and later for each that grows, before any call under it continues;
+// raised must not call the Fence. A file that cannot be read is an error, because ignoring it would let superseded leaders in.
 func Open(store Store, raised func(role string, term int64)) (*Fence, error) {
 	raw, err := store.Read(file)
 	if err != nil {
@@ -66,9 +67,9 @@ func Open(store Store, raised func(role string, term int64)) (*Fence, error) {
 	return f, nil
 }
 
-// Guard is rpc.ServerConfig's Guard: it refuses a call whose term is lower than the highest that is known, or that has none
-// although one is known (FailedPrecondition/LeaderSuperseded, with that term), and one whose higher term cannot be made
-// durable (Unavailable/AgentUnavailable). Watching and reading logs change nothing and pass.
+// Guard implements the Guard of rpc.ServerConfig. It refuses a call whose term is lower than the highest known one, or that
+// has none although one is known (FailedPrecondition/LeaderSuperseded, with the highest term), and a call whose higher term
+// cannot be made durable (Unavailable/AgentUnavailable). WatchStatus and StreamLogs change nothing and pass.
 func (f *Fence) Guard(ctx context.Context, method string) error {
 	switch method {
 	case agentv1.AgentService_WatchStatus_FullMethodName, agentv1.AgentService_StreamLogs_FullMethodName:
@@ -85,7 +86,7 @@ func (f *Fence) Guard(ctx context.Context, method string) error {
 	return check(c, known)
 }
 
-// Caller is who makes a call: a leader in one of its terms.
+// Caller identifies the caller of a call: a leader in one of its terms.
 type Caller struct {
 	// Role is the kind of leader; empty without TLS.
 	Role string
@@ -93,7 +94,7 @@ type Caller struct {
 	Term int64
 }
 
-// CallerOf is the caller of a call, by its context. Outside of a call it is the zero Caller. An error names the metadata.
+// CallerOf returns the caller of a call from its context; outside of a call the zero Caller. An error names the metadata.
 func CallerOf(ctx context.Context) (Caller, error) {
 	term, err := rpc.TermOf(ctx)
 	if err != nil {
@@ -102,7 +103,7 @@ func CallerOf(ctx context.Context) (Caller, error) {
 	return Caller{Role: string(rpc.PeerRole(ctx)), Term: term}, nil
 }
 
-// Superseded is the error of a call whose term is no longer the highest of its kind.
+// Superseded returns the error for a call whose term is no longer the highest of its kind.
 func Superseded(c Caller, highest int64) error {
 	return fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded,
 		"the call is of term %d of role %q, term %d is known", c.Term, c.Role, highest).
@@ -122,7 +123,7 @@ func (f *Fence) term(role string) int64 {
 	return f.highest[role]
 }
 
-// raise makes a higher term known, once for all calls that bring it.
+// raise makes a higher term durable and known, once for all calls that bring it.
 func (f *Fence) raise(ctx context.Context, c Caller) error {
 	f.raising.Lock()
 	defer f.raising.Unlock()
@@ -130,7 +131,7 @@ func (f *Fence) raise(ctx context.Context, c Caller) error {
 	next := maps.Clone(f.highest)
 	f.mu.Unlock()
 	known := next[c.Role]
-	if c.Term <= known { // another call was faster
+	if c.Term <= known { // another call has raised it
 		return check(c, known)
 	}
 	next[c.Role] = c.Term
@@ -145,6 +146,6 @@ func (f *Fence) raise(ctx context.Context, c Caller) error {
 	f.mu.Lock()
 	f.highest = next
 	f.mu.Unlock()
-	logr.FromContextOrDiscard(ctx).Info("a leader has a new term", "role", c.Role, "term", c.Term, "before", known)
+	logr.FromContextOrDiscard(ctx).Info("leader has a new term", "role", c.Role, "term", c.Term, "before", known)
 	return nil
 }

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const create = agentv1.AgentService_CreateSandbox_FullMethodName
 
-// call is the context of a call of a role; term is its metadata, if any.
+// call returns the context of a call of a role; term is its metadata, if any.
 func call(t *testing.T, role rpc.Role, term ...string) context.Context {
 	t.Helper()
 	ctx := t.Context()
@@ -54,7 +54,7 @@ func requireSuperseded(t *testing.T, err error, highest string) {
 	require.Equal(t, highest, f.Metadata()[rpc.TermMetadata])
 }
 
-// store counts writes and fails them when it is told to.
+// store counts writes, and fails them while broken.
 type store struct {
 	*state.Dir
 
@@ -103,8 +103,8 @@ func TestLowerTermsAreRefused(t *testing.T) {
 	require.Equal(t, int64(5), raised["allocator"])
 }
 
-// TestWhichCallsAreGuarded holds every method of the service to the rule.
-func TestWhichCallsAreGuarded(t *testing.T) {
+// TestGuardedMethods tries every method of the service.
+func TestGuardedMethods(t *testing.T) {
 	f, _, _ := open(t, t.TempDir())
 	require.NoError(t, f.Guard(call(t, rpc.RoleAllocator, "5"), create))
 	name := func(method string) string { return "/" + agentv1.AgentService_ServiceDesc.ServiceName + "/" + method }
@@ -115,7 +115,7 @@ func TestWhichCallsAreGuarded(t *testing.T) {
 	for _, m := range agentv1.AgentService_ServiceDesc.Streams {
 		methods = append(methods, name(m.StreamName))
 	}
-	require.Len(t, methods, 9)
+	require.Len(t, methods, 10)
 	for _, m := range methods {
 		err := f.Guard(call(t, rpc.RoleAllocator, "4"), m)
 		if m == agentv1.AgentService_WatchStatus_FullMethodName || m == agentv1.AgentService_StreamLogs_FullMethodName {
@@ -126,7 +126,7 @@ func TestWhichCallsAreGuarded(t *testing.T) {
 	}
 }
 
-func TestTermsOutliveTheProcess(t *testing.T) {
+func TestTermsAreDurable(t *testing.T) {
 	path := t.TempDir()
 	f, _, _ := open(t, path)
 	require.NoError(t, f.Guard(call(t, rpc.RoleAllocator, "5"), create))
@@ -142,10 +142,10 @@ func TestTermsOutliveTheProcess(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, dir.Write("terms", []byte("{")))
 	_, err = terms.Open(dir, func(string, int64) {})
-	require.Error(t, err, "beginning anew would let the deposed in")
+	require.Error(t, err, "ignoring the file would let superseded leaders in")
 }
 
-func TestATermThatCannotBeKeptIsNotInForce(t *testing.T) {
+func TestTermThatCannotBeWrittenIsNotInForce(t *testing.T) {
 	f, s, raised := open(t, t.TempDir())
 	require.NoError(t, f.Guard(call(t, rpc.RoleAllocator, "5"), create))
 	s.broken.Store(true)
@@ -158,24 +158,24 @@ func TestATermThatCannotBeKeptIsNotInForce(t *testing.T) {
 	requireSuperseded(t, f.Guard(call(t, rpc.RoleAllocator, "5"), create), "6")
 }
 
-// TestNobodyPassesUnderATermBeforeItWasTold is what Supersede relies on.
-func TestNobodyPassesUnderATermBeforeItWasTold(t *testing.T) {
+// TestRaisedIsCalledBeforeCallsPass is the guarantee that Supersede relies on.
+func TestRaisedIsCalledBeforeCallsPass(t *testing.T) {
 	dir, err := state.Open(t.TempDir())
 	require.NoError(t, err)
-	var told atomic.Int64
-	f, err := terms.Open(dir, func(_ string, term int64) { told.Store(term) })
+	var reported atomic.Int64
+	f, err := terms.Open(dir, func(_ string, term int64) { reported.Store(term) })
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	for term := range int64(20) {
 		for range 4 {
 			ctx := call(t, rpc.RoleAllocator, strconv.FormatInt(term, 10))
 			wg.Go(func() {
-				if err := f.Guard(ctx, create); err == nil && told.Load() < term {
-					t.Errorf("term %d passed when %d was told", term, told.Load())
+				if err := f.Guard(ctx, create); err == nil && reported.Load() < term {
+					t.Errorf("a call of term %d passed when the latest reported term was %d", term, reported.Load())
 				}
 			})
 		}
 	}
 	wg.Wait()
-	require.Equal(t, int64(19), told.Load())
+	require.Equal(t, int64(19), reported.Load())
 }

@@ -295,7 +295,7 @@ func (w *testEnv) left() map[string]bool {
 	for _, c := range list {
 		out["container "+c.ID] = true
 	}
-	pieces, err := w.remover().Survey(w.t.Context())
+	pieces, err := w.remover().Inventory(w.t.Context())
 	require.NoError(w.t, err)
 	for _, p := range pieces {
 		out[string(p.Part)+" "+p.ID] = true

@@ -111,7 +111,7 @@ func (n *Containerd) Runs(ctx context.Context, podUID string) (bool, error) {
 
 // Survey implements Node.
 func (n *Containerd) Survey(ctx context.Context, known map[string]bool) ([]ctrd.Piece, error) {
-	return n.Remover.SurveyBut(ctx, known)
+	return n.Remover.InventoryExcept(ctx, known)
 }
 
 // read converts a container's record.

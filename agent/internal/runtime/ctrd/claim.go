@@ -82,7 +82,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 		}
 		return nil
 	})
-	// The stages are told from this goroutine and in their order.
+	// reached is called from this goroutine, in the order of the stages.
 	<-mounted
 	if held.root != nil {
 		reached(runtime.StageSnapshot)

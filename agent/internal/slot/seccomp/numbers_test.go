@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write the tables of numbers anew from golang.org/x/sys")
+var update = flag.Bool("update", false, "write the tables of numbers from golang.org/x/sys")
 
 // TestNumbersMatchSys keeps the tables of system calls equal to those of the golang.org/x/sys that go.mod names.
 func TestNumbersMatchSys(t *testing.T) {

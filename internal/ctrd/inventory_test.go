@@ -49,7 +49,7 @@ func put(t *testing.T, path string) {
 
 func exists(path string) bool { _, err := os.Lstat(path); return err == nil }
 
-func TestFIFOsGoWithTheirContainer(t *testing.T) {
+func TestRemoveFIFOs(t *testing.T) {
 	root := t.TempDir()
 	r := &ctrd.Remover{FIFORoot: root}
 	for _, f := range []string{"1/" + sandboxA + "-stdin", "1/" + sandboxA + "-stdout", "2/" + sandboxA + "-stderr", "2/" + sandboxB + "-stdout", "3/" + sandboxA + "0-stdout", "4/other"} {
@@ -78,8 +78,8 @@ func (s snapshotter) Walk(ctx context.Context, fn snapshots.WalkFunc, _ ...strin
 	return s.h.call("walk")
 }
 
-// world is a node with something of everything on it, ours and others'.
-func world(t *testing.T, h *host) *ctrd.Remover {
+// newNode is a node with every kind of resource, ours and others'.
+func newNode(t *testing.T, h *host) *ctrd.Remover {
 	t.Helper()
 	r := h.remover(t)
 	dir := t.TempDir()
@@ -89,14 +89,14 @@ func world(t *testing.T, h *host) *ctrd.Remover {
 	put(t, filepath.Join(r.LogRoot, sandboxA, "owner"))
 	put(t, filepath.Join(r.LogRoot, ".new-"+owner+"-"+sandboxB, "output.log"))
 	put(t, filepath.Join(r.LogRoot, ".new-"+owner+"-x", "output.log"))
-	put(t, filepath.Join(r.LogRoot, slotC, "output.log")) // its owner was removed already
+	put(t, filepath.Join(r.LogRoot, slotC, "output.log")) // without an owner file
 	put(t, filepath.Join(r.LogRoot, "lost+found", "owner"))
-	put(t, filepath.Join(r.LogRoot, sandboxB)) // no directory
+	put(t, filepath.Join(r.LogRoot, sandboxB)) // not a directory
 	r.StateDir, r.CgroupParents = "/run/my containerd", []string{"/kubepods", "a.slice", "fsb-test-1", "none"}
-	for _, path := range []string{"pids/kubepods/pod1/fsb-" + sandboxA, "memory/kubepods/pod1/fsb-" + sandboxA, "pids/a.slice/fsb-" + sandboxB + ".scope", "pids/fsb-test-1/cri-2", "pids/fsb-nobody", "pids/docker/x/kubepods/fsb-" + slotC, "pids/kubepods/fsb-" + busy} {
+	for _, path := range []string{"pids/kubepods/pod1/fsb-" + sandboxA, "memory/kubepods/pod1/fsb-" + sandboxA, "pids/a.slice/fsb-" + sandboxB + ".scope", "pids/fsb-test-1/cri-2", "pids/fsb-unknown", "pids/docker/x/kubepods/fsb-" + slotC, "pids/kubepods/fsb-" + busy} {
 		require.NoError(t, os.MkdirAll(filepath.Join(r.CgroupRoot, path), 0o700))
 	}
-	// Something runs in it of which this containerd knows nothing.
+	// A process that this containerd does not know.
 	require.NoError(t, os.WriteFile(filepath.Join(r.CgroupRoot, "pids", "kubepods", "fsb-"+busy, "cgroup.procs"), []byte("4194304\n"), 0o600))
 	sameNamespace(t, r.HostProc)
 	require.NoError(t, os.WriteFile(filepath.Join(r.HostProc, "mountinfo"), []byte(strings.Join([]string{
@@ -110,12 +110,12 @@ func world(t *testing.T, h *host) *ctrd.Remover {
 	return r
 }
 
-func TestSurveyFindsWhatIsOurs(t *testing.T) {
+func TestInventoryFindsOurs(t *testing.T) {
 	h := &host{}
-	r := world(t, h)
+	r := newNode(t, h)
 	require.NoError(t, r.MarkDeleted(sandboxA))
-	require.NoError(t, r.MarkDeleted("nobody-1"))
-	found, err := r.Survey(t.Context())
+	require.NoError(t, r.MarkDeleted("unknown-1"))
+	found, err := r.Inventory(t.Context())
 	require.NoError(t, err)
 	got := map[string]ctrd.Piece{}
 	for _, p := range found {
@@ -139,23 +139,22 @@ func TestSurveyFindsWhatIsOurs(t *testing.T) {
 
 	h.fail = map[string][]error{"walk": {errors.New("read-only")}}
 	require.NoError(t, os.RemoveAll(r.HostProc))
-	found, err = r.Survey(t.Context())
+	found, err = r.Inventory(t.Context())
 	require.ErrorContains(t, err, "read-only")
 	require.ErrorContains(t, err, "listing mounts")
-	require.NotEmpty(t, found, "what can be read is told all the same")
+	require.NotEmpty(t, found, "what can be read is returned")
 }
 
-// Nothing is read of what is named after a container that is known to have a record: neither is containerd asked for tasks, nor
-// is a log looked into.
-func TestASurveyLeavesOutWhatIsKnown(t *testing.T) {
+// TestInventorySkips: nothing of a skipped container is read, neither its tasks nor its log.
+func TestInventorySkips(t *testing.T) {
 	h := &host{fail: map[string][]error{"list": {errors.New("asked for tasks")}}}
-	r := world(t, h)
-	found, err := r.SurveyBut(t.Context(), map[string]bool{sandboxA: true, sandboxB: true, slotC: true, busy: true})
+	r := newNode(t, h)
+	found, err := r.InventoryExcept(t.Context(), map[string]bool{sandboxA: true, sandboxB: true, slotC: true, busy: true})
 	require.NoError(t, err)
 	require.Empty(t, found)
-	_, err = r.SurveyBut(t.Context(), map[string]bool{sandboxA: true, slotC: true, busy: true})
+	_, err = r.InventoryExcept(t.Context(), map[string]bool{sandboxA: true, slotC: true, busy: true})
 	require.ErrorContains(t, err, "asked for tasks", "for there is a cgroup")
-	found, err = r.SurveyBut(t.Context(), map[string]bool{sandboxA: true, slotC: true, busy: true})
+	found, err = r.InventoryExcept(t.Context(), map[string]bool{sandboxA: true, slotC: true, busy: true})
 	require.NoError(t, err)
 	var names []string
 	for _, p := range found {
@@ -165,21 +164,21 @@ func TestASurveyLeavesOutWhatIsKnown(t *testing.T) {
 }
 
 func TestRemovePiece(t *testing.T) {
-	r := world(t, &host{})
-	r.HostProc = "" // nothing is mounted there
-	found, err := r.Survey(t.Context())
+	r := newNode(t, &host{})
+	r.HostProc = "" // no mounts
+	found, err := r.Inventory(t.Context())
 	require.NoError(t, err)
 	for range 2 {
 		for _, p := range found {
 			require.NoError(t, r.RemovePiece(t.Context(), p), "%+v", p)
 		}
 	}
-	left, err := r.Survey(t.Context())
+	left, err := r.Inventory(t.Context())
 	require.NoError(t, err)
 	for _, p := range left {
 		require.Equal(t, ctrd.PartSnapshot, p.Part, "the fake forgets nothing: %+v", p)
 	}
-	for _, path := range []string{filepath.Join(r.LogRoot, "lost+found"), filepath.Join(r.FIFORoot, "2"), filepath.Join(r.CgroupRoot, "pids", "fsb-nobody"), filepath.Join(r.CgroupRoot, "pids", "fsb-test-1", "cri-2"),
+	for _, path := range []string{filepath.Join(r.LogRoot, "lost+found"), filepath.Join(r.FIFORoot, "2"), filepath.Join(r.CgroupRoot, "pids", "fsb-unknown"), filepath.Join(r.CgroupRoot, "pids", "fsb-test-1", "cri-2"),
 		filepath.Join(r.CgroupRoot, "pids", "docker", "x", "kubepods", "fsb-"+slotC), filepath.Join(r.CgroupRoot, "pids", "kubepods", "fsb-"+busy)} {
 		require.True(t, exists(path), path)
 	}
@@ -192,8 +191,8 @@ func TestRemovePiece(t *testing.T) {
 	}
 }
 
-func TestAKeptLogLosesTheSlotsPart(t *testing.T) {
-	r := world(t, &host{status: task.Status_STOPPED})
+func TestKeepLogRemovesClaimDir(t *testing.T) {
+	r := newNode(t, &host{status: task.Status_STOPPED})
 	r.HostProc, r.KeepLog = "", true
 	put(t, filepath.Join(r.LogRoot, sandboxA, "claim", "s"))
 	require.NoError(t, r.Remove(t.Context(), sandboxA))
@@ -202,7 +201,7 @@ func TestAKeptLogLosesTheSlotsPart(t *testing.T) {
 	require.False(t, exists(filepath.Join(r.FIFORoot, "1")))
 }
 
-// TestStepsComeInOrder, and each is one at which a removal may be cut short.
+// TestStepsComeInOrder checks that Remove calls Before for each step.
 func TestStepsComeInOrder(t *testing.T) {
 	var steps []ctrd.Step
 	r := (&host{status: task.Status_RUNNING}).remover(t)
@@ -211,8 +210,8 @@ func TestStepsComeInOrder(t *testing.T) {
 	require.Equal(t, ctrd.Steps(), steps)
 }
 
-// TestAllSnapshotsGo that the record holds, but layers of images.
-func TestAllSnapshotsGo(t *testing.T) {
+// TestRemoveSnapshots removes all snapshots that the record references, except layers of images.
+func TestRemoveSnapshots(t *testing.T) {
 	h := &host{labels: map[string]string{
 		"containerd.io/gc.ref.snapshot.overlayfs": "u-1", "containerd.io/gc.ref.snapshot.overlayfs/data": "u-1-data",
 		"containerd.io/gc.ref.snapshot.overlayfs/base": "sha256:1", "containerd.io/gc.ref.content.1": "sha256:2",

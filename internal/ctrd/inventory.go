@@ -20,7 +20,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// Part is a kind of thing that containers have beside their records.
+// Part is a kind of resource that a container has besides its record.
 type Part string
 
 // The parts.
@@ -33,33 +33,33 @@ const (
 	PartBundle   Part = "bundle"
 )
 
-// Piece is something on the node that is named after a container of ours.
+// Piece is a resource on the node that is named after one of our containers.
 type Piece struct {
 	// ID is the container that it is named after.
 	ID   string
 	Part Part
-	// Path is, of a log, its directory, and of a cgroup its path below the roots of the hierarchies.
+	// Path is a log's directory, or a cgroup's path below the roots of the hierarchies.
 	Path string
 	// Owner is the uid of the agent's Pod that it belongs to: of a log by the file in it, of a cgroup and a bundle by the cgroup's
 	// path, of a snapshot by its label. Empty if it cannot be read, as of a log whose removal was interrupted.
 	Owner string
-	// Deleted is, of a log, when MarkDeleted was called; zero if it was not. Written is when it was last written to.
+	// Deleted is, for a log, when MarkDeleted was called; zero if it was not. Written is when the log was last written.
 	Deleted, Written time.Time
 }
 
-// ours tells whether something is named after a container of ours.
+// ours reports whether an id is that of one of our containers.
 func ours(id string) bool { return identity.IsContainerID(id) }
 
-// Survey finds everything on the node that is named as parts of our containers are, whether they have a record or not: snapshots
-// in the Remover's snapshotter, mounts in containerd's own bundles, cgroups within the parents. A cgroup in which something
-// runs that containerd knows nothing of is not told of: it is another's. What cannot be read is in the error; the rest is
-// returned all the same.
-func (r *Remover) Survey(ctx context.Context) ([]Piece, error) { return r.SurveyBut(ctx, nil) }
+// Inventory returns every resource on the node that is named after one of our containers, whether that has a record or not:
+// snapshots in the Remover's snapshotter, mounts in containerd's own bundles, cgroups within the parents. A cgroup with
+// processes that containerd does not know belongs to another containerd and is skipped. The error joins what could not be read;
+// the rest is returned with it.
+func (r *Remover) Inventory(ctx context.Context) ([]Piece, error) { return r.InventoryExcept(ctx, nil) }
 
-// SurveyBut is Survey without what is named after the containers that are left out: those that are known to have a record,
-// which is nearly all of them, so that nothing need be read of their parts.
-func (r *Remover) SurveyBut(ctx context.Context, leftOut map[string]bool) ([]Piece, error) {
-	wanted := func(id string) bool { return ours(id) && !leftOut[id] }
+// InventoryExcept is Inventory without the resources of the containers in skip. The caller skips those that have a record,
+// which are nearly all, so that nothing of them is read.
+func (r *Remover) InventoryExcept(ctx context.Context, skip map[string]bool) ([]Piece, error) {
+	wanted := func(id string) bool { return ours(id) && !skip[id] }
 	var out []Piece
 	var errs []error
 	err := r.Client.SnapshotService(r.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
@@ -110,7 +110,7 @@ func (r *Remover) SurveyBut(ctx context.Context, leftOut map[string]bool) ([]Pie
 	return append(out, logs...), errors.Join(errs...)
 }
 
-// freeCgroups are the cgroups of ours that are empty, or in which something runs as a task of this containerd.
+// freeCgroups returns our cgroups that are empty, or whose processes belong to a task of this containerd.
 func (r *Remover) freeCgroups(ctx context.Context, wanted func(id string) bool) ([]Piece, error) {
 	all := r.cgroups()
 	maps.DeleteFunc(all, func(id, _ string) bool { return !wanted(id) })
@@ -130,7 +130,7 @@ func (r *Remover) freeCgroups(ctx context.Context, wanted func(id string) bool) 
 	return out, nil
 }
 
-// taskIDs are the ids of all tasks, of those without a record as well.
+// taskIDs returns the ids of all tasks, including those without a record.
 func (r *Remover) taskIDs(ctx context.Context) (map[string]bool, error) {
 	step, cancel := r.step(ctx)
 	defer cancel()
@@ -145,7 +145,7 @@ func (r *Remover) taskIDs(ctx context.Context) (map[string]bool, error) {
 	return ids, nil
 }
 
-// logs are the log directories of the containers that are wanted, those that are being made among them.
+// logs returns the log directories of the wanted containers, including those that are being created.
 func (r *Remover) logs(wanted func(id string) bool) ([]Piece, error) {
 	if r.LogRoot == "" {
 		return nil, nil
@@ -182,10 +182,10 @@ func (r *Remover) logs(wanted func(id string) bool) ([]Piece, error) {
 	return out, nil
 }
 
-// deletedFile, in a log directory, says that and when the container was deleted.
+// deletedFile, in a log directory, marks when the container was deleted.
 const deletedFile = "deleted"
 
-// modified is when a file was written to; zero if there is none.
+// modified returns when a file was last written; zero if it does not exist.
 func modified(path string) time.Time {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -194,7 +194,7 @@ func modified(path string) time.Time {
 	return info.ModTime()
 }
 
-// MarkDeleted notes in a container's log directory, if there is one, that the container is deleted.
+// MarkDeleted marks a container's log directory, if there is one, as that of a deleted container.
 func (r *Remover) MarkDeleted(id string) error {
 	if r.LogRoot == "" || !validID(id) {
 		return nil
@@ -209,8 +209,8 @@ func (r *Remover) MarkDeleted(id string) error {
 	return f.Close()
 }
 
-// RemovePiece removes what has no container any more, with whatever containerd still runs of it. What is not there is removed
-// already. The caller has made sure that the container has no record.
+// RemovePiece removes a resource whose container has no record, and ends the container's task if containerd still runs one. The
+// caller has verified that there is no record. Safe to repeat.
 func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	if !ours(p.ID) {
 		return fmt.Errorf("container id %q: %w", p.ID, errdefs.ErrInvalidArgument)
@@ -232,7 +232,7 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	case PartCgroup:
 		r.removeCgroup(p.Path)
 		if r.cgroupExists(p.Path) {
-			return fmt.Errorf("removing the cgroup of container %s, in which something runs: %w", p.ID, errdefs.ErrUnavailable)
+			return fmt.Errorf("removing the cgroup of container %s, which has processes: %w", p.ID, errdefs.ErrUnavailable)
 		}
 		return nil
 	case PartLog:
@@ -247,12 +247,12 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	return fmt.Errorf("part %q of container %s: %w", p.Part, p.ID, errdefs.ErrInvalidArgument)
 }
 
-// Measure is about how many bytes of disk a container's removal frees; what cannot be read counts nothing.
+// Measure returns about how many bytes of disk a container's removal frees. What cannot be read is not counted.
 func (r *Remover) Measure(ctx context.Context, id string) int64 {
 	if !validID(id) {
 		return 0
 	}
-	known, err := r.look(ctx, id)
+	known, err := r.inspect(ctx, id)
 	if err != nil {
 		return 0
 	}
@@ -271,12 +271,12 @@ func (r *Remover) Measure(ctx context.Context, id string) int64 {
 	return sum
 }
 
-// diskUsage is what the files below a directory take.
+// diskUsage returns the disk space that the files below a directory take.
 func diskUsage(dir string) int64 {
 	var sum int64
 	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil {
-			return nil //nolint:nilerr // it went in this moment
+			return nil //nolint:nilerr // removed concurrently
 		}
 		if info, err := e.Info(); err == nil {
 			if s, ok := info.Sys().(*syscall.Stat_t); ok {
