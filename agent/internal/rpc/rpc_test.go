@@ -52,7 +52,7 @@ func serve(t *testing.T) *testEnv {
 	require.NoError(t, err)
 	tombstones, err := dir.Sub("tombstones")
 	require.NoError(t, err)
-	info := &agentv1.AgentInfo{PodUid: "me", Capacity: 2, PodIp: "10.0.0.1"}
+	info := &agentv1.AgentInfo{PodUid: "me", Capacity: 3, PodIp: "10.0.0.1"}
 	hub := status.New(info)
 	manager, err := sandbox.New(sandbox.Config{
 		Runtime: rt, Logs: store, Info: info, Status: hub, State: dir, Tombstones: tombstones,
@@ -156,7 +156,11 @@ func TestFastCreateDeltasAreDeferred(t *testing.T) {
 	defer cancel()
 	watch, err := env.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 	require.NoError(t, err)
-	reports := make(chan *agentv1.SandboxReport, 10)
+	type sent struct {
+		*agentv1.SandboxReport
+		at time.Time
+	}
+	reports := make(chan sent, 10)
 	go func() {
 		defer close(reports)
 		for {
@@ -165,7 +169,7 @@ func TestFastCreateDeltasAreDeferred(t *testing.T) {
 				return
 			}
 			for _, r := range m.GetDelta().GetSandboxes() {
-				reports <- r
+				reports <- sent{r, m.GetTime().AsTime()}
 			}
 		}
 	}()
@@ -178,8 +182,13 @@ func TestFastCreateDeltasAreDeferred(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Eventually(t, env.clock.HasWaiters, testkit.Timeout, testkit.Tick, "the watch is on")
+	begun := env.clock.Now()
+	create("deferred", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST)
+	require.Eventually(t, func() bool { env.clock.Step(time.Millisecond); return len(reports) == 2 }, testkit.Timeout, testkit.Tick)
+	for range 2 {
+		require.GreaterOrEqual(t, (<-reports).at.Sub(begun), agentrpc.DeltaDelay, "it waits for later deltas")
+	}
 	create("fast", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST)
-	require.Empty(t, reports, "the clock stands still: nothing is sent before another delta comes")
 	create("strong", sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG)
 	for _, want := range []struct {
 		uid   string

@@ -40,7 +40,7 @@ func found(t *testing.T, r *agentv1.SandboxRecord, task runtime.TaskState) runti
 	return runtime.Found{ID: id.ContainerID(), Labels: id.Labels(), Record: raw, Task: task, CreatedAt: time.Unix(500, 0)}
 }
 
-// TestAdoptMatrix is the table of Adopt's comment, and what is damaged.
+// TestAdoptMatrix has the table of Adopt's comment, and damaged containers.
 func TestAdoptMatrix(t *testing.T) {
 	report, err := anypb.New(&agentv1.SandboxReport{ExitCode: new(int32(6)), Reason: "Error"})
 	require.NoError(t, err)
@@ -55,12 +55,12 @@ func TestAdoptMatrix(t *testing.T) {
 		code    int32
 	}{
 		{name: "running", task: runtime.TaskRunning, want: stateRunning},
-		{name: "running and noted", task: runtime.TaskRunning, started: true, want: stateRunning},
+		{name: "running, start recorded", task: runtime.TaskRunning, started: true, want: stateRunning},
 		{name: "stopped", task: runtime.TaskStopped, want: stateStopped, code: 9},
 		{name: "finished", change: func(f *runtime.Found) { f.Report = report }, want: stateStopped, code: 6},
 		{name: "lost, started", started: true, want: stateStopped},
 		{name: "lost, persisted", change: func(f *runtime.Found) { f.Labels[identity.KeyPersisted] = "true" }, want: stateStopped},
-		{name: "never told of", want: gone},
+		{name: "never acknowledged", want: gone},
 		{name: "never started", task: runtime.TaskCreated, want: gone},
 		{name: "slot", task: runtime.TaskRunning, change: func(f *runtime.Found) {
 			f.Labels = identity.Identity{AgentUID: agentUID, State: identity.StateSlot}.Labels()
@@ -88,7 +88,7 @@ func TestAdoptMatrix(t *testing.T) {
 			require.Equal(t, c.want, env.state("u"))
 			if c.want == gone {
 				require.NoDirExists(t, filepath.Join(root, "u-1"))
-				require.Equal(t, c.name == "another agent's", len(rt.IDs()) == 1, "only another agent's stays")
+				require.Equal(t, c.name == "another agent's", len(rt.IDs()) == 1, "only another agent's container is kept")
 				return
 			}
 			got := env.reports()[0]
@@ -101,7 +101,7 @@ func TestAdoptMatrix(t *testing.T) {
 			}
 			if c.want == stateStopped {
 				kept, _ := rt.Found("u-1")
-				require.NotNil(t, kept.Report, "the end is written down")
+				require.NotNil(t, kept.Report, "the exit is durable")
 			}
 			_, _, err = env.delete(t.Context(), record("u", 1).GetFence(), 0)
 			require.NoError(t, err)

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // agentUID is the uid of the agent under test.
 const agentUID = "pod-uid"
 
-// testEnv is a manager with its fake runtime, its logs and what it reports.
+// testEnv is a manager with its fake runtime, its logs and its status.
 type testEnv struct {
 	*sandbox.Manager
 
@@ -47,7 +47,7 @@ func newRuntime() *fake.Runtime {
 	return fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}})
 }
 
-// newEnv is adopted and accepting unless change says otherwise.
+// newEnv returns a manager that has adopted and accepts sandboxes.
 func newEnv(t *testing.T, change func(*sandbox.Config)) *testEnv {
 	t.Helper()
 	env := boot(t, newRuntime(), t.TempDir(), change)
@@ -183,7 +183,7 @@ func TestAdmission(t *testing.T) {
 		{"newer attempt", record("a", 3), errdefs.ErrFailedPrecondition, fault.FenceMismatch},
 		{"same fence, another record", record("a", 2, command("other")), errdefs.ErrAlreadyExists, fault.SandboxExists},
 		{"reserved port", record("n", 1, ports(5758)), errdefs.ErrResourceExhausted, fault.PortConflict},
-		{"taken port", record("n", 1, ports(81, 80)), errdefs.ErrResourceExhausted, fault.PortConflict},
+		{"port in use", record("n", 1, ports(81, 80)), errdefs.ErrResourceExhausted, fault.PortConflict},
 		{"bad image", record("n", 1, func(r *agentv1.SandboxRecord) { r.Spec.Image = "Not A Reference" }), errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"zero byte", record("n", 1, command("a\x00b")), errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"zero byte in env", record("n", 1, func(r *agentv1.SandboxRecord) { r.Spec.Env = map[string]string{"A": "\x00"} }), errdefs.ErrInvalidArgument, fault.InvalidField},
@@ -196,7 +196,7 @@ func TestAdmission(t *testing.T) {
 			_, err := env.create(t.Context(), c.record)
 			requireFault(t, err, c.class, c.reason)
 			require.Equal(t, []string{"a-2"}, env.runtime.IDs())
-			require.True(t, env.Accepting(), "a bad request makes no bad agent")
+			require.True(t, env.Accepting(), "an invalid request does not stop the agent")
 		})
 	}
 }
@@ -229,9 +229,9 @@ func TestNotReadyAndNotAccepting(t *testing.T) {
 	env.SetAccepting(true, "")
 	env.mustCreate(t, record("u", 1))
 	env.SetAccepting(false, "gone")
-	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, env.state("u"), "sandboxes go on")
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, env.state("u"), "sandboxes run on")
 	report := env.mustCreate(t, record("u", 1))
-	require.Equal(t, "u-1", report.GetContainerId(), "what is there is answered")
+	require.Equal(t, "u-1", report.GetContainerId(), "an existing sandbox is returned")
 }
 
 func TestConcurrentCreatesShareOneSandbox(t *testing.T) {
@@ -273,7 +273,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 			env.runtime.Hook(func(_ context.Context, at fake.Op, _ string) error {
 				if at == op {
 					close(entered)
-					<-release // containerd finishes what it has begun
+					<-release // containerd completes a call that was sent
 				}
 				return nil
 			})
@@ -330,14 +330,14 @@ func TestCreateIsCancelledWhenAllCallersLeave(t *testing.T) {
 	}()
 	<-joined
 	leaveFirst()
-	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_CREATING, env.state("u"), "the other one still wants it")
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_CREATING, env.state("u"), "the other caller still waits")
 	leaveSecond()
 	require.ErrorIs(t, <-done, context.Canceled)
 	require.ErrorIs(t, <-done, context.Canceled)
 	require.Eventually(t, func() bool { return len(env.reports()) == 0 }, testkit.Timeout, testkit.Tick)
 	env.requireNothing(t)
 	env.runtime.Hook(nil)
-	env.mustCreate(t, record("u", 1)) // no tombstone: nobody deleted it
+	env.mustCreate(t, record("u", 1)) // there is no tombstone: it was not deleted
 }
 
 func TestFailedCreateLeavesNothing(t *testing.T) {
@@ -374,7 +374,7 @@ func TestCleanupIsRetried(t *testing.T) {
 	})
 	_, err := env.create(t.Context(), record("u", 1))
 	require.ErrorContains(t, err, "no start")
-	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_FAILED, env.state("u"), "its place is taken until it is clean")
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_FAILED, env.state("u"), "it holds its capacity until it is cleaned up")
 	require.Eventually(t, func() bool { return len(env.reports()) == 0 }, testkit.Timeout, testkit.Tick)
 	env.requireNothing(t)
 }

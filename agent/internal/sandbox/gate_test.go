@@ -18,7 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// brokenStore fails writes and removals while it is told to.
+// brokenStore fails writes and removals while broken.
 type brokenStore struct {
 	sandbox.Files
 
@@ -43,7 +43,7 @@ func TestDrainIsDurable(t *testing.T) {
 	rt, root := newRuntime(), t.TempDir()
 	env := boot(t, rt, root, nil)
 	_, err := env.Drain(t.Context(), agentUID, false)
-	requireFault(t, err, errdefs.ErrUnavailable, fault.RuntimeUnavailable) // it does not know how many it has
+	requireFault(t, err, errdefs.ErrUnavailable, fault.RuntimeUnavailable) // it does not know its sandboxes yet
 	require.NoError(t, env.Adopt(t.Context()))
 	env.SetAccepting(true, "")
 	env.mustCreate(t, record("u", 1))
@@ -57,7 +57,7 @@ func TestDrainIsDurable(t *testing.T) {
 	refused := func(env *testEnv) {
 		_, err := env.create(t.Context(), record("v", 1))
 		requireFault(t, err, errdefs.ErrUnavailable, fault.AgentDraining)
-		env.mustCreate(t, record("u", 1)) // a replay answers
+		env.mustCreate(t, record("u", 1)) // a repeated create returns the sandbox
 		require.False(t, env.Accepting())
 		watcher, err := env.status.Watch()
 		require.NoError(t, err)
@@ -86,7 +86,7 @@ func TestDrainIsDurable(t *testing.T) {
 	env.mustCreate(t, record("w", 1))
 }
 
-// TestDrainAndRuntimeStateAreIndependent walks all four states, in every order of two changes.
+// TestDrainAndRuntimeStateAreIndependent visits all four states, with every order of two changes.
 func TestDrainAndRuntimeStateAreIndependent(t *testing.T) {
 	env := newEnv(t, nil)
 	watcher, err := env.status.Watch()
@@ -102,7 +102,7 @@ func TestDrainAndRuntimeStateAreIndependent(t *testing.T) {
 	}
 	for i, c := range []struct {
 		change func()
-		want   *seen // nil: nothing is told, for nothing that is seen has changed
+		want   *seen // nil: no delta, because nothing visible has changed
 	}{
 		{func() { drain(true) }, &seen{false, "Draining"}},
 		{func() { env.SetAccepting(false, "away") }, nil},
@@ -119,7 +119,7 @@ func TestDrainAndRuntimeStateAreIndependent(t *testing.T) {
 		c.change()
 		select {
 		case d := <-watcher.Deltas():
-			require.NotNil(t, c.want, "step %d told %v", i, d)
+			require.NotNil(t, c.want, "step %d sent %v", i, d)
 			require.NotNil(t, d.Accepting)
 			require.Equal(t, *c.want, seen{d.GetAccepting(), d.GetNotAcceptingReason()}, "step %d", i)
 		default:
@@ -173,7 +173,7 @@ func TestDrainFailsIfStateCannotBeWritten(t *testing.T) {
 	require.False(t, env.Accepting())
 }
 
-// TestDrainRefusesWaitingCreate waits for the older attempt to go while the agent is drained.
+// TestDrainRefusesWaitingCreate drains the agent while a create waits for an older attempt to end.
 func TestDrainRefusesWaitingCreate(t *testing.T) {
 	env := newEnv(t, nil)
 	env.mustCreate(t, record("u", 1, command("trap", "linger")))

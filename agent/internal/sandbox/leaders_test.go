@@ -16,12 +16,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// under is the context of a call under a term.
+// under returns the context of a call under a term.
 func under(ctx context.Context, term int64) context.Context {
 	return metadata.NewIncomingContext(ctx, metadata.Pairs(rpc.TermKey, strconv.FormatInt(term, 10)))
 }
 
-// hold keeps creates waiting at a call of the runtime until release is closed; reached is closed when one waits.
+// hold blocks a call of the runtime until release is closed; reached is closed when a call is blocked.
 func hold(env *testEnv, at fake.Op) (reached, release chan struct{}) {
 	reached, release = make(chan struct{}), make(chan struct{})
 	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
@@ -46,7 +46,7 @@ func hold(env *testEnv, at fake.Op) (reached, release chan struct{}) {
 func TestSupersededCallsChangeNothing(t *testing.T) {
 	env := newEnv(t, nil)
 	env.Supersede("", 5)
-	env.Supersede("", 3) // terms never fall
+	env.Supersede("", 3) // terms never decrease
 	fence := record("u", 1).GetFence()
 	for _, ctx := range []context.Context{t.Context(), under(t.Context(), 4)} {
 		_, err := env.create(ctx, record("u", 1))
@@ -66,7 +66,7 @@ func TestSupersededCallsChangeNothing(t *testing.T) {
 	_, _, err = env.Log(t.Context(), fence)
 	require.NoError(t, err, "reading logs changes nothing")
 	env.Supersede("controller", 9)
-	require.NoError(t, env.MarkPersisted(under(t.Context(), 5), fence), "another kind's term is another's")
+	require.NoError(t, env.MarkPersisted(under(t.Context(), 5), fence), "each kind of leader has its own term")
 }
 
 func TestSupersedeCancelsCreatesThatHaveNotStarted(t *testing.T) {
@@ -82,7 +82,7 @@ func TestSupersedeCancelsCreatesThatHaveNotStarted(t *testing.T) {
 			env.requireNothing(t)
 			env.runtime.Hook(nil)
 			_, err := env.create(under(t.Context(), 5), record("u", 1))
-			require.NoError(t, err, "the new leader may begin it anew")
+			require.NoError(t, err, "the new leader can create it again")
 		})
 	}
 }
@@ -108,12 +108,12 @@ func TestSupersedeKeepsRunningAndSharedCreates(t *testing.T) {
 	require.Equal(t, stateRunning, env.state("u"))
 }
 
-// TestNewLeaderRetriesCancelledCreate is the race of a retry with the takeover.
+// TestNewLeaderRetriesCancelledCreate retries a create while the takeover cancels it.
 func TestNewLeaderRetriesCancelledCreate(t *testing.T) {
 	env := newEnv(t, nil)
 	undoing, goOn := make(chan struct{}), make(chan struct{})
 	reached := make(chan struct{})
-	first := true // the hook is called by one create after the other
+	first := true // the creates call the hook one after the other
 	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
 		switch {
 		case op == fake.OpTask && first:
@@ -140,7 +140,7 @@ func TestNewLeaderRetriesCancelledCreate(t *testing.T) {
 	require.Equal(t, stateRunning, env.state("u"))
 }
 
-// TestCancelledCreateReportsReason: its report tells that the request is not at fault, and by what it failed.
+// TestCancelledCreateReportsReason: the reason shows that the request is not at fault, and what cancelled the create.
 func TestCancelledCreateReportsReason(t *testing.T) {
 	for want, end := range map[fault.Reason]func(env *testEnv, leave func()){
 		fault.Cancelled:        func(_ *testEnv, leave func()) { leave() },
@@ -166,7 +166,7 @@ func TestCancelledCreateReportsReason(t *testing.T) {
 					require.Contains(t, r.GetMessage(), "the create was cancelled")
 					break
 				}
-				require.NotEqual(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATED, r.GetState(), "it was never said to have failed")
+				require.NotEqual(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATED, r.GetState(), "FAILED was not reported")
 			}
 		})
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// shelf is a few slots, as slot.Pool would keep them, and what the manager said of them.
-type shelf struct {
+// fakeSlots is a Slots with a few slots, which records the calls.
+type fakeSlots struct {
 	mu      sync.Mutex
 	free    []string
 	rooms   []int
@@ -29,13 +29,13 @@ type shelf struct {
 	busy    int
 }
 
-func (s *shelf) SetRoom(n int) {
+func (s *fakeSlots) SetRoom(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rooms = append(s.rooms, n)
 }
 
-func (s *shelf) Begin() func() {
+func (s *fakeSlots) Begin() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.busy++
@@ -46,7 +46,7 @@ func (s *shelf) Begin() func() {
 	}
 }
 
-func (s *shelf) Take(string) (string, bool) {
+func (s *fakeSlots) Take(string) (string, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.free) == 0 {
@@ -57,22 +57,22 @@ func (s *shelf) Take(string) (string, bool) {
 	return id, true
 }
 
-func (s *shelf) Drop(ids ...string) {
+func (s *fakeSlots) Drop(ids ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dropped = append(s.dropped, ids...)
 }
 
-func (s *shelf) lastRoom() int {
+func (s *fakeSlots) lastRoom() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rooms[len(s.rooms)-1]
 }
 
-// withSlots is a testEnv whose agent has n started slots.
-func withSlots(t *testing.T, n int) (*testEnv, *shelf) {
+// withSlots returns a testEnv whose agent has n started slots.
+func withSlots(t *testing.T, n int) (*testEnv, *fakeSlots) {
 	t.Helper()
-	s := &shelf{}
+	s := &fakeSlots{}
 	rt := newRuntime()
 	env := boot(t, rt, t.TempDir(), func(c *sandbox.Config) {
 		c.Slots, c.Claimer = s, rt
@@ -87,7 +87,7 @@ func withSlots(t *testing.T, n int) (*testEnv, *shelf) {
 		}
 	})
 	require.NoError(t, env.Adopt(t.Context()))
-	// The first life's Adopt knows nothing of what was started for this test.
+	// Adopt has dropped the slots that were started before it.
 	s.dropped = nil
 	for i := range n {
 		id := identity.SlotID(fmt.Sprint(i))
@@ -121,10 +121,10 @@ func TestCreateClaimsSlot(t *testing.T) {
 	require.Equal(t, "a", i.SandboxUID)
 
 	cold := env.mustCreate(t, record("b", 1))
-	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, cold.GetStartPath(), "no slot is no error")
+	require.Equal(t, sandboxv1.StartPath_START_PATH_COLD, cold.GetStartPath(), "without a slot the create takes the cold path")
 	require.Equal(t, "b-1", cold.GetContainerId())
 
-	// Every call finds it under the slot's id.
+	// Every call finds the sandbox under the slot's id.
 	require.NoError(t, env.MarkPersisted(t.Context(), record("a", 1).GetFence()))
 	id, _, err := env.Log(t.Context(), record("a", 1).GetFence())
 	require.NoError(t, err)
@@ -187,20 +187,20 @@ func TestSlotsAreReportedAndDrained(t *testing.T) {
 		env.status.SetSlots(&agentv1.SlotStatus{Free: 2, Wanted: 3})
 	}
 	require.Equal(t, int32(2), (<-watch.Deltas()).GetSlots().GetFree())
-	require.Empty(t, watch.Deltas(), "what did not change is not told")
+	require.Empty(t, watch.Deltas(), "an unchanged status is not sent")
 	_, err = env.Drain(t.Context(), agentUID, false)
 	require.NoError(t, err)
-	require.Zero(t, s.lastRoom(), "nobody will want one")
+	require.Zero(t, s.lastRoom(), "a drained agent needs none")
 	_, err = env.Drain(t.Context(), agentUID, true)
 	require.NoError(t, err)
 	require.Equal(t, 3, s.lastRoom())
 }
 
-// TestCrashDuringClaim stops a create before each of its steps, and lets another life of the agent look.
+// TestCrashDuringClaim stops a create before each of its steps, and starts another manager that adopts.
 func TestCrashDuringClaim(t *testing.T) {
 	for _, c := range []struct {
 		step fake.Op
-		// claimed: the container carries the sandbox's labels already.
+		// claimed: the container has the sandbox's labels.
 		claimed bool
 	}{{fake.OpClaim, false}, {fake.OpGo, true}, {fake.OpStart, true}, {fake.OpClaimed, true}} {
 		for _, persisted := range []bool{false, true} {
@@ -225,14 +225,14 @@ func TestCrashDuringClaim(t *testing.T) {
 				f, ok := env.runtime.Found("slot.0")
 				require.True(t, ok)
 				i, err := identity.Parse(f.Labels)
-				require.NoError(t, err, "it is one or the other, whole")
+				require.NoError(t, err, "it is a slot or a sandbox, never a mixture")
 				require.Equal(t, c.claimed, i.State == identity.StateClaimed)
 				require.Equal(t, c.claimed, f.Record != nil)
 
-				next := &shelf{}
+				next := &fakeSlots{}
 				second := boot(t, env.runtime, env.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, env.runtime })
 				require.NoError(t, second.Adopt(t.Context()))
-				require.Empty(t, second.reports(), "nobody was told of it")
+				require.Empty(t, second.reports(), "it was never acknowledged")
 				require.True(t, slices.Contains(next.dropped, "slot.0"))
 			})
 		}
@@ -242,7 +242,7 @@ func TestCrashDuringClaim(t *testing.T) {
 func TestClaimedSlotIsAdopted(t *testing.T) {
 	env, _ := withSlots(t, 1)
 	want := env.mustCreate(t, record("a", 1))
-	next := &shelf{}
+	next := &fakeSlots{}
 	second := boot(t, env.runtime, env.root, func(cfg *sandbox.Config) { cfg.Slots, cfg.Claimer = next, env.runtime })
 	require.NoError(t, second.Adopt(t.Context()))
 	require.Empty(t, next.dropped)

@@ -81,7 +81,7 @@ func TestTombstoneIsDurableFromDeleteToForget(t *testing.T) {
 	}
 	require.Equal(t, []string{"u-1"}, env.tombstones(t))
 	first := <-watcher.Deltas()
-	require.Len(t, first.GetTombstonesAdded(), 1, "it is told before anything else: %v", first)
+	require.Len(t, first.GetTombstonesAdded(), 1, "it is reported before anything else: %v", first)
 	for d := range watcher.Deltas() {
 		require.Empty(t, d.GetTombstonesAdded())
 		if s := d.GetSandboxes(); len(s) == 1 && s[0].GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
@@ -127,13 +127,13 @@ func TestTombstonesOfUnknownSandboxes(t *testing.T) {
 	requireFault(t, err, errdefs.ErrFailedPrecondition, fault.FenceMismatch)
 	env.mustCreate(t, record("u", 3))
 
-	require.NoError(t, env.deleteWithTombstone(t.Context(), "u", 1, 0), "an older attempt is gone, and covered")
+	require.NoError(t, env.deleteWithTombstone(t.Context(), "u", 1, 0), "the later tombstone covers an older attempt")
 	require.Equal(t, []string{"u-2"}, env.tombstones(t))
-	require.NoError(t, env.deleteWithTombstone(t.Context(), "u", 3, 0), "a later attempt takes the earlier one's place")
+	require.NoError(t, env.deleteWithTombstone(t.Context(), "u", 3, 0), "a later attempt replaces the earlier one")
 	require.Equal(t, []string{"u-3"}, env.tombstones(t))
 	require.NoError(t, env.ForgetTombstone(t.Context(), record("u", 2).GetFence()))
 	require.Equal(t, []string{"u-3"}, env.tombstones(t))
-	require.NoError(t, env.ForgetTombstone(t.Context(), record("nobody", 1).GetFence()))
+	require.NoError(t, env.ForgetTombstone(t.Context(), record("unknown", 1).GetFence()))
 	env.requireNothing(t)
 }
 
@@ -179,10 +179,10 @@ func TestDeleteWithTombstoneResumesAfterRestart(t *testing.T) {
 	require.Equal(t, []string{"ended-1", "runs-1"}, env.tombstones(t))
 	require.Eventually(t, func() bool { return len(env.reports()) == 1 }, testkit.Timeout, testkit.Tick)
 	require.Equal(t, []string{"stays-1"}, rt.IDs())
-	require.Equal(t, []string{"ended-1", "runs-1"}, env.tombstones(t), "they are kept until they are forgotten")
+	require.Equal(t, []string{"ended-1", "runs-1"}, env.tombstones(t), "tombstones are kept until they are forgotten")
 }
 
-// TestForgottenTombstoneIsKeptWhileContainerExists: an agent that dies in between must not bring the sandbox back.
+// TestForgottenTombstoneIsKeptWhileContainerExists: a crash in between must not bring the sandbox back.
 func TestForgottenTombstoneIsKeptWhileContainerExists(t *testing.T) {
 	rt, root := newRuntime(), t.TempDir()
 	env := boot(t, rt, root, nil)
@@ -197,13 +197,13 @@ func TestForgottenTombstoneIsKeptWhileContainerExists(t *testing.T) {
 	file := filepath.Join(root+".state", "tombstones", "u")
 	require.FileExists(t, file)
 	require.ErrorIs(t, env.deleteWithTombstone(ctx, "u", 1, time.Hour), context.Canceled)
-	require.Equal(t, []string{"u-1"}, env.tombstones(t), "who deletes again has it kept again")
+	require.Equal(t, []string{"u-1"}, env.tombstones(t), "a repeated delete keeps it again")
 	require.NoError(t, env.ForgetTombstone(t.Context(), record("u", 1).GetFence()))
 	require.NoError(t, env.Close(t.Context()))
 
 	env = boot(t, rt, root, nil)
 	require.NoError(t, env.Adopt(t.Context()))
-	require.Equal(t, []string{"u-1"}, env.tombstones(t), "reported again, for it was not yet over")
+	require.Equal(t, []string{"u-1"}, env.tombstones(t), "reported again, because the deletion is not over")
 	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATING, env.state("u"))
 	require.NoError(t, env.ForgetTombstone(t.Context(), record("u", 1).GetFence()))
 	_, _, err := env.delete(t.Context(), record("u", 1).GetFence(), 0)
@@ -231,7 +231,7 @@ func TestDeleteFailsIfTombstoneCannotBeWritten(t *testing.T) {
 	require.Empty(t, names)
 }
 
-// memory is a Store for what would take a disk too long.
+// memory is a Files in memory, for many files.
 type memory struct {
 	mu    sync.Mutex
 	files map[string][]byte
@@ -271,9 +271,9 @@ func TestTombstonesAreBounded(t *testing.T) {
 	_, ok := fault.RetryAfter(err)
 	require.True(t, ok)
 	require.Equal(t, stateRunning, env.state("u"))
-	require.NoError(t, env.deleteWithTombstone(t.Context(), "t7", 1, 0), "one that is there needs no room")
+	require.NoError(t, env.deleteWithTombstone(t.Context(), "t7", 1, 0), "an existing tombstone can be replaced")
 	_, _, err = env.delete(t.Context(), record("v", 1).GetFence(), 0)
-	require.NoError(t, err, "nor does a delete without one")
+	require.NoError(t, err, "a delete without a tombstone succeeds")
 	require.NoError(t, env.ForgetTombstone(t.Context(), record("t7", 1).GetFence()))
 	require.NoError(t, env.deleteWithTombstone(t.Context(), "u", 1, 0))
 }
@@ -292,7 +292,7 @@ func TestDamagedTombstoneFailsStart(t *testing.T) {
 	}
 }
 
-// TestConcurrentTombstones buries and forgets the same few sandboxes at once; at the end memory and disk agree.
+// TestConcurrentTombstones deletes and forgets the same few sandboxes concurrently; at the end memory and disk agree.
 func TestConcurrentTombstones(t *testing.T) {
 	dir, tombstones := openState(t, t.TempDir())
 	env := newEnv(t, func(c *sandbox.Config) { c.State, c.Tombstones = dir, tombstones })
@@ -308,7 +308,7 @@ func TestConcurrentTombstones(t *testing.T) {
 				} else {
 					err = env.ForgetTombstone(context.Background(), record(uid, attempt).GetFence())
 				}
-				if err != nil && fault.ReasonOf(err) != fault.FenceMismatch { // attempt 2 while attempt 1 is there
+				if err != nil && fault.ReasonOf(err) != fault.FenceMismatch { // attempt 2 while attempt 1 exists
 					t.Error(err)
 				}
 			}

@@ -13,8 +13,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// TestVanishedContainerIsDropped: of a sandbox whose container somebody else removed nothing is left, and of others
-// nothing is lost.
+// TestVanishedContainerIsDropped removes the container of one of three sandboxes as another component would.
 func TestVanishedContainerIsDropped(t *testing.T) {
 	env := newEnv(t, nil)
 	ids := map[string]string{}
@@ -36,7 +35,7 @@ func TestVanishedContainerIsDropped(t *testing.T) {
 		return nil
 	})
 	require.ErrorContains(t, env.DropVanished(t.Context()), "away")
-	require.Len(t, env.reports(), 3, "an error is no evidence")
+	require.Len(t, env.reports(), 3, "an error is not evidence")
 	env.runtime.Hook(nil)
 	require.NoError(t, env.DropVanished(t.Context()))
 	require.Eventually(t, func() bool { return len(env.reports()) == 2 }, testkit.Timeout, testkit.Tick)
