@@ -46,13 +46,18 @@ type testEnv struct {
 // serve boots the real server on an in-memory network, above a fake runtime.
 func serve(t *testing.T) *testEnv {
 	t.Helper()
+	return serveCapacity(t, 3)
+}
+
+func serveCapacity(t *testing.T, capacity int32) *testEnv {
+	t.Helper()
 	rt := fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}, "docker.io/library/remote:1": {}})
 	store := logs.New(logs.Config{Root: t.TempDir(), Owner: "me"})
 	dir, err := state.Open(t.TempDir())
 	require.NoError(t, err)
 	tombstones, err := dir.Sub("tombstones")
 	require.NoError(t, err)
-	info := &agentv1.AgentInfo{PodUid: "me", Capacity: 3, PodIp: "10.0.0.1"}
+	info := &agentv1.AgentInfo{PodUid: "me", Capacity: capacity, PodIp: "10.0.0.1"}
 	hub := status.New(info)
 	manager, err := sandbox.New(sandbox.Config{
 		Runtime: rt, Logs: store, Info: info, Status: hub, State: dir, Tombstones: tombstones,
