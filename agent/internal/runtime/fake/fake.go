@@ -139,6 +139,17 @@ func (r *Runtime) Found(id string) (runtime.Found, bool) {
 	return c.snapshot(), true
 }
 
+// Spec returns what a container was created with.
+func (r *Runtime) Spec(id string) (runtime.Container, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c, ok := r.containers[id]
+	if !ok {
+		return runtime.Container{}, false
+	}
+	return c.spec, true
+}
+
 func (c *container) snapshot() runtime.Found {
 	f := c.found
 	f.Labels = maps.Clone(f.Labels)
