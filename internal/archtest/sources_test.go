@@ -57,7 +57,7 @@ var rules = []rule{
 var exceptions = map[string][]string{
 	"telemetry key": {"agent", "services/allocator", "services/controller", "internal/leader"},
 	"method count": {
-		"agent/internal/runtime/ctrd.Runtime", "deploy/local/internal/components.Config",
+		"deploy/local/internal/components.Config",
 	},
 }
 

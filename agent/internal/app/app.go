@@ -81,17 +81,20 @@ func Run(ctx context.Context, cfg *Config) error {
 	g.Go("monitor", m.run)
 	g.Go("images", pinned.Run)
 	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, hub.SetSlots) })
-	g.Go("closing", func(ctx context.Context) error {
-		<-ctx.Done()
-		close(closing)
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		return manager.Close(stop)
-	})
+	g.Go("closing", func(ctx context.Context) error { return closeAfter(ctx, manager, closing) })
 	g.After("logs", store.Run)
 	cfg.Serve(g, registry, server.Health())
 	logr.FromContextOrDiscard(ctx).Info("agent listening", obs.KeyAddress, server.Addr().String(), obs.KeyPod, cfg.PodNamespace+"/"+cfg.PodName)
 	return g.Run(ctx)
+}
+
+// closeAfter waits for the end of ctx, and then ends the streams without an end and the manager's work.
+func closeAfter(ctx context.Context, manager *sandbox.Manager, closing chan<- struct{}) error {
+	<-ctx.Done()
+	close(closing)
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	return manager.Close(stop)
 }
 
 // sandboxes reads the durable state and returns the manager of the sandboxes and the guard that refuses superseded leaders.

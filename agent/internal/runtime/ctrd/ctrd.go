@@ -23,7 +23,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sync/singleflight"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -61,12 +60,11 @@ type Config struct {
 
 // Runtime drives one containerd. Make it with New.
 type Runtime struct {
+	*imageStore
+
 	config  Config
 	client  *client.Client
 	remover *shared.Remover
-	pulls   *pulls
-	images  *imageCache
-	unpacks singleflight.Group
 	oom     int // oom_score_adj of containers
 	slots   *slots
 	seccomp *specs.LinuxSeccomp    // of all containers; does not change
@@ -94,7 +92,7 @@ func New(cfg Config) *Runtime {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot
 	}
 	r := &Runtime{
-		config: cfg, client: cfg.Client, images: newImageCache(), oom: oomScoreAdj(), slots: &slots{held: map[string]*slot{}},
+		imageStore: newImageStore(cfg), config: cfg, client: cfg.Client, oom: oomScoreAdj(), slots: &slots{held: map[string]*slot{}},
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
 			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock,
@@ -102,7 +100,6 @@ func New(cfg Config) *Runtime {
 	}
 	r.seccomp = profile()
 	r.filter = sync.OnceValues(func() ([]byte, error) { return seccomp.Compile(r.seccomp) })
-	r.pulls = newPulls(r.pull)
 	return r
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -30,6 +31,21 @@ type image struct {
 	config ocispec.ImageConfig
 	// chain is the key of the committed snapshot of all layers.
 	chain string
+}
+
+// imageStore pulls, reads and pins images. It is the part of a Runtime that knows registries.
+type imageStore struct {
+	config  Config
+	client  *client.Client
+	cache   *imageCache
+	pulls   *pulls
+	unpacks singleflight.Group
+}
+
+func newImageStore(cfg Config) *imageStore {
+	s := &imageStore{config: cfg, client: cfg.Client, cache: newImageCache()}
+	s.pulls = newPulls(s.pull)
+	return s
 }
 
 // imageCache holds what was read of images, by the digest of their target.
@@ -47,7 +63,7 @@ func newImageCache() *imageCache {
 }
 
 // ensureImage returns the image, and pulls it if it is not on the node.
-func (r *Runtime) ensureImage(ctx context.Context, ref string) (*image, error) {
+func (r *imageStore) ensureImage(ctx context.Context, ref string) (*image, error) {
 	ctx, span := obs.Tracer().Start(ctx, "image")
 	defer span.End()
 	name, err := runtime.NormalizeImage(ref)
@@ -69,7 +85,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref string) (*image, error) {
 }
 
 // localImage returns an image that is on the node, with its configuration. NotFound: it is not, or not completely.
-func (r *Runtime) localImage(ctx context.Context, name string) (*image, error) {
+func (r *imageStore) localImage(ctx context.Context, name string) (*image, error) {
 	meta, err := r.client.ImageService().Get(ctx, name)
 	if err != nil {
 		if errdefs.IsNotFound(err) {
@@ -77,7 +93,7 @@ func (r *Runtime) localImage(ctx context.Context, name string) (*image, error) {
 		}
 		return nil, classify(err, "reading image %s", name)
 	}
-	c := r.images
+	c := r.cache
 	c.mu.Lock()
 	img, ok := c.images[meta.Target.Digest]
 	c.mu.Unlock()
@@ -98,7 +114,7 @@ func (r *Runtime) localImage(ctx context.Context, name string) (*image, error) {
 	return read, nil
 }
 
-func (r *Runtime) readImage(ctx context.Context, meta images.Image) (*image, error) {
+func (r *imageStore) readImage(ctx context.Context, meta images.Image) (*image, error) {
 	store := r.client.ContentStore()
 	desc, err := meta.Config(ctx, store, platforms.Default())
 	if err != nil {
@@ -126,7 +142,7 @@ func (r *Runtime) readImage(ctx context.Context, meta images.Image) (*image, err
 }
 
 // unpack creates the snapshots of an image's layers. Concurrent calls for one image share the work.
-func (r *Runtime) unpack(ctx context.Context, img *image) error {
+func (r *imageStore) unpack(ctx context.Context, img *image) error {
 	ch := r.unpacks.DoChan(img.chain, func() (any, error) {
 		// Not the caller's context: other callers may wait for the same work.
 		ctx := context.WithoutCancel(ctx)
@@ -152,7 +168,7 @@ func (r *Runtime) unpack(ctx context.Context, img *image) error {
 }
 
 // Images lists the names that are references; the CRI plugin's bare ids are skipped.
-func (r *Runtime) Images(ctx context.Context) ([]string, error) {
+func (r *imageStore) Images(ctx context.Context) ([]string, error) {
 	list, err := r.client.ImageService().List(ctx)
 	if err != nil {
 		return nil, classify(err, "listing images")
@@ -171,7 +187,7 @@ func (r *Runtime) Images(ctx context.Context) ([]string, error) {
 }
 
 // WatchImages follows containerd's image events.
-func (r *Runtime) WatchImages(ctx context.Context, changed func()) error {
+func (r *imageStore) WatchImages(ctx context.Context, changed func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, errs := r.client.EventService().Subscribe(ctx, `topic~="^/images/"`)
@@ -199,7 +215,7 @@ func (r *Runtime) WatchImages(ctx context.Context, changed func()) error {
 }
 
 // Pull asks the registry for the image.
-func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Progress)) (string, error) {
+func (r *imageStore) Pull(ctx context.Context, ref string, progress func(runtime.Progress)) (string, error) {
 	name, err := runtime.NormalizeImage(ref)
 	if err != nil {
 		return "", err

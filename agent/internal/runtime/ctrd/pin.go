@@ -29,7 +29,7 @@ const (
 
 // PinImages compares the pins with the containers and the lists of all agents on the node. The kubelet's collection runs
 // every few minutes and spares images that are young, so a create need not wait for its image to be pinned.
-func (r *Runtime) PinImages(ctx context.Context, listed []string) error {
+func (r *imageStore) PinImages(ctx context.Context, listed []string) error {
 	containers, err := r.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==true", identity.KeyManaged))
 	if err != nil {
 		return classify(err, "listing containers")
@@ -84,7 +84,7 @@ func pinChange(labels map[string]string, used, listed bool, agent string, now ti
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // setLabels sets labels of an image, or removes those without a value. An image that is gone needs neither.
-func (r *Runtime) setLabels(ctx context.Context, name string, labels map[string]string) error {
+func (r *imageStore) setLabels(ctx context.Context, name string, labels map[string]string) error {
 	if len(labels) == 0 {
 		return nil
 	}

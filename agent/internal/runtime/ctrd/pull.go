@@ -25,7 +25,7 @@ const (
 )
 
 // pull fetches and unpacks an image.
-func (r *Runtime) pull(ctx context.Context, name string, progress func(runtime.Progress)) error {
+func (r *imageStore) pull(ctx context.Context, name string, progress func(runtime.Progress)) error {
 	ctx, span := obs.Tracer().Start(ctx, "image.pull")
 	defer span.End()
 	resolver, err := r.resolver()
@@ -66,7 +66,7 @@ func (r *Runtime) pull(ctx context.Context, name string, progress func(runtime.P
 }
 
 // resolver returns a resolver with the credentials that the file has now.
-func (r *Runtime) resolver() (remotes.Resolver, error) {
+func (r *imageStore) resolver() (remotes.Resolver, error) {
 	creds := func(string) (string, string, error) { return "", "", nil }
 	if r.config.DockerConfig != "" {
 		auths, err := readDockerConfig(r.config.DockerConfig)

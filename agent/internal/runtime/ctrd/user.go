@@ -26,9 +26,9 @@ type resolvedUser struct {
 
 // user returns the image's user in numbers, with its groups according to the image's own files. They are read once for each
 // image, without mounting anything: see layers.go.
-func (r *Runtime) user(ctx context.Context, img *image) (specs.User, string, error) {
+func (r *imageStore) user(ctx context.Context, img *image) (specs.User, string, error) {
 	key := userKey{img.chain, img.config.User}
-	c := r.images
+	c := r.cache
 	c.mu.Lock()
 	known, ok := c.users[key]
 	c.mu.Unlock()
@@ -55,7 +55,7 @@ func (r *Runtime) user(ctx context.Context, img *image) (specs.User, string, err
 
 // userFiles reads /etc/passwd and /etc/group of an image, through a read-only view of its layers. A file that does not exist
 // is empty.
-func (r *Runtime) userFiles(ctx context.Context, img *image) (passwd, group string, err error) {
+func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group string, err error) {
 	// The lease expires, so that the view is removed even if this process dies before it removes it.
 	manager := r.client.LeasesService()
 	lease, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute))
