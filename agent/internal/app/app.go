@@ -25,7 +25,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// closeTimeout is how long cancelled creates have to clean up at shutdown.
+// closeTimeout is how long canceled creates have to clean up at shutdown.
 const closeTimeout = 20 * time.Second
 
 // Run runs the agent until ctx ends. Sandboxes run on, and the next agent process adopts them.

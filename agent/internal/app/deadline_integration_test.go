@@ -16,9 +16,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// TestCancelledCreateIsCleanedUpAtOnce cancels creates in every stage. A shim takes more than 5 s to delete a task that never
+// TestCanceledCreateIsCleanedUpAtOnce cancels creates in every stage. A shim takes more than 5 s to delete a task that never
 // ran: the median shows, on the slowest machine, whether the agent asked for that.
-func TestCancelledCreateIsCleanedUpAtOnce(t *testing.T) {
+func TestCanceledCreateIsCleanedUpAtOnce(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	a := startAgent(t, s, nil)
@@ -50,7 +50,7 @@ func TestCancelledCreateIsCleanedUpAtOnce(t *testing.T) {
 			clean = append(clean, took)
 		}
 	}
-	require.NotEmpty(t, clean, "no create was cancelled")
+	require.NotEmpty(t, clean, "no create was canceled")
 	t.Logf("the cleanup took %v (p50), at most %v", p50(clean), slices.Max(clean))
 	require.Less(t, p50(clean), 4*time.Second)
 	s.CheckClean(t)

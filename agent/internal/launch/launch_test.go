@@ -230,8 +230,8 @@ func TestFaultsOfTheRequest(t *testing.T) {
 	require.Len(t, f.free, 1, "no slot is taken for it")
 }
 
-// TestCancelledLaunch ends the context in each path; the slot is not taken for lost.
-func TestCancelledLaunch(t *testing.T) {
+// TestCanceledLaunch ends the context in each path; the slot is not taken for lost.
+func TestCanceledLaunch(t *testing.T) {
 	for op, free := range map[fake.Op]bool{fake.OpGo: true, fake.OpTask: false} {
 		f := launcher(t, free)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -135,12 +135,12 @@ func TestListSurvivesRestart(t *testing.T) {
 // TestSetDoesNotWaitForPulls holds the pull of one image up; others are pulled, and the list can be replaced.
 func TestSetDoesNotWaitForPulls(t *testing.T) {
 	rt := newRuntime()
-	held, cancelled := make(chan struct{}), make(chan struct{})
+	held, canceled := make(chan struct{}), make(chan struct{})
 	rt.Hook(func(ctx context.Context, op fake.Op, id string) error {
 		if op == fake.OpImage && id == remote {
 			close(held)
 			<-ctx.Done()
-			close(cancelled)
+			close(canceled)
 			return ctx.Err()
 		}
 		return nil
@@ -150,7 +150,7 @@ func TestSetDoesNotWaitForPulls(t *testing.T) {
 	<-held
 	f.requireStates(t, pulling, ready)
 	require.NoError(t, f.Set([]string{"other:1"}))
-	<-cancelled
+	<-canceled
 	f.requireStates(t, ready)
 }
 

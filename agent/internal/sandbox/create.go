@@ -16,17 +16,17 @@ import (
 
 // errAbandoned is the outcome of a create whose callers have all left. It says nothing about the request: a caller that
 // asks again gets a new create.
-var errAbandoned = fault.New(context.Canceled, fault.Cancelled, "the create was cancelled: its callers have left")
+var errAbandoned = fault.New(context.Canceled, fault.Cancelled, "the create was canceled: its callers have left")
 
 // errSuperseded is errAbandoned because of a new leader.
-var errSuperseded = fault.Wrap(errAbandoned, context.Canceled, fault.LeaderSuperseded, "the create was cancelled: its caller lost leadership")
+var errSuperseded = fault.Wrap(errAbandoned, context.Canceled, fault.LeaderSuperseded, "the create was canceled: its caller lost leadership")
 
 // stageDelay is how long a stage waits for later ones to be sent together with it: each message wakes its readers on cores
 // that a fast create can use better.
 const stageDelay = 20 * time.Millisecond
 
 // Create runs a sandbox and returns its report once the process has started. reached is called from this goroutine for
-// each stage. Repeating it with the same record joins the create that runs, or returns at once. The create is cancelled
+// each stage. Repeating it with the same record joins the create that runs, or returns at once. The create is canceled
 // when all its callers have left, or were superseded, before it started the process. After an error nothing of the sandbox
 // is left, unless the runtime could not be reached; what is left then is removed when it can be.
 func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, persisted bool, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
@@ -53,7 +53,7 @@ func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, per
 			if !errors.Is(err, errAbandoned) || ctx.Err() != nil {
 				return report, err
 			}
-			// The create was cancelled by its last caller at the moment when this one joined, or for all of them by a new
+			// The create was canceled by its last caller at the moment when this one joined, or for all of them by a new
 			// leader. Create again, if that leader is this caller's.
 			wait = a.entry.gone
 		}

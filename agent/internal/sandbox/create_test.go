@@ -303,7 +303,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 	}
 }
 
-func TestCreateIsCancelledWhenAllCallersLeave(t *testing.T) {
+func TestCreateIsCanceledWhenAllCallersLeave(t *testing.T) {
 	env := newEnv(t, nil)
 	entered := make(chan struct{}, 8)
 	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {

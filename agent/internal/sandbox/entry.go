@@ -38,7 +38,7 @@ type entry struct {
 }
 
 // creation is the create of a sandbox: its stages, the callers that wait for it, how to cancel it, whether a new leader
-// cancelled it, and, once created is closed, its outcome.
+// canceled it, and, once created is closed, its outcome.
 type creation struct {
 	stages     []StageTiming
 	callers    map[*terms.Caller]struct{}

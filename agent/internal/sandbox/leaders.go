@@ -24,14 +24,14 @@ func callerOf(ctx context.Context) (*terms.Caller, error) {
 }
 
 // Supersede sets a new term of a role. From here on calls of lower terms are refused, also those that were let in and
-// wait. A create that only such calls wait for is cancelled and undone, unless it has started its process.
+// wait. A create that only such calls wait for is canceled and undone, unless it has started its process.
 //
 // The fence alone is not enough. A create may run for minutes while its image is pulled. A leader that lost leadership
 // but is only cut off, not dead, would wait for it and answer its client that the sandbox runs, after the new leader may
 // have answered the same client's retry with a sandbox on another agent. With Supersede, once a call under the new term
 // was answered, every sandbox of the older leader is RUNNING and reported so, or will never run: the new leader need not
 // guess. Nothing is lost, because no caller has an answer for a sandbox that has not started, and the new leader can create
-// it again. Deletes are not cancelled: a delete that was accepted under an older term cannot be taken back.
+// it again. Deletes are not canceled: a delete that was accepted under an older term cannot be taken back.
 func (m *Manager) Supersede(role string, term int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

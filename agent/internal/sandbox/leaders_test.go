@@ -108,8 +108,8 @@ func TestSupersedeKeepsRunningAndSharedCreates(t *testing.T) {
 	require.Equal(t, stateRunning, env.state("u"))
 }
 
-// TestNewLeaderRetriesCancelledCreate retries a create while the takeover cancels it.
-func TestNewLeaderRetriesCancelledCreate(t *testing.T) {
+// TestNewLeaderRetriesCanceledCreate retries a create while the takeover cancels it.
+func TestNewLeaderRetriesCanceledCreate(t *testing.T) {
 	env := newEnv(t, nil)
 	undoing, goOn := make(chan struct{}), make(chan struct{})
 	reached := make(chan struct{})
@@ -140,8 +140,8 @@ func TestNewLeaderRetriesCancelledCreate(t *testing.T) {
 	require.Equal(t, stateRunning, env.state("u"))
 }
 
-// TestCancelledCreateReportsReason: the reason shows that the request is not at fault, and what cancelled the create.
-func TestCancelledCreateReportsReason(t *testing.T) {
+// TestCanceledCreateReportsReason: the reason shows that the request is not at fault, and what canceled the create.
+func TestCanceledCreateReportsReason(t *testing.T) {
 	for want, end := range map[fault.Reason]func(env *testEnv, leave func()){
 		fault.Cancelled:        func(_ *testEnv, leave func()) { leave() },
 		fault.LeaderSuperseded: func(env *testEnv, _ func()) { env.Supersede("", 5) },
@@ -163,7 +163,7 @@ func TestCancelledCreateReportsReason(t *testing.T) {
 				r := (<-watcher.Deltas()).GetSandboxes()[0]
 				if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_FAILED {
 					require.Equal(t, string(want), r.GetReason())
-					require.Contains(t, r.GetMessage(), "the create was cancelled")
+					require.Contains(t, r.GetMessage(), "the create was canceled")
 					break
 				}
 				require.NotEqual(t, agentv1.SandboxState_SANDBOX_STATE_TERMINATED, r.GetState(), "FAILED was not reported")

@@ -6,7 +6,7 @@
 //
 //	            admitted                started                process ended
 //	(nothing) ----------> CREATING ----------------> RUNNING ----------------> STOPPED
-//	     ^                   |  failed, cancelled       | delete                  | delete
+//	     ^                   |  failed, canceled       | delete                  | delete
 //	     |                   v                          v                         |
 //	     |                FAILED ------------------> TERMINATING <----------------+
 //	     |                   | cleaned up               | removed
@@ -147,7 +147,7 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends all work: creates are cancelled and cleaned up, deletes are left to the callers that repeat them or to the
+// Close ends all work: creates are canceled and cleaned up, deletes are left to the callers that repeat them or to the
 // tombstones, watches are ended. Sandboxes run on. It waits until all of that is done or ctx ends.
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()

@@ -161,7 +161,7 @@ func TestInvalidCommandConsumesSlot(t *testing.T) {
 	require.True(t, env.Accepting())
 }
 
-func TestCancelledClaimLeavesNothing(t *testing.T) {
+func TestCanceledClaimLeavesNothing(t *testing.T) {
 	env, _ := withSlots(t, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {

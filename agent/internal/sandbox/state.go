@@ -17,7 +17,7 @@ type event int
 const (
 	// eventStarted: the create has started the process.
 	eventStarted event = iota + 1
-	// eventFailed: the create has failed or was cancelled; what it left is still to be removed.
+	// eventFailed: the create has failed or was canceled; what it left is still to be removed.
 	eventFailed
 	// eventEnded: the process has ended and all its output is in its log.
 	eventEnded

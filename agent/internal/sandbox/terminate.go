@@ -25,7 +25,7 @@ func (d *deletion) run(ctx context.Context) {
 		attribute.String(obs.AttrSandboxNamespace, e.record.GetNamespace()), attribute.String(obs.AttrSandboxName, e.record.GetName()),
 		attribute.String(obs.AttrSandboxUID, e.fence.SandboxUID), attribute.Int64(obs.AttrAttempt, e.fence.Attempt)))
 	defer span.End()
-	// A create that runs was cancelled; it cleans up after itself, or has succeeded and is then deleted as any other.
+	// A create that runs was canceled; it cleans up after itself, or has succeeded and is then deleted as any other.
 	select {
 	case <-e.created:
 	case <-ctx.Done():

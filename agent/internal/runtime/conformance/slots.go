@@ -23,7 +23,7 @@ func RunSlots(t *testing.T, setup func(t *testing.T) Setup) {
 		{"a slot is claimed once", claimedOnce},
 		{"a slot that ended is lost", lostSlot},
 		{"a warm slot takes any image", warm},
-		{"a cancelled claim runs nothing", cancelledClaim},
+		{"a canceled claim runs nothing", canceledClaim},
 	}...))
 }
 
@@ -109,7 +109,7 @@ func warm(t *testing.T, s *suite) {
 	require.NoError(t, s.launch(c), "a slot that could not be warmed can be claimed")
 }
 
-func cancelledClaim(t *testing.T, s *suite) {
+func canceledClaim(t *testing.T, s *suite) {
 	c := s.container(t, "sleep", "1000")
 	ctx, cancel := context.WithCancel(s.ctx)
 	err := s.slots.Claim(ctx, c, func(st runtime.Stage) {

@@ -7,7 +7,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
-// pulls shares the work of concurrent pulls of one image. A pull is cancelled when the last caller that waits for it has
+// pulls shares the work of concurrent pulls of one image. A pull is canceled when the last caller that waits for it has
 // left.
 type pulls struct {
 	run func(ctx context.Context, name string, progress func(runtime.Progress)) error
@@ -44,7 +44,7 @@ func (p *pulls) do(ctx context.Context, name string, progress func(runtime.Progr
 		default:
 			return ctx.Err()
 		}
-		// A pull that its last caller has just left ends as cancelled. A caller that joined it at that moment begins another.
+		// A pull that its last caller has just left ends as canceled. A caller that joined it at that moment begins another.
 		if f.err == nil || ctx.Err() != nil || !isCanceled(f.err) {
 			return f.err
 		}
