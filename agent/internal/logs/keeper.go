@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// keepInterval is how often logs are checked; a log may exceed its bound by what is written in between.
+	// keepInterval is how often logs are checked. In between, a log may grow beyond its bound.
 	keepInterval = 250 * time.Millisecond
 	// indexInterval is the resolution of the index.
 	indexInterval = time.Second
