@@ -243,3 +243,57 @@ func TestDamagedListFailsStart(t *testing.T) {
 	_, err = pin.Open(pin.Config{Runtime: newRuntime(), Files: dir})
 	require.ErrorContains(t, err, "pinned images")
 }
+
+// TestPullsAreBounded lists five images whose pulls block: two pulls run at a time, and the others follow.
+func TestPullsAreBounded(t *testing.T) {
+	images := map[string]fake.Image{}
+	var refs []string
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		images["docker.io/library/"+name+":1"] = fake.Image{}
+		refs = append(refs, name+":1")
+	}
+	rt := fake.New(images)
+	begun, release := make(chan struct{}, len(refs)), make(chan struct{})
+	var running, most atomic.Int32
+	rt.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if op != fake.OpImage {
+			return nil
+		}
+		n := running.Add(1)
+		defer running.Add(-1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		begun <- struct{}{}
+		<-release
+		return nil
+	})
+	f := start(t, rt, t.TempDir())
+	require.NoError(t, f.Set(refs))
+	<-begun
+	<-begun
+	close(release)
+	f.requireStates(t, ready, ready, ready, ready, ready)
+	require.Equal(t, int32(2), most.Load())
+}
+
+// TestReplacedListKeepsStates replaces a list by one that shares an image with it, in another order.
+func TestReplacedListKeepsStates(t *testing.T) {
+	rt := newRuntime()
+	f := start(t, rt, t.TempDir())
+	require.NoError(t, f.Set([]string{"local:1", "remote:1"}))
+	f.requireStates(t, ready, ready)
+	held := make(chan struct{})
+	rt.Hook(func(ctx context.Context, op fake.Op, _ string) error {
+		if op == fake.OpImage {
+			close(held)
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	})
+	require.NoError(t, f.Set([]string{"other:1", "local:1"}))
+	<-held
+	require.Equal(t, []agentv1.PinnedImageState{pulling, ready}, f.states())
+	f.stop() // ends the pull that is blocked
+	require.Equal(t, pulling, f.states()[0], "a stopped pull is not a failed one")
+}

@@ -229,3 +229,47 @@ func TestMetrics(t *testing.T) {
 		"fastsandbox_agent_sandboxes/stopped": 1, "fastsandbox_agent_sandboxes/terminating": 0,
 	}, got)
 }
+
+func TestUnwatchEndsTheWatch(t *testing.T) {
+	h := open(t)
+	w, err := h.Watch()
+	require.NoError(t, err)
+	h.SetImages([]string{"a"})
+	require.Len(t, w.Deltas(), 1)
+	h.Unwatch(w)
+	h.Unwatch(w) // safe to repeat
+	h.SetImages([]string{"b"})
+	require.Len(t, w.Deltas(), 1, "nothing is sent after Unwatch")
+	h.Close(errors.New("stopping"))
+	_, more := <-w.Deltas()
+	require.True(t, more, "Close does not touch a watch that has ended")
+}
+
+// TestCloseReplacesTheRefusal closes a Hub that is closed already, as an agent does whose runtime fails in another way.
+func TestCloseReplacesTheRefusal(t *testing.T) {
+	h := status.New(nil)
+	for _, reason := range []error{errors.New("first"), errors.New("second")} {
+		h.Close(reason)
+		_, err := h.Watch()
+		require.ErrorIs(t, err, reason)
+	}
+	h.Open()
+	watch(t, h)
+}
+
+// TestCombinedDelta applies a delta that carries several changes.
+func TestCombinedDelta(t *testing.T) {
+	h := open(t)
+	h.SetImages([]string{"a", "b"})
+	accepting := true
+	h.Publish(&agentv1.AgentDelta{
+		Sandboxes:   []*agentv1.SandboxReport{report("u", 1, running), report("v", 1, running), report("u", 1, terminated)},
+		ImagesAdded: []string{"c", "b"}, ImagesRemoved: []string{"a"}, Accepting: &accepting,
+		Slots: &agentv1.SlotStatus{Free: 1}, PinnedImages: &agentv1.PinnedImages{Images: []*agentv1.PinnedImage{{Image: "c"}}},
+	})
+	want := &agentv1.AgentSnapshot{
+		Info: &agentv1.AgentInfo{PodUid: "me", Capacity: 5}, Sandboxes: []*agentv1.SandboxReport{report("v", 1, running)}, Images: []string{"b", "c"},
+		Accepting: true, Slots: &agentv1.SlotStatus{Free: 1}, PinnedImages: []*agentv1.PinnedImage{{Image: "c"}},
+	}
+	require.True(t, proto.Equal(want, h.Snapshot()), "%v", h.Snapshot())
+}
