@@ -71,3 +71,17 @@ const (
 	KeyCollector  = "gc"
 	KeyUpstream   = "upstream"
 )
+
+// Keys of log records that only the agent writes.
+const (
+	KeyPings          = "pings"
+	KeyDraining       = "draining"
+	KeyMemoryShort    = "memoryShort"
+	KeyAvailableBytes = "availableBytes"
+	KeyRole           = "role"
+	KeyTerm           = "term"
+	KeyPreviousTerm   = "previousTerm"
+	KeySandboxes      = "sandboxes"
+	KeyRemoved        = "removed"
+	KeyLogsRemoved    = "logsRemoved"
+)

@@ -101,7 +101,7 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 			return
 		}
 		if slow = countSlow(slow, err); was && slow > 0 && slow < slowPings {
-			log.V(2).Info("containerd is slow", "pings", slow)
+			log.V(2).Info("containerd is slow", obs.KeyPings, slow)
 			continue
 		}
 		switch {

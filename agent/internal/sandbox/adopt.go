@@ -49,7 +49,7 @@ func (m *Manager) Adopt(ctx context.Context) error {
 	if err := a.takeOver(ctx); err != nil {
 		return err
 	}
-	log.Info("sandboxes adopted", "sandboxes", len(a.keep), "removed", len(a.drop), "logsRemoved", len(swept))
+	log.Info("sandboxes adopted", obs.KeySandboxes, len(a.keep), obs.KeyRemoved, len(a.drop), obs.KeyLogsRemoved, len(swept))
 	return nil
 }
 

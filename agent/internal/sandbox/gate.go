@@ -8,6 +8,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 const (
@@ -116,7 +117,7 @@ func (m *Manager) Drain(ctx context.Context, agentUID string, resume bool) (int,
 		if err := m.writeDrain(!resume); err != nil {
 			return 0, fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent cannot keep its state on the disk")
 		}
-		logr.FromContextOrDiscard(ctx).Info("draining changed", "draining", !resume)
+		logr.FromContextOrDiscard(ctx).Info("draining changed", obs.KeyDraining, !resume)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

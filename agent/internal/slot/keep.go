@@ -80,7 +80,7 @@ func (p *Pool) checkMemory(log logr.Logger) {
 	defer p.mu.Unlock()
 	if now := memory.short(p.short); now != p.short {
 		p.short = now
-		log.Info("memory changed", "short", now, "availableBytes", memory.Available)
+		log.Info("memory changed", obs.KeyMemoryShort, now, obs.KeyAvailableBytes, memory.Available)
 	}
 }
 

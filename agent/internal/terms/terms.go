@@ -23,6 +23,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
@@ -146,6 +147,6 @@ func (f *Fence) raise(ctx context.Context, c Caller) error {
 	f.mu.Lock()
 	f.highest = next
 	f.mu.Unlock()
-	logr.FromContextOrDiscard(ctx).Info("leader has a new term", "role", c.Role, "term", c.Term, "before", known)
+	logr.FromContextOrDiscard(ctx).Info("leader has a new term", obs.KeyRole, c.Role, obs.KeyTerm, c.Term, obs.KeyPreviousTerm, known)
 	return nil
 }
