@@ -36,11 +36,3 @@ func (s *Sandbox) DeleteGracePeriod() (*time.Duration, error) {
 	d := time.Duration(seconds) * time.Second
 	return &d, nil
 }
-
-// SetDeleteGracePeriod writes the grace period of the delete call to the annotations, rounded up to whole seconds.
-func (s *Sandbox) SetDeleteGracePeriod(d time.Duration) {
-	if s.Annotations == nil {
-		s.Annotations = map[string]string{}
-	}
-	s.Annotations[AnnotationDeleteGracePeriod] = strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
-}

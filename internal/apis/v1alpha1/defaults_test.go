@@ -53,14 +53,6 @@ func TestDeleteGracePeriod(t *testing.T) {
 	}
 }
 
-func TestSetDeleteGracePeriodRoundsUp(t *testing.T) {
-	s := &v1alpha1.Sandbox{}
-	s.SetDeleteGracePeriod(1500 * time.Millisecond)
-	got, err := s.DeleteGracePeriod()
-	require.NoError(t, err)
-	require.Equal(t, 2*time.Second, *got)
-}
-
 func TestAssignment(t *testing.T) {
 	s := &v1alpha1.Sandbox{}
 	got, err := s.Assignment()

@@ -129,7 +129,7 @@ type SandboxPoolStatus struct {
 	// +optional
 	ReadyAgents int32 `json:"readyAgents"`
 	// drainingAgents is the number of agent Pods that accept no new sandboxes and are deleted when they have none left. They do
-	// not count towards poolMax.
+	// not count toward poolMax.
 	// +optional
 	DrainingAgents int32 `json:"drainingAgents"`
 	// capacity is the number of sandboxes that the ready agents can run at a time.

@@ -50,8 +50,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("connecting to --allocator-address: %w", err)
 	}
-	defer func() { _ = allocator.Close() }() // fails only if it is closed already
-	registry := prometheus.NewRegistry()     // controller-runtime's own, served beside it, has the process's metrics
+	defer func() { _ = allocator.Close() }() // fails only if it is already closed
+	registry := prometheus.NewRegistry()     // controller-runtime's registry, which is served too, has the metrics of the process
 	m, err := Manager(ctx, cfg, rest, allocatorv1.NewAllocatorServiceClient(allocator), registry)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func Run(ctx context.Context, cfg Config) error {
 	cfg.Serve(g, prometheus.Gatherers{registry, crmetrics.Registry}, status)
 	g.Go("manager", m.Start)
 	g.Go("readiness", func(ctx context.Context) error {
-		// A standby is as ready as the leader: it can take over.
+		// A standby is ready, too: it can take over.
 		if m.GetCache().WaitForCacheSync(ctx) {
 			status.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 		}
@@ -73,15 +73,15 @@ func Run(ctx context.Context, cfg Config) error {
 	return g.Run(ctx)
 }
 
-// Option is a test's hook.
+// Option is a hook for tests.
 type Option func(*options)
 
 type options struct{ clock clock.Clock }
 
-// WithClock has the controllers live by another clock, for instance one that is wrong.
+// WithClock makes the controllers use another clock, for example one that differs from that of the agents.
 func WithClock(c clock.Clock) Option { return func(o *options) { o.clock = c } }
 
-// Manager returns a manager with everything in it, not started. The connections to agents end with it.
+// Manager returns a manager with both controllers, which is not started. It closes the connections to agents when it ends.
 func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator allocatorv1.AllocatorServiceClient, registry prometheus.Registerer, opts ...Option) (manager.Manager, error) {
 	o := options{clock: clock.RealClock{}}
 	for _, opt := range opts {
@@ -153,7 +153,7 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 	opts := manager.Options{
 		Scheme: scheme,
 		Logger: logr.FromContextOrDiscard(ctx),
-		// Only what is needed is kept: agent Pods, and one Secret.
+		// Of Pods and Secrets, the cache has only agent Pods and the agents' certificate.
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{cfg.Namespace: {
@@ -165,15 +165,15 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 		HealthProbeBindAddress:  "0",
 		GracefulShutdownTimeout: ptr.To(10 * time.Second),
 		Controller:              crconfig.Controller{SkipNameValidation: ptr.To(true)},
-		// The logger, without the end: the manager ends its parts in order.
+		// The context has the logger, but does not end with ctx: the manager stops its runnables in order.
 		BaseContext: func() context.Context { return context.WithoutCancel(ctx) },
 	}
-	if lock != nil { // a nil lock in the interface would be one
+	if lock != nil { // a nil lock would make a non-nil interface
 		opts.LeaderElectionResourceLockInterface = lock
 	}
 	m, err := manager.New(rest, opts)
 	if err != nil {
-		return nil, fmt.Errorf("making the manager: %w", err)
+		return nil, fmt.Errorf("creating the manager: %w", err)
 	}
 	return m, nil
 }

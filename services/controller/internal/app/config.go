@@ -15,7 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 )
 
-// Config is the controller's settings.
+// Config has the settings of the controller.
 type Config struct {
 	daemon.Common
 
@@ -38,28 +38,28 @@ type Config struct {
 	KubeQPS, KubeBurst int
 }
 
-// AddFlags adds the flags, with their defaults.
+// AddFlags adds the flags with their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.AllocatorAddress, "allocator-address", "kubernetes:///allocator.fast-sandbox-system:9090", "gRPC `target` of the allocator")
 	fs.Int32Var(&c.AgentPort, "agent-port", 5758, "`port` of the agents' gRPC server")
 	fs.StringVar(&c.ContainerdSocket, "containerd-socket", "/run/containerd/containerd.sock", "`path` of containerd's socket on the nodes")
 	fs.StringVar(&c.ContainerdRoot, "containerd-root", "/var/lib/containerd", "`path` of containerd's root directory on the nodes")
-	fs.StringVar(&c.LogRoot, "log-root", "/var/log/fast-sandbox", "`path` of the sandboxes' logs on the nodes")
-	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`path` where agents and their slots meet on the nodes")
-	fs.StringVar(&c.AgentTLSSecret, "agent-tls-secret", "agent-tls", "`name` of the Secret, in this namespace, with the agents' certificate; copied to where pools are")
-	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` that this controller runs in")
+	fs.StringVar(&c.LogRoot, "log-root", "/var/log/fast-sandbox", "`path` of the directory of the sandboxes' logs on the nodes")
+	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`path` of the directory of the slots' sockets on the nodes")
+	fs.StringVar(&c.AgentTLSSecret, "agent-tls-secret", "agent-tls", "`name` of the Secret with the agents' certificate, in the controller's namespace; it is copied to the namespaces of pools")
+	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` of the controller")
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
-	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "act only while holding the Lease fast-sandbox-controller")
+	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "reconcile only while holding the Lease fast-sandbox-controller")
 	c.Lease.AddFlags(fs)
-	fs.DurationVar(&c.RequeueInterval, "requeue-interval", 5*time.Second, "`time` between retries, at most")
-	fs.DurationVar(&c.DeletionPoll, "deletion-poll-interval", 2*time.Second, "`time` between looks at a deletion, at most")
-	fs.DurationVar(&c.ExpirationCheck, "expiration-check-threshold", 30*time.Second, "`time` before its end at which an expiring sandbox is looked at again")
-	fs.DurationVar(&c.ShrinkDelay, "shrink-delay", time.Minute, "`time` for which an agent must have been idle and one too many before it goes")
-	fs.IntVar(&c.MaxReconciles, "max-concurrent-reconciles", 16, "`number` of sandboxes reconciled at once")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's own account")
-	fs.IntVar(&c.KubeQPS, "kube-api-qps", 200, "requests a second to the API server")
-	fs.IntVar(&c.KubeBurst, "kube-api-burst", 400, "requests to the API server in a burst")
+	fs.DurationVar(&c.RequeueInterval, "requeue-interval", 5*time.Second, "maximum `time` between retries")
+	fs.DurationVar(&c.DeletionPoll, "deletion-poll-interval", 2*time.Second, "maximum `time` between retries of a deletion")
+	fs.DurationVar(&c.ExpirationCheck, "expiration-check-threshold", 30*time.Second, "`time` before its expire time at which a sandbox is reconciled")
+	fs.DurationVar(&c.ShrinkDelay, "shrink-delay", time.Minute, "`time` for which an idle agent must have been surplus before it is drained")
+	fs.IntVar(&c.MaxReconciles, "max-concurrent-reconciles", 16, "`number` of sandboxes that are reconciled at a time")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the service account of the Pod")
+	fs.IntVar(&c.KubeQPS, "kube-api-qps", 200, "maximum requests per second to the API server")
+	fs.IntVar(&c.KubeBurst, "kube-api-burst", 400, "maximum burst of requests to the API server")
 }
 
 // Validate returns every problem at once, each naming its flag.
@@ -91,7 +91,7 @@ func (c *Config) Validate() error {
 		{"requeue-interval", c.RequeueInterval}, {"deletion-poll-interval", c.DeletionPoll},
 		{"expiration-check-threshold", c.ExpirationCheck}, {"shrink-delay", c.ShrinkDelay},
 	} {
-		require(d.value > 0, "--%s is %s, want more than nothing", d.flag, d.value)
+		require(d.value > 0, "--%s is %s, want a positive duration", d.flag, d.value)
 	}
 	return errors.Join(append(problems, c.Lease.Validate()...)...)
 }

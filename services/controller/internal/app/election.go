@@ -16,20 +16,20 @@ import (
 // leaseName is the name of the Lease that the leader holds.
 const leaseName = "fast-sandbox-controller"
 
-// newLock returns the lock that this process leads by, which gives calls to agents their term. The lead is lost when the
-// Lease cannot be renewed for the deadline: the manager then ends, and with it the process. Nothing is lost by that, for
-// without the API server a controller has nothing to do, and all that it knows it reads again.
+// newLock returns the lock of the leader election, which provides the term for calls to agents. The process ends if it cannot
+// renew the Lease within the deadline. Nothing is lost, because a controller can do nothing without the API server, and reads
+// its whole state again.
 func newLock(cfg Config, api *rest.Config) (*leader.Lock, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("naming this process: %w", err)
 	}
-	// A client of its own: requests of the reconcilers do not keep the Lease waiting.
+	// It has a client of its own, so that it does not wait for requests of the reconcilers.
 	own := rest.CopyConfig(api)
 	own.UserAgent += " (leader-election)"
 	leases, err := coordinationv1.NewForConfig(own)
 	if err != nil {
-		return nil, fmt.Errorf("making the client of the lease: %w", err)
+		return nil, fmt.Errorf("creating the client of the lease: %w", err)
 	}
 	return leader.NewLock(&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: leaseName},

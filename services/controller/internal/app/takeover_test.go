@@ -39,7 +39,7 @@ func TestCanceledCreateIsRepeated(t *testing.T) {
 		state  agentv1.SandboxState
 		reason fault.Reason
 	}{
-		"cancelled":    {stateFailed, fault.Cancelled},
+		"canceled":     {stateFailed, fault.Cancelled},
 		"superseded":   {stateFailed, fault.LeaderSuperseded},
 		"no reason":    {stateFailed, ""},
 		"nothing left": {stateTerminated, fault.Cancelled},

@@ -35,7 +35,7 @@ func (r *Reconciler) drain(ctx context.Context, i *inventory, m *member, reason 
 	if err := r.annotate(ctx, i, m, reason); err != nil {
 		return fmt.Errorf("draining agent %s: %w", m.pod.Name, err)
 	}
-	logr.FromContextOrDiscard(ctx).Info("draining agent", obs.KeyAgent, m.pod.Name, obs.KeyReason, reason, "sandboxes", m.usage.Held)
+	logr.FromContextOrDiscard(ctx).Info("draining agent", obs.KeyAgent, m.pod.Name, obs.KeyReason, reason, obs.KeySandboxes, m.usage.Held)
 	r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentDraining", "DrainAgent",
 		"agent Pod %s accepts no new sandboxes (%s) and is deleted when it has none; it has %d", m.pod.Name, reason, m.usage.Held)
 	return nil

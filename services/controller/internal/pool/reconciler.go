@@ -293,7 +293,7 @@ func (r *Reconciler) deleteFinished(ctx context.Context, i *inventory) error {
 }
 
 func (r *Reconciler) createPods(ctx context.Context, i *inventory, n int) error {
-	logr.FromContextOrDiscard(ctx).Info("creating agents", "count", n, "active", i.load.Active, "pending", i.load.Pending)
+	logr.FromContextOrDiscard(ctx).Info("creating agents", obs.KeyCount, n, obs.KeyActive, i.load.Active, obs.KeyPending, i.load.Pending)
 	for range n {
 		pod, err := r.Injection.Pod(i.pool)
 		if err != nil {

@@ -220,7 +220,7 @@ func (r *Reconciler) advance(ctx context.Context, t *target) (total result, lost
 		old := t.sandbox.Status.Phase
 		moved := t.enter(phase)
 		if moved && phase != lifecycle.Gone {
-			logr.FromContextOrDiscard(ctx).Info("phase changed", "from", old, "to", phase, "event", event.String())
+			logr.FromContextOrDiscard(ctx).Info("phase changed", obs.KeyFrom, old, obs.KeyTo, phase, obs.KeyEvent, event.String())
 		}
 		did, err := r.act(ctx, t, event, actions, total.cause)
 		total = total.merge(did.result)

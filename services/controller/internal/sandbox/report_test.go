@@ -69,7 +69,7 @@ func TestReports(t *testing.T) {
 		{"ended with an unknown code", running, report(stopped), lifecycle.AgentCrashed, "Error"},
 		{"invalid request", bound, failure(fault.ImageNotFound), lifecycle.AgentFailed, "ImageNotFound"},
 		{"invalid request on the fast path", fast, failure(fault.ImageNotFound), lifecycle.AgentFailed, "ImageNotFound"},
-		{"canceled on the fast path", fast, failure(fault.Cancelled), lifecycle.AgentFailed, "Cancelled"},
+		{"canceled on the fast path", fast, failure(fault.Cancelled), lifecycle.AgentFailed, camel(fault.Cancelled)},
 		{"refused to another process", bound, failure(fault.SandboxTerminating), lifecycle.AgentRefused, "SandboxTerminating"},
 		{"terminating", running, report(terminating), 0, ""},
 		{"removed before it ran", bound, report(terminated), lifecycle.Scheduled, ""},

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // reasonTTLExpired is the reason of the Event for a Sandbox that is deleted after ttlAfterFinished.
@@ -44,7 +45,7 @@ func (l *ttl) reconcile(ctx context.Context, t *target) (result, error) {
 	case client.IgnoreNotFound(err) != nil:
 		return result{}, fmt.Errorf("deleting finished sandbox: %w", err)
 	case err == nil:
-		logr.FromContextOrDiscard(ctx).Info("finished sandbox deleted", "finishTime", finish.Time, "ttlAfterFinished", keep.String())
+		logr.FromContextOrDiscard(ctx).Info("finished sandbox deleted", obs.KeyFinishTime, finish.Time, obs.KeyTTLAfterFinished, keep.String())
 		l.events.normal(t.sandbox, reasonTTLExpired, "Delete", fmt.Sprintf("the process ended at %s, and ttlAfterFinished is %s", stamp(finish.Time), keep))
 	}
 	return result{}, nil

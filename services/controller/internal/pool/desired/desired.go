@@ -54,7 +54,7 @@ func Count(p Pool, l Load) int {
 }
 
 // Surge returns how many agents a rollout drains at a time, and so how many Pods a pool may have beyond poolMax: a quarter of
-// poolMax, rounded up, at least one. Draining agents do not count towards poolMax, because long-running sandboxes would keep the
+// poolMax, rounded up, at least one. Draining agents do not count toward poolMax, because long-running sandboxes would keep the
 // pool from its size. Surge keeps a rollout from doubling the pool.
 func Surge(p Pool) int { return max((p.PoolMax+3)/4, 1) }
 

@@ -53,7 +53,7 @@ type sorted struct {
 	// that are not ready.
 	coming  bool
 	unready int
-	// held is the number of agents that count towards the maximum number of Pods.
+	// held is the number of agents that count toward the maximum number of Pods.
 	held int
 }
 
