@@ -11,7 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// TestChanged: the channel is closed by what changes a finding, and by nothing else. Watches depend on both.
+// TestChanged: the channel is closed when a finding changes, and only then. Watches depend on both.
 func TestChanged(t *testing.T) {
 	scan := func(t *testing.T, w *testEnv) { require.NoError(t, w.Scan(t.Context())) }
 	for name, test := range map[string]struct {
