@@ -26,10 +26,9 @@ func podOf(cgroup string) string {
 	return strings.ReplaceAll(m[1], "_", "-")
 }
 
-// leftBundles returns the bundles of containers that wanted selects. They are listed in containerd's mount namespace, in which
-// their paths are valid.
-func (r *Remover) leftBundles(proc string, wanted func(id string) bool) ([]Piece, error) {
-	dir := r.bundles()
+// leftBundles returns the bundles in a directory of the containers that wanted selects. They are listed in containerd's mount
+// namespace, in which their paths are valid.
+func leftBundles(dir, proc string, wanted func(id string) bool) ([]Piece, error) {
 	var out []Piece
 	err := inMountNamespace(filepath.Join(proc, "ns", "mnt"), func() error {
 		entries, err := os.ReadDir(dir)

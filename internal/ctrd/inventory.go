@@ -92,7 +92,7 @@ func (r *Remover) InventoryExcept(ctx context.Context, skip map[string]bool) ([]
 		for _, p := range points {
 			out = append(out, Piece{ID: p.id, Part: PartMount})
 		}
-		bundles, err := r.leftBundles(proc, wanted)
+		bundles, err := leftBundles(r.bundles(), proc, wanted)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing bundles: %w", err))
 		}
