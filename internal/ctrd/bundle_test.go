@@ -57,7 +57,7 @@ func bundles(t *testing.T, h *host, ids ...string) (r *ctrd.Remover, dir, work s
 
 func bundlePieces(t *testing.T, r *ctrd.Remover, known map[string]bool) map[string]string {
 	t.Helper()
-	found, err := r.SurveyBut(t.Context(), known)
+	found, err := r.InventoryExcept(t.Context(), known)
 	require.NoError(t, err)
 	out := map[string]string{}
 	for _, p := range found {
@@ -128,10 +128,10 @@ func TestBundlesAreNotLookedForWithoutContainerdsProcess(t *testing.T) {
 // TestOwnersOfRemnants: the agent that left a remnant is named by a label, or by the path of a cgroup.
 func TestOwnersOfRemnants(t *testing.T) {
 	h := &host{}
-	r := world(t, h)
+	r := newNode(t, h)
 	cgroup := filepath.Join(r.CgroupRoot, "pids", "kubepods", "pod"+owner, "fsb-"+slotC)
 	require.NoError(t, os.MkdirAll(cgroup, 0o700))
-	found, err := r.Survey(t.Context())
+	found, err := r.Inventory(t.Context())
 	require.NoError(t, err)
 	owners := map[string]string{}
 	for _, p := range found {

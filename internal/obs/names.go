@@ -89,7 +89,6 @@ const (
 	KeyRole           = "role"
 	KeyTerm           = "term"
 	KeyPreviousTerm   = "previousTerm"
-	KeySandboxes      = "sandboxes"
 	KeyRemoved        = "removed"
 	KeyLogsRemoved    = "logsRemoved"
 )
