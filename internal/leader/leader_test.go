@@ -213,7 +213,7 @@ func TestALeaderLeadsOnWhileTheAPIServerIsAway(t *testing.T) {
 	})
 }
 
-func TestADeposedLeaderEnds(t *testing.T) {
+func TestLeaderEndsWhenItLosesLeadership(t *testing.T) {
 	s := &server{}
 	a := start(t, s, "a")
 	eventually(t, "a leads", a.leads)

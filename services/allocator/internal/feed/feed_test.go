@@ -107,7 +107,7 @@ func TestSnapshotDeltaHeartbeatLeft(t *testing.T) {
 	require.False(t, f.sink.afterLeft, "nothing follows Left")
 }
 
-func TestWatchesAnew(t *testing.T) {
+func TestWatchesAgain(t *testing.T) {
 	tests := map[string]struct {
 		silence time.Duration
 		script  func(*fakeagent.Agent)
@@ -125,7 +125,7 @@ func TestWatchesAnew(t *testing.T) {
 	}
 }
 
-func TestAnotherAgentAtTheAddressIsNotHeard(t *testing.T) {
+func TestAnotherAgentAtTheAddressIsIgnored(t *testing.T) {
 	f := start(t, 0, nil)
 	f.feed.SetPod(&agentv1.AgentInfo{PodUid: "other"}, "one")
 	require.Eventually(t, func() bool { return f.agent.Watches() >= 2 }, 5*time.Second, 2*time.Millisecond)

@@ -25,7 +25,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// SandboxState is an agent's word on a sandbox.
+// SandboxState is the state of a sandbox on its agent.
 type SandboxState int32
 
 const (
@@ -33,15 +33,15 @@ const (
 	SandboxState_SANDBOX_STATE_UNSPECIFIED SandboxState = 0
 	// Its container is being created.
 	SandboxState_SANDBOX_STATE_CREATING SandboxState = 1
-	// Its process runs.
+	// Its process is running.
 	SandboxState_SANDBOX_STATE_RUNNING SandboxState = 2
-	// Its process has ended; the container is kept until it is deleted.
+	// Its process has ended. The container is kept until it is deleted; it holds no capacity and no ports.
 	SandboxState_SANDBOX_STATE_STOPPED SandboxState = 3
 	// It could not be created.
 	SandboxState_SANDBOX_STATE_FAILED SandboxState = 4
 	// It is being deleted.
 	SandboxState_SANDBOX_STATE_TERMINATING SandboxState = 5
-	// Its container is deleted and cleaned up.
+	// Its container and everything that belonged to it are deleted.
 	SandboxState_SANDBOX_STATE_TERMINATED SandboxState = 6
 )
 
@@ -94,13 +94,13 @@ func (SandboxState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
-// PinnedImageState is where an agent is with a pinned image.
+// PinnedImageState is the state of a pinned image on an agent's node.
 type PinnedImageState int32
 
 const (
 	// Not known.
 	PinnedImageState_PINNED_IMAGE_STATE_UNSPECIFIED PinnedImageState = 0
-	// The image is being pulled, or waits for that.
+	// The image is being pulled, or waits to be pulled.
 	PinnedImageState_PINNED_IMAGE_STATE_PULLING PinnedImageState = 1
 	// The image is on the node and is kept from the kubelet's image garbage collection.
 	PinnedImageState_PINNED_IMAGE_STATE_READY PinnedImageState = 2
@@ -151,26 +151,26 @@ func (PinnedImageState) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
-// CreateStage is how far a create has come. A create that claims a slot has the stage CLAIM and no TASK; on the cold path
-// it is the other way round.
+// CreateStage is a stage of a create. A create that claims a slot has the stage CLAIM; one on the cold path has the stage TASK
+// instead.
 type CreateStage int32
 
 const (
 	// Not known.
 	CreateStage_CREATE_STAGE_UNSPECIFIED CreateStage = 0
-	// The agent has room and has taken the sandbox in.
+	// The agent has admitted the sandbox.
 	CreateStage_CREATE_STAGE_ADMITTED CreateStage = 1
 	// The image is on the node and unpacked.
 	CreateStage_CREATE_STAGE_IMAGE CreateStage = 2
-	// The root file system is there.
+	// The snapshot of the root file system exists.
 	CreateStage_CREATE_STAGE_SNAPSHOT CreateStage = 3
-	// The container with its durable record is in containerd.
+	// The container, with its durable record, exists in containerd.
 	CreateStage_CREATE_STAGE_CONTAINER CreateStage = 4
 	// The task is created.
 	CreateStage_CREATE_STAGE_TASK CreateStage = 5
-	// The process runs.
+	// The process is running.
 	CreateStage_CREATE_STAGE_STARTED CreateStage = 6
-	// A started slot has taken the sandbox in: its root file system is built.
+	// A slot was claimed and its root file system is mounted.
 	CreateStage_CREATE_STAGE_CLAIM CreateStage = 7
 )
 
@@ -225,17 +225,17 @@ func (CreateStage) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
-// DeleteStage is how far a delete has come.
+// DeleteStage is a stage of a delete.
 type DeleteStage int32
 
 const (
 	// Not known.
 	DeleteStage_DELETE_STAGE_UNSPECIFIED DeleteStage = 0
-	// The process was asked to end.
+	// SIGTERM was sent.
 	DeleteStage_DELETE_STAGE_SIGTERM_SENT DeleteStage = 1
-	// The grace period is over and the process was killed.
+	// SIGKILL was sent.
 	DeleteStage_DELETE_STAGE_SIGKILL_SENT DeleteStage = 2
-	// Container, snapshot and everything else is gone.
+	// The container, its snapshot and everything else that belonged to it are deleted.
 	DeleteStage_DELETE_STAGE_REMOVED DeleteStage = 3
 )
 
@@ -282,8 +282,8 @@ func (DeleteStage) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
-// Fence says which container of which sandbox on which agent a call means. An agent refuses a call whose fence is not
-// the one in force with FAILED_PRECONDITION, reason FENCE_MISMATCH; it never guesses.
+// Fence identifies one container of one sandbox on one agent. An agent refuses a call whose fence is not the current one
+// with FAILED_PRECONDITION, reason FENCE_MISMATCH.
 type Fence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Uid of the sandbox.
@@ -347,11 +347,11 @@ func (x *Fence) GetAgentUid() string {
 	return ""
 }
 
-// SandboxRecord is all that an agent is told of a sandbox. It is kept on the container, so that whoever lost its memory
-// can rebuild the sandbox, its custom resource included.
+// SandboxRecord is the whole description of a sandbox that an agent receives. It is stored with the container, so that an agent
+// or an allocator that lost its memory can rebuild the sandbox, its custom resource included.
 type SandboxRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which container this is.
+	// Identity of the container.
 	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Namespace of the sandbox.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -359,17 +359,17 @@ type SandboxRecord struct {
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// Labels of the sandbox.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// What to run, as the caller asked for it.
+	// The caller's spec.
 	Spec *v1.SandboxSpec `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
-	// Limits in force: the spec's with the pool's defaults filled in.
+	// Effective limits: those of the spec, completed by the pool's defaults.
 	Limits *v1.ResourceLimits `protobuf:"bytes,6,opt,name=limits,proto3" json:"limits,omitempty"`
 	// The create call's request_id.
 	RequestId string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// W3C traceparent of the create call; the process finds it in its environment as TRACEPARENT.
+	// W3C traceparent of the create call; the process has it in its environment as TRACEPARENT.
 	Traceparent string `protobuf:"bytes,8,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// When the sandbox was accepted.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// How its create was made durable.
+	// The effective consistency mode of its create.
 	ConsistencyMode v1.ConsistencyMode `protobuf:"varint,10,opt,name=consistency_mode,json=consistencyMode,proto3,enum=fastsandbox.sandbox.v1.ConsistencyMode" json:"consistency_mode,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -475,11 +475,11 @@ func (x *SandboxRecord) GetConsistencyMode() v1.ConsistencyMode {
 	return v1.ConsistencyMode(0)
 }
 
-// Tombstone is a sandbox that its owner deleted while the API server may still hold, or get to hold, its custom resource.
-// The agent that ran it keeps the tombstone durably until it is told to forget it.
+// Tombstone records the deletion of a sandbox whose custom resource may still exist, or may still be written. The agent that
+// ran the sandbox stores the tombstone durably until ForgetTombstone.
 type Tombstone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which container it was.
+	// Identity of the container.
 	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Namespace of the sandbox.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -585,10 +585,10 @@ func (x *Tombstone) GetTraceparent() string {
 	return ""
 }
 
-// SandboxReport is what an agent knows of one sandbox.
+// SandboxReport is an agent's report on one sandbox.
 type SandboxReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the agent was told.
+	// The record that the agent received.
 	Record *SandboxRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
 	// Its state.
 	State SandboxState `protobuf:"varint,2,opt,name=state,proto3,enum=fastsandbox.agent.v1.SandboxState" json:"state,omitempty"`
@@ -596,19 +596,19 @@ type SandboxReport struct {
 	ContainerId string `protobuf:"bytes,3,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 	// Addresses (host:port) of the exposed ports.
 	Endpoints []string `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// Exit code, once the process has ended.
+	// Exit code of the process. Unset: it has not ended.
 	ExitCode *int32 `protobuf:"varint,5,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
-	// A word on the state for machines: `Completed`, `Error`, `OOMKilled`.
+	// Reason of the state, for machines: `Completed`, `Error`, `OOMKilled`.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	// A sentence on the state for people.
+	// Reason of the state, for people.
 	Message string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
 	// When the process started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	// When the process ended.
 	FinishTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=finish_time,json=finishTime,proto3" json:"finish_time,omitempty"`
-	// Whether the agent was told that the custom resource is written.
+	// Whether MarkPersisted confirmed that the custom resource is written.
 	Persisted bool `protobuf:"varint,10,opt,name=persisted,proto3" json:"persisted,omitempty"`
-	// How its container came to run. Unspecified while it does not run yet.
+	// How its container was started. Unspecified: not started.
 	StartPath     v1.StartPath `protobuf:"varint,11,opt,name=start_path,json=startPath,proto3,enum=fastsandbox.sandbox.v1.StartPath" json:"start_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -721,7 +721,7 @@ func (x *SandboxReport) GetStartPath() v1.StartPath {
 	return v1.StartPath(0)
 }
 
-// AgentInfo is what does not change while an agent lives.
+// AgentInfo has the properties of an agent that do not change while it runs.
 type AgentInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the agent's Pod.
@@ -736,13 +736,13 @@ type AgentInfo struct {
 	NodeName string `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// IP of the agent's Pod, which its sandboxes share.
 	PodIp string `protobuf:"bytes,6,opt,name=pod_ip,json=podIp,proto3" json:"pod_ip,omitempty"`
-	// Number of sandboxes that the agent takes.
+	// Number of sandboxes that the agent can run at once.
 	Capacity int32 `protobuf:"varint,7,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	// containerd runtime name of its sandboxes.
 	RuntimeHandler string `protobuf:"bytes,8,opt,name=runtime_handler,json=runtimeHandler,proto3" json:"runtime_handler,omitempty"`
 	// Version of the agent.
 	Version string `protobuf:"bytes,9,opt,name=version,proto3" json:"version,omitempty"`
-	// TCP ports that the agent itself uses and no sandbox can have.
+	// TCP ports that the agent uses itself. No sandbox can have them.
 	ReservedPorts []int32 `protobuf:"varint,10,rep,packed,name=reserved_ports,json=reservedPorts,proto3" json:"reserved_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -848,15 +848,15 @@ func (x *AgentInfo) GetReservedPorts() []int32 {
 	return nil
 }
 
-// SlotStatus is how an agent is off for slots: containers that are started ahead of time, wait without an image, and
-// become a sandbox by being claimed.
+// SlotStatus is the state of an agent's slots: containers that are started ahead of time without an image and become a
+// sandbox when they are claimed.
 type SlotStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Slots that are started and not claimed.
+	// Number of started, unclaimed slots.
 	Free int32 `protobuf:"varint,1,opt,name=free,proto3" json:"free,omitempty"`
-	// Slots that the agent means to keep free now: what its pool wants, and no more than it has free places.
+	// Number of free slots that the agent wants: what its pool demands, limited by its free capacity.
 	Wanted int32 `protobuf:"varint,2,opt,name=wanted,proto3" json:"wanted,omitempty"`
-	// Why it keeps none although its pool wants some, a sentence for people; empty otherwise.
+	// Why the agent keeps no slots although its pool demands some, for people. Empty otherwise.
 	OffReason     string `protobuf:"bytes,3,opt,name=off_reason,json=offReason,proto3" json:"off_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -913,22 +913,22 @@ func (x *SlotStatus) GetOffReason() string {
 	return ""
 }
 
-// AgentSnapshot is an agent's whole state.
+// AgentSnapshot is the whole state of an agent.
 type AgentSnapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who it is.
+	// Its properties.
 	Info *AgentInfo `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
 	// All its sandboxes.
 	Sandboxes []*SandboxReport `protobuf:"bytes,2,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
-	// Normalised references of all images on its node.
+	// Normalized references of all images on its node.
 	Images []string `protobuf:"bytes,3,rep,name=images,proto3" json:"images,omitempty"`
-	// Whether it takes new sandboxes.
+	// Whether it accepts new sandboxes.
 	Accepting bool `protobuf:"varint,4,opt,name=accepting,proto3" json:"accepting,omitempty"`
-	// Why it takes none; empty while it does. `Draining` after Drain.
+	// Why it accepts none: `Draining` after Drain. Empty while it accepts.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
 	// All its tombstones.
 	Tombstones []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
-	// Its slots. Unset: it knows none.
+	// Its slots. Unset: it does not support slots.
 	Slots *SlotStatus `protobuf:"bytes,7,opt,name=slots,proto3" json:"slots,omitempty"`
 	// Images that it keeps on its node, as SetPinnedImages named them.
 	PinnedImages  []*PinnedImage `protobuf:"bytes,8,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
@@ -1022,26 +1022,26 @@ func (x *AgentSnapshot) GetPinnedImages() []*PinnedImage {
 	return nil
 }
 
-// AgentDelta is what changed in an agent's state.
+// AgentDelta is a change of an agent's state.
 type AgentDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Sandboxes that are new or changed, whole. One in the state TERMINATED is gone after this.
+	// Complete reports of new and changed sandboxes. TERMINATED is the last report of a sandbox.
 	Sandboxes []*SandboxReport `protobuf:"bytes,1,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
-	// Images that came to the node.
+	// Images that were added to the node.
 	ImagesAdded []string `protobuf:"bytes,2,rep,name=images_added,json=imagesAdded,proto3" json:"images_added,omitempty"`
-	// Images that left the node.
+	// Images that were removed from the node.
 	ImagesRemoved []string `protobuf:"bytes,3,rep,name=images_removed,json=imagesRemoved,proto3" json:"images_removed,omitempty"`
-	// Set if accepting changed.
+	// Whether it accepts new sandboxes, if that changed.
 	Accepting *bool `protobuf:"varint,4,opt,name=accepting,proto3,oneof" json:"accepting,omitempty"`
-	// Why it takes none; empty while it does. `Draining` after Drain.
+	// Why it accepts none: `Draining` after Drain. Empty while it accepts.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
-	// Tombstones that are new.
+	// New tombstones.
 	TombstonesAdded []*Tombstone `protobuf:"bytes,6,rep,name=tombstones_added,json=tombstonesAdded,proto3" json:"tombstones_added,omitempty"`
-	// Tombstones that were forgotten.
+	// Tombstones that were deleted.
 	TombstonesRemoved []*Fence `protobuf:"bytes,7,rep,name=tombstones_removed,json=tombstonesRemoved,proto3" json:"tombstones_removed,omitempty"`
-	// Its slots, whole, if anything of them changed.
+	// Complete state of its slots, if it changed.
 	Slots *SlotStatus `protobuf:"bytes,8,opt,name=slots,proto3" json:"slots,omitempty"`
-	// Its pinned images, whole, if anything of them changed.
+	// Complete list of its pinned images, if it changed.
 	PinnedImages  *PinnedImages `protobuf:"bytes,9,opt,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1140,7 +1140,7 @@ func (x *AgentDelta) GetPinnedImages() *PinnedImages {
 	return nil
 }
 
-// PinnedImages is the whole list of an agent's pinned images.
+// PinnedImages is the complete list of an agent's pinned images.
 type PinnedImages struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The images, in the order of SetPinnedImages.
@@ -1250,14 +1250,14 @@ func (x *PinnedImage) GetMessage() string {
 	return ""
 }
 
-// PullProgress is how far an image pull has come.
+// PullProgress is the progress of an image pull.
 type PullProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes that are there.
+	// Bytes that are downloaded.
 	DownloadedBytes int64 `protobuf:"varint,1,opt,name=downloaded_bytes,json=downloadedBytes,proto3" json:"downloaded_bytes,omitempty"`
-	// Bytes that are known to be needed; grows while manifests are read.
+	// Bytes that are known to be needed. Grows while manifests are read.
 	TotalBytes int64 `protobuf:"varint,2,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	// What is being done: `resolving`, `downloading`, `unpacking`, `done`.
+	// Current phase: `resolving`, `downloading`, `unpacking`, `done`.
 	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Time since the pull began.
 	Elapsed       *durationpb.Duration `protobuf:"bytes,4,opt,name=elapsed,proto3" json:"elapsed,omitempty"`

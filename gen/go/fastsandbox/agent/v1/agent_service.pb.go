@@ -24,12 +24,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// CreateSandboxRequest asks an agent for a sandbox.
+// CreateSandboxRequest describes the sandbox to create.
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sandbox.
 	Record *SandboxRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
-	// Whether its custom resource is written already (strong mode).
+	// Whether its custom resource is already written (strong mode).
 	Persisted     bool `protobuf:"varint,2,opt,name=persisted,proto3" json:"persisted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -79,14 +79,14 @@ func (x *CreateSandboxRequest) GetPersisted() bool {
 	return false
 }
 
-// CreateSandboxResponse tells of a stage that was reached.
+// CreateSandboxResponse reports a stage of a create.
 type CreateSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stage.
 	Stage CreateStage `protobuf:"varint,1,opt,name=stage,proto3,enum=fastsandbox.agent.v1.CreateStage" json:"stage,omitempty"`
 	// Time spent in this stage alone.
 	Duration *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
-	// The sandbox, with STARTED.
+	// The sandbox. Set with STARTED.
 	Report        *SandboxReport `protobuf:"bytes,3,opt,name=report,proto3" json:"report,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -143,17 +143,17 @@ func (x *CreateSandboxResponse) GetReport() *SandboxReport {
 	return nil
 }
 
-// DeleteSandboxRequest asks an agent to end a sandbox.
+// DeleteSandboxRequest names the sandbox to delete.
 type DeleteSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// Identity of the container.
 	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
-	// Time between SIGTERM and SIGKILL. Unset: the sandbox's own. In a repeated call, one that is set replaces that of the
-	// calls before, longer or shorter, counted from the first SIGTERM.
+	// Time between SIGTERM and SIGKILL. Unset: the sandbox's own. In a repeated call, a set value replaces that of earlier calls,
+	// longer or shorter, and counts from the first SIGTERM. An unset value changes nothing.
 	GracePeriod *durationpb.Duration `protobuf:"bytes,2,opt,name=grace_period,json=gracePeriod,proto3" json:"grace_period,omitempty"`
-	// Set if the sandbox itself is deleted, not only this container of it, and the API server does not know that yet. The
-	// agent keeps the tombstone durably, from before the container is touched until ForgetTombstone, and carries the
-	// deletion on after a restart. Its fence equals the request's.
+	// Set if the sandbox itself is deleted, not only this container, and the API server does not know that yet. The agent stores
+	// the tombstone durably, from before it touches the container until ForgetTombstone, and resumes the deletion after a
+	// restart. Its fence equals that of the request.
 	Tombstone     *Tombstone `protobuf:"bytes,3,opt,name=tombstone,proto3" json:"tombstone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -210,12 +210,12 @@ func (x *DeleteSandboxRequest) GetTombstone() *Tombstone {
 	return nil
 }
 
-// DeleteSandboxResponse tells of a stage that was reached.
+// DeleteSandboxResponse reports a stage of a delete.
 type DeleteSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stage.
 	Stage DeleteStage `protobuf:"varint,1,opt,name=stage,proto3,enum=fastsandbox.agent.v1.DeleteStage" json:"stage,omitempty"`
-	// The process's exit code, with REMOVED, where it is known.
+	// Exit code of the process, if known. Set with REMOVED.
 	ExitCode      *int32 `protobuf:"varint,2,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -268,7 +268,7 @@ func (x *DeleteSandboxResponse) GetExitCode() int32 {
 // MarkPersistedRequest names a sandbox whose custom resource is written.
 type MarkPersistedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// Identity of the container.
 	Fence         *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -348,10 +348,10 @@ func (*MarkPersistedResponse) Descriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{5}
 }
 
-// ForgetTombstoneRequest names a tombstone.
+// ForgetTombstoneRequest names the tombstone to delete.
 type ForgetTombstoneRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// Identity of the container.
 	Fence         *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -431,7 +431,7 @@ func (*ForgetTombstoneResponse) Descriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{7}
 }
 
-// AnnounceLeaderRequest is empty: the term is in the metadata.
+// AnnounceLeaderRequest is empty. The term is in the metadata.
 type AnnounceLeaderRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -505,12 +505,12 @@ func (*AnnounceLeaderResponse) Descriptor() ([]byte, []int) {
 	return file_fastsandbox_agent_v1_agent_service_proto_rawDescGZIP(), []int{9}
 }
 
-// DrainRequest names the agent that is meant.
+// DrainRequest names the agent to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Uid of the agent's Pod; another agent refuses with FENCE_MISMATCH.
 	AgentUid string `protobuf:"bytes,1,opt,name=agent_uid,json=agentUid,proto3" json:"agent_uid,omitempty"`
-	// Take new sandboxes again.
+	// Accept new sandboxes again.
 	Resume        bool `protobuf:"varint,2,opt,name=resume,proto3" json:"resume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -560,10 +560,10 @@ func (x *DrainRequest) GetResume() bool {
 	return false
 }
 
-// DrainResponse tells what is left.
+// DrainResponse reports what remains on the agent.
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of sandboxes that the agent has, in whatever state, creates and deletes that run included.
+	// Number of sandboxes in any state, running creates and deletes included.
 	Sandboxes     int32 `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -646,13 +646,13 @@ func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
 // WatchStatusResponse is one message of an agent's status.
 type WatchStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names one life of the agent process.
+	// Identifies one run of the agent process.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Number of this message in its watch: 1 for the snapshot.
 	Sequence int64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// When it was sent, by the agent's clock.
+	// When it was sent, on the agent's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
-	// What it carries. None: a heartbeat.
+	// Content of the message. None: a heartbeat.
 	//
 	// Types that are valid to be assigned to Content:
 	//
@@ -744,7 +744,7 @@ type isWatchStatusResponse_Content interface {
 }
 
 type WatchStatusResponse_Snapshot struct {
-	// The whole state; always the first message and only it.
+	// The whole state. Only the first message of a watch has it.
 	Snapshot *AgentSnapshot `protobuf:"bytes,4,opt,name=snapshot,proto3,oneof"`
 }
 
@@ -757,16 +757,17 @@ func (*WatchStatusResponse_Snapshot) isWatchStatusResponse_Content() {}
 
 func (*WatchStatusResponse_Delta) isWatchStatusResponse_Content() {}
 
-// StreamLogsRequest asks for a sandbox's output.
+// StreamLogsRequest selects output of a sandbox.
 type StreamLogsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// Identity of the container.
 	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
-	// Go on with what is written later.
+	// Continue with output that is written later.
 	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
-	// Only the last so many lines. Unset: all that is kept.
+	// Only this many of the last lines. Unset: all lines that are kept.
 	TailLines *int64 `protobuf:"varint,3,opt,name=tail_lines,json=tailLines,proto3,oneof" json:"tail_lines,omitempty"`
-	// Only what was written since this time, at a resolution of about a second; never less than asked for.
+	// Only output since this time, with a resolution of about one second. Older output may be included, newer is never
+	// omitted.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -922,12 +923,12 @@ func (x *PullImageRequest) GetImage() string {
 	return ""
 }
 
-// PullImageResponse is progress; the last one has the phase `done`.
+// PullImageResponse reports progress. The last message has the phase `done`.
 type PullImageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How far the pull has come.
+	// Progress of the pull.
 	Progress *PullProgress `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"`
-	// Normalised reference of the image, with `done`.
+	// Normalized reference of the image. Set with `done`.
 	Image         string `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -37,40 +37,40 @@ const (
 //
 // AgentService is served by each agent, for the allocator and the controller.
 //
-// Calls on one sandbox are carried out one after the other. Every call on a sandbox carries a fence.
+// Calls on one sandbox are executed one after the other. Every call on a sandbox has a fence.
 //
-// Callers are leaders of their kind (allocator, controller: the role in the caller's certificate). The metadata key
-// `fast-sandbox-term` carries the leader's term, a number that grows with each change of leader. An agent remembers,
-// durably, the highest term of each kind that it has seen, and refuses every call but WatchStatus and StreamLogs that
-// carries a lower one, or none, with FAILED_PRECONDITION, reason LEADER_SUPERSEDED, the highest term in the metadata `term`.
+// Callers are the leaders of their role (allocator or controller, by the caller's certificate). The metadata key
+// `fast-sandbox-term` has the leader's term, a number that grows with each change of leader. An agent stores the highest term of
+// each role durably. It refuses every call except WatchStatus and StreamLogs that has a lower term, or none, with
+// FAILED_PRECONDITION, reason LEADER_SUPERSEDED, and the highest term in the metadata `term`.
 type AgentServiceClient interface {
-	// CreateSandbox creates and starts one container and sends each stage as it is reached; the last message carries
-	// STARTED and the report. A failure is the stream's status, and then nothing of the sandbox is left. Repeating a call
-	// whose sandbox exists with the same fence answers STARTED at once; with another record it is ALREADY_EXISTS. A caller
-	// that leaves before STARTED cancels the create.
+	// CreateSandbox creates and starts one container and sends each stage when it is reached. The last message has STARTED and
+	// the report. A failure is the status of the stream, and then nothing of the sandbox remains. If the sandbox exists with the
+	// same fence, a repeated call returns STARTED at once, or ALREADY_EXISTS if its record differs. A caller that cancels before
+	// STARTED cancels the create.
 	CreateSandbox(ctx context.Context, in *CreateSandboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateSandboxResponse], error)
-	// DeleteSandbox ends a sandbox and removes all that belonged to it, and sends each stage as it is reached, REMOVED
-	// last. A sandbox that is not there is REMOVED at once, and a create with its fence that comes later is refused. It
-	// goes on when the caller leaves. Safe to retry.
+	// DeleteSandbox terminates a sandbox, deletes everything that belonged to it, and sends each stage when it is reached. REMOVED
+	// is the last. For a sandbox that does not exist it returns REMOVED at once, and a later create with that fence is
+	// refused. The deletion continues when the caller cancels. Safe to retry.
 	DeleteSandbox(ctx context.Context, in *DeleteSandboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeleteSandboxResponse], error)
-	// MarkPersisted tells that the sandbox's custom resource is written. Safe to retry.
+	// MarkPersisted records that the sandbox's custom resource is written. Safe to retry.
 	MarkPersisted(ctx context.Context, in *MarkPersistedRequest, opts ...grpc.CallOption) (*MarkPersistedResponse, error)
-	// ForgetTombstone tells that the custom resource of a deleted sandbox is gone, or certainly going. One that is not there
-	// is forgotten already. Safe to retry.
+	// ForgetTombstone deletes a tombstone, because the custom resource of the deleted sandbox no longer exists or is being
+	// deleted. It succeeds if there is no such tombstone. Safe to retry.
 	ForgetTombstone(ctx context.Context, in *ForgetTombstoneRequest, opts ...grpc.CallOption) (*ForgetTombstoneResponse, error)
-	// AnnounceLeader does nothing but carry the caller's term: from here on calls of a lower term are refused.
+	// AnnounceLeader only transmits the caller's term: the agent then refuses calls of a lower term.
 	AnnounceLeader(ctx context.Context, in *AnnounceLeaderRequest, opts ...grpc.CallOption) (*AnnounceLeaderResponse, error)
-	// Drain has the agent take no new sandboxes, durably, also across restarts, and tells how many it still has. Creates
-	// that were admitted before count; none is admitted after. Safe to retry.
+	// Drain makes the agent refuse new sandboxes, durably across restarts, and returns how many it still has. Creates that were
+	// admitted before count; none is admitted afterwards. Safe to retry.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
-	// WatchStatus sends a snapshot and then deltas, without end. Messages of one epoch (one life of the agent process)
-	// are numbered without gaps from the snapshot on; a receiver that sees a gap or another epoch watches anew. At least
-	// each second something is sent, an empty heartbeat if nothing happened.
+	// WatchStatus sends a snapshot and then deltas, without end. An epoch is one run of the agent process; its messages are
+	// numbered without gaps from the snapshot. A receiver that sees a gap or another epoch watches again. A message is sent at
+	// least once a second: a heartbeat without content if nothing changed.
 	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
-	// StreamLogs sends what the sandbox's process wrote to stdout and stderr. With follow it goes on until the process has
-	// ended and all is sent.
+	// StreamLogs sends the output of the sandbox's process to stdout and stderr. With follow it continues until the process has
+	// ended and everything is sent.
 	StreamLogs(ctx context.Context, in *StreamLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamLogsResponse], error)
-	// PullImage brings an image to the node and sends progress. Pulls of one image share one download. Safe to retry.
+	// PullImage pulls an image to the node and sends progress. Pulls of one image share one download. Safe to retry.
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullImageResponse], error)
 	// SetPinnedImages replaces the list of images that the agent pulls ahead and keeps on its node, durably. It returns at
 	// once; WatchStatus reports the state of each image. An image that is no longer listed is kept only while a sandbox uses
@@ -237,40 +237,40 @@ func (c *agentServiceClient) SetPinnedImages(ctx context.Context, in *SetPinnedI
 //
 // AgentService is served by each agent, for the allocator and the controller.
 //
-// Calls on one sandbox are carried out one after the other. Every call on a sandbox carries a fence.
+// Calls on one sandbox are executed one after the other. Every call on a sandbox has a fence.
 //
-// Callers are leaders of their kind (allocator, controller: the role in the caller's certificate). The metadata key
-// `fast-sandbox-term` carries the leader's term, a number that grows with each change of leader. An agent remembers,
-// durably, the highest term of each kind that it has seen, and refuses every call but WatchStatus and StreamLogs that
-// carries a lower one, or none, with FAILED_PRECONDITION, reason LEADER_SUPERSEDED, the highest term in the metadata `term`.
+// Callers are the leaders of their role (allocator or controller, by the caller's certificate). The metadata key
+// `fast-sandbox-term` has the leader's term, a number that grows with each change of leader. An agent stores the highest term of
+// each role durably. It refuses every call except WatchStatus and StreamLogs that has a lower term, or none, with
+// FAILED_PRECONDITION, reason LEADER_SUPERSEDED, and the highest term in the metadata `term`.
 type AgentServiceServer interface {
-	// CreateSandbox creates and starts one container and sends each stage as it is reached; the last message carries
-	// STARTED and the report. A failure is the stream's status, and then nothing of the sandbox is left. Repeating a call
-	// whose sandbox exists with the same fence answers STARTED at once; with another record it is ALREADY_EXISTS. A caller
-	// that leaves before STARTED cancels the create.
+	// CreateSandbox creates and starts one container and sends each stage when it is reached. The last message has STARTED and
+	// the report. A failure is the status of the stream, and then nothing of the sandbox remains. If the sandbox exists with the
+	// same fence, a repeated call returns STARTED at once, or ALREADY_EXISTS if its record differs. A caller that cancels before
+	// STARTED cancels the create.
 	CreateSandbox(*CreateSandboxRequest, grpc.ServerStreamingServer[CreateSandboxResponse]) error
-	// DeleteSandbox ends a sandbox and removes all that belonged to it, and sends each stage as it is reached, REMOVED
-	// last. A sandbox that is not there is REMOVED at once, and a create with its fence that comes later is refused. It
-	// goes on when the caller leaves. Safe to retry.
+	// DeleteSandbox terminates a sandbox, deletes everything that belonged to it, and sends each stage when it is reached. REMOVED
+	// is the last. For a sandbox that does not exist it returns REMOVED at once, and a later create with that fence is
+	// refused. The deletion continues when the caller cancels. Safe to retry.
 	DeleteSandbox(*DeleteSandboxRequest, grpc.ServerStreamingServer[DeleteSandboxResponse]) error
-	// MarkPersisted tells that the sandbox's custom resource is written. Safe to retry.
+	// MarkPersisted records that the sandbox's custom resource is written. Safe to retry.
 	MarkPersisted(context.Context, *MarkPersistedRequest) (*MarkPersistedResponse, error)
-	// ForgetTombstone tells that the custom resource of a deleted sandbox is gone, or certainly going. One that is not there
-	// is forgotten already. Safe to retry.
+	// ForgetTombstone deletes a tombstone, because the custom resource of the deleted sandbox no longer exists or is being
+	// deleted. It succeeds if there is no such tombstone. Safe to retry.
 	ForgetTombstone(context.Context, *ForgetTombstoneRequest) (*ForgetTombstoneResponse, error)
-	// AnnounceLeader does nothing but carry the caller's term: from here on calls of a lower term are refused.
+	// AnnounceLeader only transmits the caller's term: the agent then refuses calls of a lower term.
 	AnnounceLeader(context.Context, *AnnounceLeaderRequest) (*AnnounceLeaderResponse, error)
-	// Drain has the agent take no new sandboxes, durably, also across restarts, and tells how many it still has. Creates
-	// that were admitted before count; none is admitted after. Safe to retry.
+	// Drain makes the agent refuse new sandboxes, durably across restarts, and returns how many it still has. Creates that were
+	// admitted before count; none is admitted afterwards. Safe to retry.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
-	// WatchStatus sends a snapshot and then deltas, without end. Messages of one epoch (one life of the agent process)
-	// are numbered without gaps from the snapshot on; a receiver that sees a gap or another epoch watches anew. At least
-	// each second something is sent, an empty heartbeat if nothing happened.
+	// WatchStatus sends a snapshot and then deltas, without end. An epoch is one run of the agent process; its messages are
+	// numbered without gaps from the snapshot. A receiver that sees a gap or another epoch watches again. A message is sent at
+	// least once a second: a heartbeat without content if nothing changed.
 	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
-	// StreamLogs sends what the sandbox's process wrote to stdout and stderr. With follow it goes on until the process has
-	// ended and all is sent.
+	// StreamLogs sends the output of the sandbox's process to stdout and stderr. With follow it continues until the process has
+	// ended and everything is sent.
 	StreamLogs(*StreamLogsRequest, grpc.ServerStreamingServer[StreamLogsResponse]) error
-	// PullImage brings an image to the node and sends progress. Pulls of one image share one download. Safe to retry.
+	// PullImage pulls an image to the node and sends progress. Pulls of one image share one download. Safe to retry.
 	PullImage(*PullImageRequest, grpc.ServerStreamingServer[PullImageResponse]) error
 	// SetPinnedImages replaces the list of images that the agent pulls ahead and keeps on its node, durably. It returns at
 	// once; WatchStatus reports the state of each image. An image that is no longer listed is kept only while a sandbox uses

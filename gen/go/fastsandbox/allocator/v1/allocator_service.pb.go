@@ -33,15 +33,15 @@ type WatchAgentsResponse_Type int32
 const (
 	// Not known.
 	WatchAgentsResponse_TYPE_UNSPECIFIED WatchAgentsResponse_Type = 0
-	// The agent came to be, changed as a whole, or existed when the watch began. `sandboxes` is all that it has: a
-	// sandbox that was known of it and is not listed is gone from it. Of one that is persisted the record tells no more than
-	// whose it is: fence, namespace, name, create_time; all the rest is in its custom resource.
+	// The agent is new, changed as a whole, or existed when the watch began. `sandboxes` lists all its sandboxes: one that is
+	// not listed no longer exists on it. The record of a persisted sandbox has only fence, namespace, name and create_time;
+	// its custom resource has the rest.
 	WatchAgentsResponse_TYPE_AGENT WatchAgentsResponse_Type = 1
-	// The sandboxes listed are new or changed on the agent. None is listed if only `agent` has changed.
+	// The listed sandboxes are new or changed on the agent. None is listed if only `agent` changed.
 	WatchAgentsResponse_TYPE_SANDBOXES WatchAgentsResponse_Type = 2
-	// The agent's Pod is gone, and its sandboxes with it.
+	// The agent's Pod no longer exists, nor do its sandboxes.
 	WatchAgentsResponse_TYPE_AGENT_GONE WatchAgentsResponse_Type = 3
-	// All that existed when the watch began has been sent.
+	// All agents that existed when the watch began have been sent.
 	WatchAgentsResponse_TYPE_SYNCED WatchAgentsResponse_Type = 4
 )
 
@@ -93,7 +93,7 @@ func (WatchAgentsResponse_Type) EnumDescriptor() ([]byte, []int) {
 // Assignment is where a sandbox runs.
 type Assignment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which container on which agent.
+	// Identity of the container.
 	Fence *v1.Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Name of the agent's Pod.
 	AgentPod string `protobuf:"bytes,2,opt,name=agent_pod,json=agentPod,proto3" json:"agent_pod,omitempty"`
@@ -166,25 +166,25 @@ func (x *Assignment) GetAgentAddress() string {
 // Agent is the Registry's view of an agent.
 type Agent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who it is.
+	// Its properties.
 	Info *v1.AgentInfo `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
 	// Address (host:port) of its gRPC server.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// Places that are taken, reservations included.
+	// Used capacity, reservations included.
 	Allocated int32 `protobuf:"varint,3,opt,name=allocated,proto3" json:"allocated,omitempty"`
 	// Number of images on its node.
 	ImageCount int32 `protobuf:"varint,4,opt,name=image_count,json=imageCount,proto3" json:"image_count,omitempty"`
 	// Whether new sandboxes are placed on it.
 	Ready bool `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
-	// Why not; empty while they are.
+	// Why not. Empty while it is ready.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	// When it was last heard of.
+	// When its last message was received.
 	LastHeartbeatTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=last_heartbeat_time,json=lastHeartbeatTime,proto3" json:"last_heartbeat_time,omitempty"`
-	// Slots that are started and not claimed, by its last report.
+	// Number of started, unclaimed slots in its last report.
 	FreeSlots int32 `protobuf:"varint,8,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
-	// Slots that it means to keep free, by its last report.
+	// Number of free slots that it wants, from its last report.
 	WantedSlots int32 `protobuf:"varint,9,opt,name=wanted_slots,json=wantedSlots,proto3" json:"wanted_slots,omitempty"`
-	// Why it keeps none although its pool wants some; empty otherwise.
+	// Why it keeps no slots although its pool demands some. Empty otherwise.
 	SlotsOffReason string `protobuf:"bytes,10,opt,name=slots_off_reason,json=slotsOffReason,proto3" json:"slots_off_reason,omitempty"`
 	// Images that the agent keeps on its node.
 	PinnedImages  []*v1.PinnedImage `protobuf:"bytes,11,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
@@ -299,46 +299,46 @@ func (x *Agent) GetPinnedImages() []*v1.PinnedImage {
 	return nil
 }
 
-// Pool is a SandboxPool with what is known of its agents.
+// Pool is a SandboxPool with the state of its agents.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Least number of agents.
+	// Minimum number of agents.
 	PoolMin int32 `protobuf:"varint,3,opt,name=pool_min,json=poolMin,proto3" json:"pool_min,omitempty"`
-	// Greatest number of agents.
+	// Maximum number of agents.
 	PoolMax int32 `protobuf:"varint,4,opt,name=pool_max,json=poolMax,proto3" json:"pool_max,omitempty"`
-	// Least number of free places kept ready.
+	// Minimum of free capacity.
 	BufferMin int32 `protobuf:"varint,5,opt,name=buffer_min,json=bufferMin,proto3" json:"buffer_min,omitempty"`
-	// Greatest number of free places kept ready.
+	// Maximum of free capacity.
 	BufferMax int32 `protobuf:"varint,6,opt,name=buffer_max,json=bufferMax,proto3" json:"buffer_max,omitempty"`
-	// Sandboxes that one agent takes.
+	// Capacity of one agent.
 	MaxSandboxesPerPod int32 `protobuf:"varint,7,opt,name=max_sandboxes_per_pod,json=maxSandboxesPerPod,proto3" json:"max_sandboxes_per_pod,omitempty"`
 	// containerd runtime name.
 	RuntimeHandler string `protobuf:"bytes,8,opt,name=runtime_handler,json=runtimeHandler,proto3" json:"runtime_handler,omitempty"`
-	// Agents that the Registry knows.
+	// Number of agents in the Registry.
 	Agents int32 `protobuf:"varint,9,opt,name=agents,proto3" json:"agents,omitempty"`
-	// Those of them that take sandboxes.
+	// Number of agents that accept sandboxes.
 	ReadyAgents int32 `protobuf:"varint,10,opt,name=ready_agents,json=readyAgents,proto3" json:"ready_agents,omitempty"`
-	// Places of the ready agents.
+	// Capacity of the ready agents.
 	Capacity int32 `protobuf:"varint,11,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	// Places taken.
+	// Used capacity of the ready agents.
 	Allocated int32 `protobuf:"varint,12,opt,name=allocated,proto3" json:"allocated,omitempty"`
-	// Limits of sandboxes that ask for none.
+	// Limits of sandboxes that set none.
 	DefaultResources *v11.ResourceLimits `protobuf:"bytes,13,opt,name=default_resources,json=defaultResources,proto3" json:"default_resources,omitempty"`
 	// When it was created.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// Slots that are started and not claimed on the ready agents, by their last reports.
+	// Number of started, unclaimed slots in the last reports of the ready agents.
 	FreeSlots int32 `protobuf:"varint,15,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
-	// Slots that the ready agents mean to keep free, by their last reports.
+	// Number of free slots that the ready agents want, from their last reports.
 	WantedSlots int32 `protobuf:"varint,16,opt,name=wanted_slots,json=wantedSlots,proto3" json:"wanted_slots,omitempty"`
-	// Least number of free slots on an agent, as far as it has free places. Unset: none.
+	// Minimum number of free slots on an agent, limited by its free capacity. Unset: none.
 	SlotsMin *int32 `protobuf:"varint,17,opt,name=slots_min,json=slotsMin,proto3,oneof" json:"slots_min,omitempty"`
-	// Greatest number of free slots on an agent. Unset: as many as it has free places. Zero: no slots.
+	// Maximum number of free slots on an agent. Unset: its free capacity. Zero: no slots.
 	SlotsMax *int32 `protobuf:"varint,18,opt,name=slots_max,json=slotsMax,proto3,oneof" json:"slots_max,omitempty"`
-	// How long sandboxes that set none are kept after their process has ended. Unset: until they are deleted.
+	// How long sandboxes that set none are kept after their process has ended. Unset: 1 h.
 	TtlAfterFinished *durationpb.Duration `protobuf:"bytes,19,opt,name=ttl_after_finished,json=ttlAfterFinished,proto3" json:"ttl_after_finished,omitempty"`
 	// Images that each agent pulls ahead and keeps.
 	Images        []string `protobuf:"bytes,20,rep,name=images,proto3" json:"images,omitempty"`
@@ -516,7 +516,7 @@ func (x *Pool) GetImages() []string {
 	return nil
 }
 
-// AllocateRequest asks for a place.
+// AllocateRequest describes the sandbox to reserve capacity for.
 type AllocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace of the sandbox and its pool.
@@ -525,15 +525,15 @@ type AllocateRequest struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Uid of the sandbox.
 	SandboxUid string `protobuf:"bytes,3,opt,name=sandbox_uid,json=sandboxUid,proto3" json:"sandbox_uid,omitempty"`
-	// Attempt that the place is for.
+	// Attempt of the sandbox.
 	Attempt int64 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Name of the pool.
 	Pool string `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Image that will run.
 	Image string `protobuf:"bytes,6,opt,name=image,proto3" json:"image,omitempty"`
-	// Ports that will be taken.
+	// Ports of the sandbox.
 	Ports []int32 `protobuf:"varint,7,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	// Uids of agent Pods that must not be chosen, for instance because they just refused.
+	// Uids of agent Pods that must not be chosen, for instance because they refused a moment ago.
 	ExcludeAgents []string `protobuf:"bytes,8,rep,name=exclude_agents,json=excludeAgents,proto3" json:"exclude_agents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -625,10 +625,10 @@ func (x *AllocateRequest) GetExcludeAgents() []string {
 	return nil
 }
 
-// AllocateResponse tells which place was reserved.
+// AllocateResponse carries the reservation.
 type AllocateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The place.
+	// The agent and the fence.
 	Assignment *Assignment `protobuf:"bytes,1,opt,name=assignment,proto3" json:"assignment,omitempty"`
 	// The pool's defaults for limits that the sandbox's spec does not set.
 	DefaultResources *v11.ResourceLimits `protobuf:"bytes,2,opt,name=default_resources,json=defaultResources,proto3" json:"default_resources,omitempty"`
@@ -680,10 +680,10 @@ func (x *AllocateResponse) GetDefaultResources() *v11.ResourceLimits {
 	return nil
 }
 
-// ReleaseRequest gives a place up.
+// ReleaseRequest names the reservation to end.
 type ReleaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// Identity of the container.
 	Fence         *v1.Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -924,9 +924,9 @@ type WatchAgentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What happened.
 	Type WatchAgentsResponse_Type `protobuf:"varint,1,opt,name=type,proto3,enum=fastsandbox.allocator.v1.WatchAgentsResponse_Type" json:"type,omitempty"`
-	// The agent that it happened to.
+	// The agent that changed.
 	Agent *Agent `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Its sandboxes, as the type says.
+	// Its sandboxes, as the type defines.
 	Sandboxes []*v1.SandboxReport `protobuf:"bytes,3,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	// With SYNCED: the silence after which the Registry reports an agent as not ready, with the reason `HeartbeatTimeout`. It
 	// is the allocator's --heartbeat-timeout; a caller that asks agents itself waits as long before it takes one for lost.

@@ -33,18 +33,18 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AllocatorService is the in-memory Registry of agents and places, for the controller, and for people who want to see
-// the mesh.
+// AllocatorService gives access to the Registry, the in-memory view of agents and their capacity: for the controller, and for
+// people who inspect the mesh.
 type AllocatorServiceClient interface {
-	// Allocate reserves a place on the best agent: of the pool, with room, none of the ports taken; the least loaded, and
-	// one that has the image before any that has not. The reservation is given up by Release, or when the agent does not
-	// report the sandbox within 30 s. Safe to retry: the same sandbox uid and attempt is answered with the same agent.
+	// Allocate reserves capacity on the best agent of the pool: one with free capacity and none of the ports in use, preferably
+	// one that has the image, and of those the least loaded. A reservation ends by Release, or when the agent does not report
+	// the sandbox within 30 s. Safe to retry: the same sandbox uid and attempt returns the same agent.
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
-	// Release gives a place up. What is not reserved is released already. Safe to retry.
+	// Release ends a reservation. It succeeds if there is none. Safe to retry.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// ListAgents returns all agents from memory. Does not block.
 	ListAgents(ctx context.Context, in *ListAgentsRequest, opts ...grpc.CallOption) (*ListAgentsResponse, error)
-	// WatchAgents sends every agent with all its sandboxes, one SYNCED, and then every change until the caller leaves.
+	// WatchAgents sends every agent with all its sandboxes, one SYNCED, and then every change until the caller cancels.
 	WatchAgents(ctx context.Context, in *WatchAgentsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchAgentsResponse], error)
 	// ListPools returns the pools from memory. Does not block.
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
@@ -52,8 +52,8 @@ type AllocatorServiceClient interface {
 	GetPool(ctx context.Context, in *GetPoolRequest, opts ...grpc.CallOption) (*GetPoolResponse, error)
 	// ListImages returns the images of a pool, and the state of each on each of its nodes, from memory. Does not block.
 	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
-	// PullImage pulls an image on every ready agent of a pool and sends the progress of each; it ends when the last agent is
-	// done or has failed. An agent that fails does not fail the call: its message carries the error. Safe to retry.
+	// PullImage pulls an image on every ready agent of a pool and sends the progress of each; it ends when the last agent has
+	// succeeded or failed. An agent that fails does not fail the call: its message has the error. Safe to retry.
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullImageResponse], error)
 }
 
@@ -167,18 +167,18 @@ type AllocatorService_PullImageClient = grpc.ServerStreamingClient[PullImageResp
 // All implementations must embed UnimplementedAllocatorServiceServer
 // for forward compatibility.
 //
-// AllocatorService is the in-memory Registry of agents and places, for the controller, and for people who want to see
-// the mesh.
+// AllocatorService gives access to the Registry, the in-memory view of agents and their capacity: for the controller, and for
+// people who inspect the mesh.
 type AllocatorServiceServer interface {
-	// Allocate reserves a place on the best agent: of the pool, with room, none of the ports taken; the least loaded, and
-	// one that has the image before any that has not. The reservation is given up by Release, or when the agent does not
-	// report the sandbox within 30 s. Safe to retry: the same sandbox uid and attempt is answered with the same agent.
+	// Allocate reserves capacity on the best agent of the pool: one with free capacity and none of the ports in use, preferably
+	// one that has the image, and of those the least loaded. A reservation ends by Release, or when the agent does not report
+	// the sandbox within 30 s. Safe to retry: the same sandbox uid and attempt returns the same agent.
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
-	// Release gives a place up. What is not reserved is released already. Safe to retry.
+	// Release ends a reservation. It succeeds if there is none. Safe to retry.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// ListAgents returns all agents from memory. Does not block.
 	ListAgents(context.Context, *ListAgentsRequest) (*ListAgentsResponse, error)
-	// WatchAgents sends every agent with all its sandboxes, one SYNCED, and then every change until the caller leaves.
+	// WatchAgents sends every agent with all its sandboxes, one SYNCED, and then every change until the caller cancels.
 	WatchAgents(*WatchAgentsRequest, grpc.ServerStreamingServer[WatchAgentsResponse]) error
 	// ListPools returns the pools from memory. Does not block.
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
@@ -186,8 +186,8 @@ type AllocatorServiceServer interface {
 	GetPool(context.Context, *GetPoolRequest) (*GetPoolResponse, error)
 	// ListImages returns the images of a pool, and the state of each on each of its nodes, from memory. Does not block.
 	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
-	// PullImage pulls an image on every ready agent of a pool and sends the progress of each; it ends when the last agent is
-	// done or has failed. An agent that fails does not fail the call: its message carries the error. Safe to retry.
+	// PullImage pulls an image on every ready agent of a pool and sends the progress of each; it ends when the last agent has
+	// succeeded or failed. An agent that fails does not fail the call: its message has the error. Safe to retry.
 	PullImage(*PullImageRequest, grpc.ServerStreamingServer[PullImageResponse]) error
 	mustEmbedUnimplementedAllocatorServiceServer()
 }

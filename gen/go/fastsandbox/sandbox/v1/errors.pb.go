@@ -21,14 +21,14 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ErrorReason is the reason in the google.rpc.ErrorInfo (domain `fast-sandbox.io`) of every error that this project
-// answers with. The ErrorInfo carries the value's name without its prefix, for instance `POOL_NOT_FOUND`.
+// ErrorReason is the reason in the google.rpc.ErrorInfo (domain `fast-sandbox.io`) of every error that a server of this project
+// returns. The ErrorInfo has the value's name without its prefix, for instance `POOL_NOT_FOUND`.
 type ErrorReason int32
 
 const (
-	// Not one of the reasons below.
+	// None of the reasons below.
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
-	// INVALID_ARGUMENT: a field's value is refused; the metadata key `field` names it.
+	// INVALID_ARGUMENT: the value of a field is invalid; metadata `field`, and a BadRequest.
 	ErrorReason_ERROR_REASON_INVALID_FIELD ErrorReason = 1
 	// NOT_FOUND: there is no such pool; metadata `pool`.
 	ErrorReason_ERROR_REASON_POOL_NOT_FOUND ErrorReason = 2
@@ -38,23 +38,23 @@ const (
 	ErrorReason_ERROR_REASON_SANDBOX_EXISTS ErrorReason = 4
 	// ALREADY_EXISTS: the request_id was used with another request.
 	ErrorReason_ERROR_REASON_REQUEST_ID_REUSED ErrorReason = 5
-	// RESOURCE_EXHAUSTED: no agent of the pool has a free place; retry after RetryInfo.
+	// RESOURCE_EXHAUSTED: no agent of the pool has free capacity; retry after RetryInfo.
 	ErrorReason_ERROR_REASON_NO_CAPACITY ErrorReason = 6
-	// RESOURCE_EXHAUSTED: every agent with a free place has one of the ports taken.
+	// RESOURCE_EXHAUSTED: every agent with free capacity has one of the ports in use.
 	ErrorReason_ERROR_REASON_PORT_CONFLICT ErrorReason = 7
 	// NOT_FOUND: the image does not exist or may not be pulled.
 	ErrorReason_ERROR_REASON_IMAGE_NOT_FOUND ErrorReason = 8
 	// UNAVAILABLE: the image could not be pulled now.
 	ErrorReason_ERROR_REASON_IMAGE_PULL_FAILED ErrorReason = 9
-	// FAILED_PRECONDITION: the image has no such command.
+	// FAILED_PRECONDITION: the command does not exist in the image.
 	ErrorReason_ERROR_REASON_COMMAND_NOT_FOUND ErrorReason = 10
-	// FAILED_PRECONDITION: the command is there and cannot be executed.
+	// FAILED_PRECONDITION: the command exists and cannot be executed.
 	ErrorReason_ERROR_REASON_COMMAND_NOT_EXECUTABLE ErrorReason = 11
-	// FAILED_PRECONDITION: the image has no such user.
+	// FAILED_PRECONDITION: the user does not exist in the image.
 	ErrorReason_ERROR_REASON_USER_NOT_FOUND ErrorReason = 12
 	// FAILED_PRECONDITION: the working directory cannot be entered.
 	ErrorReason_ERROR_REASON_WORKING_DIR_INVALID ErrorReason = 13
-	// FAILED_PRECONDITION: the fence (sandbox uid, attempt, agent uid) is not the one that is in force.
+	// FAILED_PRECONDITION: the fence (sandbox uid, attempt, agent uid) is not the current one.
 	ErrorReason_ERROR_REASON_FENCE_MISMATCH ErrorReason = 14
 	// UNAVAILABLE: the agent cannot be reached.
 	ErrorReason_ERROR_REASON_AGENT_UNAVAILABLE ErrorReason = 15
@@ -68,7 +68,7 @@ const (
 	ErrorReason_ERROR_REASON_SANDBOX_TERMINATING ErrorReason = 19
 	// PERMISSION_DENIED: the caller's certificate does not allow the call.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 20
-	// INTERNAL: a defect; the message carries nothing that helps but a trace id.
+	// INTERNAL: a defect of the server, whose log has the cause.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 21
 	// RESOURCE_EXHAUSTED: too much work is queued; retry after RetryInfo.
 	ErrorReason_ERROR_REASON_OVERLOADED ErrorReason = 22
@@ -76,15 +76,15 @@ const (
 	ErrorReason_ERROR_REASON_PHASE_CONFLICT ErrorReason = 23
 	// UNAVAILABLE: the Kubernetes API server cannot be reached.
 	ErrorReason_ERROR_REASON_API_UNAVAILABLE ErrorReason = 24
-	// CANCELLED: the caller went away.
+	// CANCELLED: the caller canceled the call.
 	ErrorReason_ERROR_REASON_CANCELLED ErrorReason = 26
-	// INVALID_ARGUMENT: the request is larger than the server takes.
+	// INVALID_ARGUMENT: the request exceeds the size that the server accepts.
 	ErrorReason_ERROR_REASON_REQUEST_TOO_LARGE ErrorReason = 27
-	// FAILED_PRECONDITION: a newer leader has taken over from the caller; metadata `term`.
+	// FAILED_PRECONDITION: a newer leader has replaced the caller; metadata `term`.
 	ErrorReason_ERROR_REASON_LEADER_SUPERSEDED ErrorReason = 28
-	// UNAVAILABLE: the agent is being drained and takes no new sandboxes.
+	// UNAVAILABLE: the agent is draining and accepts no new sandboxes.
 	ErrorReason_ERROR_REASON_AGENT_DRAINING ErrorReason = 29
-	// FAILED_PRECONDITION: the image was brought and cannot be used: a layer or its configuration is broken.
+	// FAILED_PRECONDITION: the image was pulled and cannot be used: a layer or its configuration is invalid.
 	ErrorReason_ERROR_REASON_IMAGE_INVALID ErrorReason = 30
 )
 

@@ -24,23 +24,23 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Phase is where a sandbox is in its life.
+// Phase is the phase of a sandbox's lifecycle.
 type Phase int32
 
 const (
 	// Not known.
 	Phase_PHASE_UNSPECIFIED Phase = 0
-	// Accepted, waiting for an agent.
+	// Accepted and not assigned to an agent.
 	Phase_PHASE_PENDING Phase = 1
-	// Assigned to an agent, which was asked to create it.
+	// Assigned to an agent, which creates the container.
 	Phase_PHASE_BOUND Phase = 2
 	// The agent reports that its process runs.
 	Phase_PHASE_RUNNING Phase = 3
-	// Being deleted, until the agent says that it is gone.
+	// Being deleted, until the agent reports that the container is deleted.
 	Phase_PHASE_TERMINATING Phase = 4
-	// Past its expire time: its container is gone, the record is kept.
+	// Past its expire time: the container is deleted, the record is kept.
 	Phase_PHASE_EXPIRED Phase = 5
-	// It could not be created, or its process ended with an error.
+	// The container could not be created, or the process ended with an error.
 	Phase_PHASE_FAILED Phase = 6
 )
 
@@ -93,15 +93,15 @@ func (Phase) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{0}
 }
 
-// ConsistencyMode is how a create is made durable before it is acknowledged.
+// ConsistencyMode is what is durable when a create is acknowledged.
 type ConsistencyMode int32
 
 const (
 	// The server's default.
 	ConsistencyMode_CONSISTENCY_MODE_UNSPECIFIED ConsistencyMode = 0
-	// The agent's durable record comes first and the custom resource is written behind.
+	// The agent's record. The custom resource is written afterwards.
 	ConsistencyMode_CONSISTENCY_MODE_FAST ConsistencyMode = 1
-	// The custom resource comes first and the controller has the sandbox created.
+	// The custom resource, from which the controller has the sandbox created.
 	ConsistencyMode_CONSISTENCY_MODE_STRONG ConsistencyMode = 2
 )
 
@@ -146,15 +146,15 @@ func (ConsistencyMode) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{1}
 }
 
-// FailurePolicy is what happens to a sandbox whose agent is lost.
+// FailurePolicy determines what happens to a sandbox whose agent is lost.
 type FailurePolicy int32
 
 const (
-	// The default, manual.
+	// The default, MANUAL.
 	FailurePolicy_FAILURE_POLICY_UNSPECIFIED FailurePolicy = 0
-	// It keeps its phase and waits for a reset.
+	// The sandbox keeps its phase until it is reset or its agent returns.
 	FailurePolicy_FAILURE_POLICY_MANUAL FailurePolicy = 1
-	// It is scheduled again after its recovery timeout.
+	// The sandbox is started on another agent after its recovery timeout.
 	FailurePolicy_FAILURE_POLICY_AUTO_RECREATE FailurePolicy = 2
 )
 
@@ -199,15 +199,15 @@ func (FailurePolicy) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{2}
 }
 
-// NetworkMode is how a sandbox is connected.
+// NetworkMode is the network of a sandbox.
 type NetworkMode int32
 
 const (
-	// The default, the agent Pod's network.
+	// The default, AGENT.
 	NetworkMode_NETWORK_MODE_UNSPECIFIED NetworkMode = 0
-	// It joins the agent Pod's network namespace.
+	// The network namespace of the agent Pod.
 	NetworkMode_NETWORK_MODE_AGENT NetworkMode = 1
-	// It has a network namespace of its own with nothing but loopback.
+	// A separate network namespace with only the loopback device.
 	NetworkMode_NETWORK_MODE_NONE NetworkMode = 2
 )
 
@@ -252,15 +252,15 @@ func (NetworkMode) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
-// StartPath is how a sandbox's container came to run.
+// StartPath is how a container was started.
 type StartPath int32
 
 const (
 	// Not known.
 	StartPath_START_PATH_UNSPECIFIED StartPath = 0
-	// It claimed a slot: a container that was started ahead of time without an image.
+	// The sandbox claimed a slot: a container that was started ahead of time without an image.
 	StartPath_START_PATH_SLOT StartPath = 1
-	// Its container was created and started when it was asked for.
+	// The container was created and started for the request.
 	StartPath_START_PATH_COLD StartPath = 2
 )
 
@@ -305,8 +305,8 @@ func (StartPath) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{4}
 }
 
-// Sandbox is one isolated container together with what is known of it. It is the API's view of the Sandbox custom
-// resource; a sandbox that was created on the fast path is visible here before its custom resource exists.
+// Sandbox is one isolated container and its status. It is the API's view of the Sandbox custom resource. A sandbox that was
+// created on the fast path is visible before its custom resource exists.
 type Sandbox struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kubernetes namespace that holds the sandbox and its pool.
@@ -317,13 +317,13 @@ type Sandbox struct {
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	// Labels, for selection.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// What the caller asked for.
+	// The desired state.
 	Spec *SandboxSpec `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
-	// What is known to be true.
+	// The observed state.
 	Status *SandboxStatus `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
 	// When the sandbox was accepted.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// When its deletion was accepted; unset while nobody asked for it.
+	// When its deletion was accepted. Unset: it is not being deleted.
 	DeleteTime    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=delete_time,json=deleteTime,proto3" json:"delete_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -415,10 +415,10 @@ func (x *Sandbox) GetDeleteTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// SandboxSpec is what a caller asks for.
+// SandboxSpec is the desired state of a sandbox.
 type SandboxSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Container image reference, for instance `docker.io/library/busybox:1.36`. Short names are completed as Docker does.
+	// Container image reference, for instance `docker.io/library/busybox:1.36`. Short names are expanded as Docker does.
 	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	// Name of the SandboxPool, in the sandbox's namespace, whose agents may run it. Empty: the namespace's default pool,
 	// which the namespace's annotation `fast-sandbox.io/default-pool` names; without the annotation, `default`.
@@ -427,31 +427,31 @@ type SandboxSpec struct {
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
 	// Arguments. Empty with an empty command: the image's own.
 	Args []string `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"`
-	// Environment, laid over the image's own.
+	// Environment variables, added to those of the image and overriding them.
 	Env map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Working directory. Empty: the image's own. Must be absolute.
 	WorkingDir string `protobuf:"bytes,6,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
-	// TCP ports that the sandbox listens on. Sandboxes of one agent share its network, so a port is given out once for
-	// each agent.
+	// TCP ports that the sandbox listens on. Sandboxes of one agent share its network, so at most one of them can have a
+	// given port.
 	Ports []int32 `protobuf:"varint,7,rep,packed,name=ports,proto3" json:"ports,omitempty"`
-	// How a create is made durable. Unspecified: the server's default.
+	// What is durable when a create is acknowledged. Unspecified: the server's default.
 	ConsistencyMode ConsistencyMode `protobuf:"varint,8,opt,name=consistency_mode,json=consistencyMode,proto3,enum=fastsandbox.sandbox.v1.ConsistencyMode" json:"consistency_mode,omitempty"`
-	// What happens when the sandbox's agent is lost. Unspecified: manual.
+	// What happens when the sandbox's agent is lost. Unspecified: MANUAL.
 	FailurePolicy FailurePolicy `protobuf:"varint,9,opt,name=failure_policy,json=failurePolicy,proto3,enum=fastsandbox.sandbox.v1.FailurePolicy" json:"failure_policy,omitempty"`
-	// When the sandbox expires: its container is removed and the sandbox is kept, as phase EXPIRED, for reference.
+	// When the sandbox expires: its container is deleted, and its record is kept with the phase EXPIRED.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	// A later value than the accepted one resets the sandbox: its container is replaced by a new one.
+	// A value later than the accepted one resets the sandbox: a new container replaces its container.
 	ResetRevision *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=reset_revision,json=resetRevision,proto3" json:"reset_revision,omitempty"`
-	// Limits of the sandbox. Unset fields take the pool's defaults.
+	// Resource limits. Unset fields default to those of the pool.
 	Resources *ResourceLimits `protobuf:"bytes,12,opt,name=resources,proto3" json:"resources,omitempty"`
-	// How the sandbox is connected. Unspecified: NETWORK_MODE_AGENT.
+	// Network of the sandbox. Unspecified: NETWORK_MODE_AGENT.
 	Network NetworkMode `protobuf:"varint,13,opt,name=network,proto3,enum=fastsandbox.sandbox.v1.NetworkMode" json:"network,omitempty"`
-	// Time between SIGTERM and SIGKILL when the sandbox ends. Unset: 10 s.
+	// Time between SIGTERM and SIGKILL when the sandbox is terminated. Unset: 10 s.
 	TerminationGracePeriod *durationpb.Duration `protobuf:"bytes,14,opt,name=termination_grace_period,json=terminationGracePeriod,proto3" json:"termination_grace_period,omitempty"`
-	// Time without a lost agent's return after which the failure policy AUTO_RECREATE acts. Unset: 30 s.
+	// How long the failure policy AUTO_RECREATE waits for a lost agent to return. Unset: 30 s.
 	RecoveryTimeout *durationpb.Duration `protobuf:"bytes,15,opt,name=recovery_timeout,json=recoveryTimeout,proto3" json:"recovery_timeout,omitempty"`
 	// How long the record and the log of the sandbox are kept after its process has ended; then the sandbox is deleted. Its
-	// capacity and ports are free as soon as the process has ended. Unset: the pool's.
+	// capacity and ports are free as soon as the process has ended. Unset: the pool's, or else 1 h.
 	TtlAfterFinished *durationpb.Duration `protobuf:"bytes,16,opt,name=ttl_after_finished,json=ttlAfterFinished,proto3" json:"ttl_after_finished,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -599,7 +599,7 @@ func (x *SandboxSpec) GetTtlAfterFinished() *durationpb.Duration {
 	return nil
 }
 
-// ResourceLimits are a sandbox's own cgroup limits. Zero means the pool's default, and no limit where that has none.
+// ResourceLimits are the cgroup limits of a sandbox. Zero: the pool's default, or no limit if the pool has none.
 type ResourceLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// CPU time in thousandths of a core.
@@ -663,12 +663,12 @@ func (x *ResourceLimits) GetPids() int64 {
 	return 0
 }
 
-// SandboxStatus is what is known to be true of a sandbox.
+// SandboxStatus is the observed state of a sandbox.
 type SandboxStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where the sandbox is in its life.
+	// Phase of its lifecycle.
 	Phase Phase `protobuf:"varint,1,opt,name=phase,proto3,enum=fastsandbox.sandbox.v1.Phase" json:"phase,omitempty"`
-	// Name of the agent Pod that runs it. Empty while it is assigned to none.
+	// Name of the agent Pod that runs it. Empty: not assigned.
 	AssignedPod string `protobuf:"bytes,2,opt,name=assigned_pod,json=assignedPod,proto3" json:"assigned_pod,omitempty"`
 	// Name of the node.
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
@@ -676,25 +676,25 @@ type SandboxStatus struct {
 	SandboxId string `protobuf:"bytes,4,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// Addresses (host:port) of the exposed ports.
 	Endpoints []string `protobuf:"bytes,5,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// The last reset revision that was acted on.
+	// The last reset revision that was carried out.
 	AcceptedResetRevision *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=accepted_reset_revision,json=acceptedResetRevision,proto3" json:"accepted_reset_revision,omitempty"`
-	// Counts the containers that this sandbox had: 1 for the first.
+	// Number of its current or last container, counted from 1.
 	Attempt int64 `protobuf:"varint,7,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// Exit code of the process, set once it has ended.
+	// Exit code of the process. Unset: it has not ended.
 	ExitCode *int32 `protobuf:"varint,8,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
-	// A word for machines on why the phase is what it is, for instance `Completed`, `Error`, `OOMKilled`.
+	// Reason of the phase, for machines, for instance `Completed`, `Error`, `OOMKilled`.
 	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
-	// A sentence for people on the same.
+	// Reason of the phase, for people.
 	Message string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
 	// When the process started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	// When the process ended.
 	FinishTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=finish_time,json=finishTime,proto3" json:"finish_time,omitempty"`
-	// Whether the custom resource exists yet; false for the moment between a fast create and its writing.
+	// Whether the custom resource is written; false for a moment after a fast create.
 	Persisted bool `protobuf:"varint,13,opt,name=persisted,proto3" json:"persisted,omitempty"`
-	// Conditions, as on the custom resource.
+	// Conditions, as in the custom resource.
 	Conditions []*Condition `protobuf:"bytes,14,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	// How its present container, or its last one, came to run. Unspecified before it runs.
+	// How its current or last container was started. Unspecified: not started.
 	StartPath     StartPath `protobuf:"varint,15,opt,name=start_path,json=startPath,proto3,enum=fastsandbox.sandbox.v1.StartPath" json:"start_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -835,16 +835,16 @@ func (x *SandboxStatus) GetStartPath() StartPath {
 	return StartPath_START_PATH_UNSPECIFIED
 }
 
-// Condition is one aspect of a sandbox's state, in the form of Kubernetes' metav1.Condition.
+// Condition is one aspect of a sandbox's state, like metav1.Condition of Kubernetes.
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the aspect, for instance `Ready` or `AgentLost`.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// `True`, `False` or `Unknown`.
 	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
-	// A word for machines.
+	// Reason of the last transition, for machines.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// A sentence for people.
+	// Details of the last transition, for people.
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	// When the status last changed.
 	LastTransitionTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_transition_time,json=lastTransitionTime,proto3" json:"last_transition_time,omitempty"`
@@ -917,13 +917,12 @@ func (x *Condition) GetLastTransitionTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// StageTiming is the time that one stage of a create took.
+// StageTiming is the duration of one stage of a create.
 type StageTiming struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the stage. Of a fast create: `reserve`, `agent`, and from the agent `admitted`, `image`, `snapshot`,
-	// `container`, then `claim` (a slot took the sandbox in) or `task` (the cold path), `started`. Of a strong one: `record`
-	// (the custom resource is written), `schedule` (an agent is chosen), `agent` (it has started the process), `status` (the
-	// custom resource says so).
+	// Name of the stage. A fast create has `reserve`, `agent`, and within the agent `admitted`, `image`, `snapshot`,
+	// `container`, then `claim` (of a slot) or `task` (cold path), and `started`. A strong create has `record` (write the custom
+	// resource), `schedule` (choose an agent), `agent` (start the process) and `status` (update the custom resource).
 	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Time spent in the stage alone.
 	Duration      *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`

@@ -32,13 +32,13 @@ type WatchSandboxesResponse_Type int32
 const (
 	// Not known.
 	WatchSandboxesResponse_TYPE_UNSPECIFIED WatchSandboxesResponse_Type = 0
-	// The sandbox came to be, or existed when the watch began.
+	// The sandbox was created, or existed when the watch began.
 	WatchSandboxesResponse_TYPE_ADDED WatchSandboxesResponse_Type = 1
 	// The sandbox changed.
 	WatchSandboxesResponse_TYPE_MODIFIED WatchSandboxesResponse_Type = 2
-	// The sandbox is gone, or no longer matches. The last state that was known is attached.
+	// The sandbox was deleted, or no longer matches. Its last known state is attached.
 	WatchSandboxesResponse_TYPE_DELETED WatchSandboxesResponse_Type = 3
-	// All that existed when the watch began has been sent. No sandbox is attached.
+	// All sandboxes that existed when the watch began have been sent. No sandbox is attached.
 	WatchSandboxesResponse_TYPE_SYNCED WatchSandboxesResponse_Type = 4
 )
 
@@ -87,19 +87,19 @@ func (WatchSandboxesResponse_Type) EnumDescriptor() ([]byte, []int) {
 	return file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{11, 0}
 }
 
-// CreateSandboxRequest asks for a sandbox.
+// CreateSandboxRequest describes the sandbox to create.
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace of the sandbox and its pool.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Name of the sandbox, a DNS label. Empty: the server makes one up.
+	// Name of the sandbox, a DNS label. Empty: the server generates one.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// What to run.
 	Spec *SandboxSpec `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
 	// Labels of the sandbox.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Names this request, so that a retry is recognised: at most 128 characters, unique for each sandbox wanted. Empty:
-	// a retry meets ALREADY_EXISTS.
+	// Identifies this request, so that a retry is recognized: at most 128 characters, different for each sandbox. Empty: a
+	// retry returns ALREADY_EXISTS.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -170,18 +170,18 @@ func (x *CreateSandboxRequest) GetRequestId() string {
 	return ""
 }
 
-// CreateSandboxResponse tells of a sandbox whose process has started.
+// CreateSandboxResponse carries a sandbox whose process has started.
 type CreateSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sandbox.
 	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	// Addresses (host:port) of its ports.
 	Endpoints []string `protobuf:"bytes,2,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// The mode that was used.
+	// The effective consistency mode.
 	ConsistencyMode ConsistencyMode `protobuf:"varint,3,opt,name=consistency_mode,json=consistencyMode,proto3,enum=fastsandbox.sandbox.v1.ConsistencyMode" json:"consistency_mode,omitempty"`
-	// Where the time went, in the order of the stages.
+	// Durations of the stages, in their order.
 	Timings []*StageTiming `protobuf:"bytes,4,rep,name=timings,proto3" json:"timings,omitempty"`
-	// Whether this answer repeats that of an earlier call with the same request_id.
+	// Whether this response repeats that of an earlier call with the same request_id.
 	Replayed bool `protobuf:"varint,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	// Whether the sandbox claimed a slot or took the cold path.
 	StartPath     StartPath `protobuf:"varint,6,opt,name=start_path,json=startPath,proto3,enum=fastsandbox.sandbox.v1.StartPath" json:"start_path,omitempty"`
@@ -261,7 +261,7 @@ func (x *CreateSandboxResponse) GetStartPath() StartPath {
 	return StartPath_START_PATH_UNSPECIFIED
 }
 
-// DeleteSandboxRequest asks for the end of a sandbox.
+// DeleteSandboxRequest names the sandbox to delete.
 type DeleteSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace of the sandbox.
@@ -348,10 +348,10 @@ func (x *DeleteSandboxRequest) GetRequestId() string {
 	return ""
 }
 
-// DeleteSandboxResponse tells of a deletion that is durable.
+// DeleteSandboxResponse acknowledges a durable deletion.
 type DeleteSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sandbox as it was when its deletion was accepted.
+	// The sandbox when its deletion was accepted.
 	Sandbox       *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -394,12 +394,11 @@ func (x *DeleteSandboxResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
-// UpdateSandboxRequest changes a sandbox.
+// UpdateSandboxRequest describes a change of a sandbox.
 type UpdateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sandbox: namespace and name say which, the fields of the mask carry the new values. A uid, if set, must match.
-	// The rules of a whole spec do not hold here, since it carries what changes alone; the server checks what the mask
-	// names.
+	// The sandbox: namespace and name identify it, the fields in the mask have the new values. A uid, if set, must match. The
+	// server validates only the fields in the mask.
 	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	// Fields to change: `spec.expire_time`, `spec.failure_policy`, `spec.recovery_timeout`, `spec.reset_revision`,
 	// `spec.termination_grace_period`, `spec.ttl_after_finished`, `labels`. A named field that is unset in the sandbox is cleared.
@@ -621,9 +620,9 @@ type ListSandboxesRequest struct {
 	LabelSelector string `protobuf:"bytes,3,opt,name=label_selector,json=labelSelector,proto3" json:"label_selector,omitempty"`
 	// Only sandboxes in one of these phases.
 	Phases []Phase `protobuf:"varint,4,rep,packed,name=phases,proto3,enum=fastsandbox.sandbox.v1.Phase" json:"phases,omitempty"`
-	// At most this many in the answer. Zero: 100. At most 1000.
+	// Greatest number of sandboxes in the response. Zero: 100. At most 1000.
 	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// The next_page_token of the page before. Opaque.
+	// The next_page_token of the previous page. Opaque.
 	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -767,7 +766,7 @@ type WatchSandboxesRequest struct {
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Only sandboxes whose labels match this Kubernetes label selector.
 	LabelSelector string `protobuf:"bytes,4,opt,name=label_selector,json=labelSelector,proto3" json:"label_selector,omitempty"`
-	// Only sandboxes in one of these phases. One that leaves them is sent as DELETED.
+	// Only sandboxes in one of these phases. A sandbox that leaves them is sent as DELETED.
 	Phases        []Phase `protobuf:"varint,5,rep,packed,name=phases,proto3,enum=fastsandbox.sandbox.v1.Phase" json:"phases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -843,7 +842,7 @@ type WatchSandboxesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What happened.
 	Type WatchSandboxesResponse_Type `protobuf:"varint,1,opt,name=type,proto3,enum=fastsandbox.sandbox.v1.WatchSandboxesResponse_Type" json:"type,omitempty"`
-	// The sandbox that it happened to.
+	// The sandbox that changed.
 	Sandbox       *Sandbox `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -893,18 +892,19 @@ func (x *WatchSandboxesResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
-// StreamLogsRequest asks for a sandbox's output.
+// StreamLogsRequest selects output of a sandbox.
 type StreamLogsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace of the sandbox.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name of the sandbox.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Go on with what is written later.
+	// Continue with output that is written later.
 	Follow bool `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
-	// Only the last so many lines. Unset: all that is kept. Zero: none of what is already there.
+	// Only this many of the last lines. Unset: all lines that are kept. Zero: only new lines.
 	TailLines *int64 `protobuf:"varint,4,opt,name=tail_lines,json=tailLines,proto3,oneof" json:"tail_lines,omitempty"`
-	// Only what was written since this time, at a resolution of about a second; never less than asked for.
+	// Only output since this time, with a resolution of about one second. Older output may be included, newer is never
+	// omitted.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -978,7 +978,7 @@ func (x *StreamLogsRequest) GetSince() *timestamppb.Timestamp {
 // StreamLogsResponse is a piece of the output.
 type StreamLogsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes as the process wrote them; pieces do not end at line ends.
+	// Bytes as the process wrote them. A piece may end within a line.
 	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -34,20 +34,19 @@ const (
 //
 // SandboxService is the public API. The allocator serves it; the gateway maps it to REST.
 //
-// Every error carries a google.rpc.ErrorInfo whose reason is one of ErrorReason. UNAVAILABLE and RESOURCE_EXHAUSTED
-// carry a google.rpc.RetryInfo and may be retried with the same request_id.
+// Every error has a google.rpc.ErrorInfo whose reason is one of ErrorReason. UNAVAILABLE and RESOURCE_EXHAUSTED also have a
+// google.rpc.RetryInfo; retry them with the same request_id.
 //
-// An error whose ErrorInfo has the metadata `outcome: unknown`, and one without an ErrorInfo (a broken connection), tell
-// nothing about what was done; all other errors leave nothing behind.
+// The outcome of a call is unknown if its error has the metadata `outcome: unknown`, or no ErrorInfo at all (a broken
+// connection). After any other error nothing of the call remains.
 type SandboxServiceClient interface {
-	// CreateSandbox runs a sandbox. It blocks until the process has started (both consistency modes) or the deadline
-	// passes; without a deadline the server's own (60 s) holds. Safe to retry with the same request_id: the second call
-	// answers with the first one's sandbox. After an error nothing of the sandbox is left or starts later, unless the
-	// outcome is unknown (the metadata `sandbox` then has its namespace and name): repeat the call with the same
-	// request_id, or delete the sandbox by its name.
+	// CreateSandbox runs a sandbox. It blocks until the process has started, in both consistency modes, or the deadline passes;
+	// the default deadline is 60 s. Safe to retry with the same request_id: the second call returns the sandbox of the first.
+	// After an error nothing of the sandbox remains or starts later, unless the outcome is unknown. The metadata `sandbox` then
+	// has its namespace and name: repeat the call with the same request_id, or delete the sandbox by name.
 	CreateSandbox(ctx context.Context, in *CreateSandboxRequest, opts ...grpc.CallOption) (*CreateSandboxResponse, error)
-	// DeleteSandbox ends a sandbox: SIGTERM, the grace period, SIGKILL, and then its record. It returns once the deletion
-	// is durable, which may be before the process has ended; WatchSandboxes tells when the sandbox is gone. Safe to retry.
+	// DeleteSandbox terminates a sandbox (SIGTERM, the grace period, SIGKILL) and deletes its record. It returns when the
+	// deletion is durable, which may be before the process has ended; WatchSandboxes reports the end. Safe to retry.
 	DeleteSandbox(ctx context.Context, in *DeleteSandboxRequest, opts ...grpc.CallOption) (*DeleteSandboxResponse, error)
 	// UpdateSandbox changes the fields that the mask names. Safe to retry.
 	UpdateSandbox(ctx context.Context, in *UpdateSandboxRequest, opts ...grpc.CallOption) (*UpdateSandboxResponse, error)
@@ -55,11 +54,11 @@ type SandboxServiceClient interface {
 	GetSandbox(ctx context.Context, in *GetSandboxRequest, opts ...grpc.CallOption) (*GetSandboxResponse, error)
 	// ListSandboxes returns sandboxes in the order of namespace and name, from memory. Does not block.
 	ListSandboxes(ctx context.Context, in *ListSandboxesRequest, opts ...grpc.CallOption) (*ListSandboxesResponse, error)
-	// WatchSandboxes sends the sandboxes that match as ADDED, one SYNCED, and then every change until the caller leaves.
-	// A caller that reads too slowly is ended with RESOURCE_EXHAUSTED and watches anew.
+	// WatchSandboxes sends the matching sandboxes as ADDED, one SYNCED, and then every change until the caller cancels. The
+	// stream of a caller that reads too slowly ends with RESOURCE_EXHAUSTED; the caller then watches again.
 	WatchSandboxes(ctx context.Context, in *WatchSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchSandboxesResponse], error)
-	// StreamLogs sends what the sandbox's process wrote to stdout and stderr. With follow it goes on until the process
-	// has ended and all is sent.
+	// StreamLogs sends the output of the sandbox's process to stdout and stderr. With follow it continues until the process has
+	// ended and everything is sent.
 	StreamLogs(ctx context.Context, in *StreamLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamLogsResponse], error)
 }
 
@@ -165,20 +164,19 @@ type SandboxService_StreamLogsClient = grpc.ServerStreamingClient[StreamLogsResp
 //
 // SandboxService is the public API. The allocator serves it; the gateway maps it to REST.
 //
-// Every error carries a google.rpc.ErrorInfo whose reason is one of ErrorReason. UNAVAILABLE and RESOURCE_EXHAUSTED
-// carry a google.rpc.RetryInfo and may be retried with the same request_id.
+// Every error has a google.rpc.ErrorInfo whose reason is one of ErrorReason. UNAVAILABLE and RESOURCE_EXHAUSTED also have a
+// google.rpc.RetryInfo; retry them with the same request_id.
 //
-// An error whose ErrorInfo has the metadata `outcome: unknown`, and one without an ErrorInfo (a broken connection), tell
-// nothing about what was done; all other errors leave nothing behind.
+// The outcome of a call is unknown if its error has the metadata `outcome: unknown`, or no ErrorInfo at all (a broken
+// connection). After any other error nothing of the call remains.
 type SandboxServiceServer interface {
-	// CreateSandbox runs a sandbox. It blocks until the process has started (both consistency modes) or the deadline
-	// passes; without a deadline the server's own (60 s) holds. Safe to retry with the same request_id: the second call
-	// answers with the first one's sandbox. After an error nothing of the sandbox is left or starts later, unless the
-	// outcome is unknown (the metadata `sandbox` then has its namespace and name): repeat the call with the same
-	// request_id, or delete the sandbox by its name.
+	// CreateSandbox runs a sandbox. It blocks until the process has started, in both consistency modes, or the deadline passes;
+	// the default deadline is 60 s. Safe to retry with the same request_id: the second call returns the sandbox of the first.
+	// After an error nothing of the sandbox remains or starts later, unless the outcome is unknown. The metadata `sandbox` then
+	// has its namespace and name: repeat the call with the same request_id, or delete the sandbox by name.
 	CreateSandbox(context.Context, *CreateSandboxRequest) (*CreateSandboxResponse, error)
-	// DeleteSandbox ends a sandbox: SIGTERM, the grace period, SIGKILL, and then its record. It returns once the deletion
-	// is durable, which may be before the process has ended; WatchSandboxes tells when the sandbox is gone. Safe to retry.
+	// DeleteSandbox terminates a sandbox (SIGTERM, the grace period, SIGKILL) and deletes its record. It returns when the
+	// deletion is durable, which may be before the process has ended; WatchSandboxes reports the end. Safe to retry.
 	DeleteSandbox(context.Context, *DeleteSandboxRequest) (*DeleteSandboxResponse, error)
 	// UpdateSandbox changes the fields that the mask names. Safe to retry.
 	UpdateSandbox(context.Context, *UpdateSandboxRequest) (*UpdateSandboxResponse, error)
@@ -186,11 +184,11 @@ type SandboxServiceServer interface {
 	GetSandbox(context.Context, *GetSandboxRequest) (*GetSandboxResponse, error)
 	// ListSandboxes returns sandboxes in the order of namespace and name, from memory. Does not block.
 	ListSandboxes(context.Context, *ListSandboxesRequest) (*ListSandboxesResponse, error)
-	// WatchSandboxes sends the sandboxes that match as ADDED, one SYNCED, and then every change until the caller leaves.
-	// A caller that reads too slowly is ended with RESOURCE_EXHAUSTED and watches anew.
+	// WatchSandboxes sends the matching sandboxes as ADDED, one SYNCED, and then every change until the caller cancels. The
+	// stream of a caller that reads too slowly ends with RESOURCE_EXHAUSTED; the caller then watches again.
 	WatchSandboxes(*WatchSandboxesRequest, grpc.ServerStreamingServer[WatchSandboxesResponse]) error
-	// StreamLogs sends what the sandbox's process wrote to stdout and stderr. With follow it goes on until the process
-	// has ended and all is sent.
+	// StreamLogs sends the output of the sandbox's process to stdout and stderr. With follow it continues until the process has
+	// ended and everything is sent.
 	StreamLogs(*StreamLogsRequest, grpc.ServerStreamingServer[StreamLogsResponse]) error
 	mustEmbedUnimplementedSandboxServiceServer()
 }

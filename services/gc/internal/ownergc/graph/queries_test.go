@@ -153,7 +153,7 @@ func TestPreviewMatchesDeletion(t *testing.T) {
 	})
 }
 
-func TestNeighbours(t *testing.T) {
+func TestNeighbors(t *testing.T) {
 	g := newGraph(10)
 	g.Observe(object("root"))
 	g.Observe(object("middle", blocking("root"), ownedBy("absent")))
