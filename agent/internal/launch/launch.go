@@ -35,7 +35,9 @@ type Slots interface {
 
 // Claimer is the part of runtime.Slots that a claim needs.
 type Claimer interface {
+	// Claim turns a slot into a container, as runtime.Slots says.
 	Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error
+	// SlotClaimed completes a claim, as runtime.Slots says.
 	SlotClaimed(id string) error
 }
 

@@ -56,8 +56,11 @@ const (
 
 // Runtime is the part of runtime.Runtime that a Keeper needs.
 type Runtime interface {
+	// Images returns the images on the node.
 	Images(ctx context.Context) ([]string, error)
+	// Pull pulls an image.
 	Pull(ctx context.Context, ref string, progress func(runtime.Progress)) (string, error)
+	// PinImages protects the listed images and those in use.
 	PinImages(ctx context.Context, listed []string) error
 }
 

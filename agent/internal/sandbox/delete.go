@@ -18,7 +18,7 @@ type deletion struct {
 	entry   *entry
 
 	stages []agentv1.DeleteStage
-	// grace is the time between SIGTERM and SIGKILL; regraced is signalled when a later call replaces it.
+	// grace is the time between SIGTERM and SIGKILL; regraced is signaled when a later call replaces it.
 	grace    time.Duration
 	regraced chan struct{}
 	// termSent is when the first SIGTERM was sent; zero until then.
