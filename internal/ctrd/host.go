@@ -32,7 +32,7 @@ func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) er
 	until := r.clock().Now().Add(strayTimeout)
 	for {
 		left := slices.Concat(r.strays(id), r.idleShim(ctx, group), r.members(cgroup))
-		r.kill(left)
+		kill(left)
 		r.removeCgroup(cgroup)
 		if len(left) == 0 && !r.cgroupExists(cgroup) {
 			return nil
@@ -48,7 +48,8 @@ func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) er
 	}
 }
 
-func (r *Remover) kill(list []stray) {
+// kill kills the processes that are not cleaning up.
+func kill(list []stray) {
 	for _, s := range list {
 		if !s.wait {
 			// The process may have ended meanwhile.
@@ -101,7 +102,7 @@ func (r *Remover) idleShim(ctx context.Context, group string) []stray {
 		if err != nil {
 			continue
 		}
-		parents[r.parent(pid)] = true
+		parents[parent(r.ProcRoot, pid)] = true
 		raw, err := os.ReadFile(filepath.Join(r.ProcRoot, e.Name(), "cmdline"))
 		if err == nil && isShimOf(raw, r.Client.DefaultNamespace(), group) {
 			shims = append(shims, stray{pid: pid})
@@ -139,8 +140,8 @@ func (r *Remover) groupHasTask(ctx context.Context, group string) bool {
 }
 
 // parent returns a process's parent; 0 if it is unknown.
-func (r *Remover) parent(pid int) int {
-	raw, err := os.ReadFile(filepath.Join(r.ProcRoot, strconv.Itoa(pid), "stat"))
+func parent(procRoot string, pid int) int {
+	raw, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0
 	}

@@ -203,7 +203,7 @@ func (r *Remover) removeTask(ctx context.Context, id string) (bool, error) {
 			// A task that has ended and cannot be deleted (no such device: its cgroup or mount was removed first) needs its shim
 			// killed, too.
 			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) || IsGone(last) {
-				r.kill(r.strays(id))
+				kill(r.strays(id))
 			}
 			select {
 			case <-ctx.Done():
