@@ -20,8 +20,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 )
 
-// An error that does not say that the outcome is unknown leaves nothing behind, whatever becomes of this process. A caller
-// that is told nothing wrong deletes what it may have.
+// After an error that does not state an unknown outcome nothing of the create remains, even if this process ends.
 func TestErrorReportsUnknownOutcome(t *testing.T) {
 	cut := func(context.Context, *agentv1.SandboxRecord) error {
 		return status.Error(codes.Unavailable, "connection reset")

@@ -84,7 +84,7 @@ func TestNextLeaderResumesUnseenStrongCreate(t *testing.T) {
 	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err), "another request")
 }
 
-// The same by what the informer shows; and once it is marked, the API server is not needed for an answer.
+// The same for what the informer shows. Once it is marked, the API server is not needed for an answer.
 func TestStartedStrongCreateIsMarkedBeforeAnswer(t *testing.T) {
 	m, req := cutOff(t, false)
 	m.starts("one", run)

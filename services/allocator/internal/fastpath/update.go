@@ -47,7 +47,7 @@ func (s *Server) UpdateSandbox(ctx context.Context, req *sandboxv1.UpdateSandbox
 	return &sandboxv1.UpdateSandboxResponse{Sandbox: updated}, nil
 }
 
-// updateDigest identifies an update by what it asks for.
+// updateDigest returns the digest of the requested change.
 func updateDigest(req *sandboxv1.UpdateSandboxRequest) string {
 	sb := req.GetSandbox()
 	return idempotency.Digest([]any{

@@ -11,7 +11,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
-// errChanged is the cause of a call to a former leader that was cancelled.
+// errChanged is the cause of a call to a former leader that was canceled.
 var errChanged = errors.New("the leader has changed")
 
 // Stream is the interceptor of server-streaming calls. A stream that is handled here ends with NOT_LEADER when this replica

@@ -15,7 +15,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
-// CreateDigest identifies a create call by what it asks for. Custom resources carry it as AnnotationRequestDigest.
+// CreateDigest returns the digest of what a create call requests. Custom resources carry it as AnnotationRequestDigest.
 func CreateDigest(labels map[string]string, spec *sandboxv1.SandboxSpec) string {
 	return idempotency.Digest(struct {
 		Labels map[string]string    `json:"labels,omitempty"`

@@ -31,7 +31,7 @@ type Attempt struct {
 // Rollback has the custom resource of a create that failed deleted in the background, whether it was written or not. From
 // then on a repetition of the request is not answered with it, and once it is gone the request begins again: no caller knows
 // of that sandbox, and none deleted it. The mark on the resource says so to the other replicas, so that the resource is
-// deleted, whatever becomes of this process. One that a former leader began stays if its caller may have been answered.
+// deleted even if this process ends. One that a former leader began stays if its caller may have been answered.
 //
 // It returns the create's error, which says that the outcome is unknown unless the resource is marked or gone by then.
 func (r *Recoverer) Rollback(key store.Key, a Attempt, err error) error {
