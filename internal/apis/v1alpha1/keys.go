@@ -73,8 +73,8 @@ const (
 	DefaultPool           = "default"
 )
 
-// AnnotationDraining, on an agent Pod, is the reason why the agent is drained: it accepts no new sandboxes, and is deleted
-// when it has none left. It is one of the reasons below, or any other text that a person has written; then the agent drains
+// AnnotationDraining is an annotation of an agent Pod, the reason why the agent is drained: it accepts no new sandboxes, and is
+// deleted when it has none left. It is one of the reasons below, or any other text that a person has written; then the agent drains
 // until the annotation is removed.
 const AnnotationDraining = Group + "/draining"
 

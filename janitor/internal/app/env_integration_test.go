@@ -151,8 +151,8 @@ type thing struct {
 	pid uint32
 }
 
-// mould says how to create a container.
-type mould struct {
+// blueprint describes a container to create.
+type blueprint struct {
 	id     string
 	labels map[string]string
 	state  verdict.Container
@@ -165,10 +165,10 @@ type mould struct {
 // container creates a container with everything that belongs to one, and brings it into a state.
 func (w *testEnv) container(id string, labels map[string]string, state verdict.Container) thing {
 	w.t.Helper()
-	return w.make(mould{id: id, labels: labels, state: state})
+	return w.make(blueprint{id: id, labels: labels, state: state})
 }
 
-func (w *testEnv) make(m mould) thing {
+func (w *testEnv) make(m blueprint) thing {
 	w.t.Helper()
 	ctx := w.t.Context()
 	image, err := w.Client.GetImage(ctx, containerd.Busybox)

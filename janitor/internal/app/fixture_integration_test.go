@@ -75,9 +75,9 @@ func (m *fixtures) identity(agent string) fsb.Identity {
 }
 
 // container creates a container; most were slots and share a shim with others of their agent.
-func (m *fixtures) container(id fsb.Identity, change ...func(*mould)) thing {
+func (m *fixtures) container(id fsb.Identity, change ...func(*blueprint)) thing {
 	m.t.Helper()
-	f := mould{id: id.ContainerID(), labels: id.Labels()}
+	f := blueprint{id: id.ContainerID(), labels: id.Labels()}
 	if id.State == fsb.StateSlot || m.made%10 != 0 {
 		f.id = slotID(m.made)
 		if m.members[id.AgentUID]%slotsInAShim == 0 {
@@ -92,10 +92,10 @@ func (m *fixtures) container(id fsb.Identity, change ...func(*mould)) thing {
 	return m.make(f)
 }
 
-func state(s verdict.Container) func(*mould) { return func(f *mould) { f.state = s } }
+func state(s verdict.Container) func(*blueprint) { return func(f *blueprint) { f.state = s } }
 
-func label(key, value string) func(*mould) {
-	return func(f *mould) {
+func label(key, value string) func(*blueprint) {
+	return func(f *blueprint) {
 		f.labels = maps.Clone(f.labels)
 		if f.labels[key] = value; value == "" {
 			delete(f.labels, key)
@@ -110,7 +110,7 @@ func (m *fixtures) garble(x thing) {
 	require.NoError(m.t, err)
 }
 
-func tornRecord(f *mould) { f.record = []byte{0xff, 0xff} }
+func tornRecord(f *blueprint) { f.record = []byte{0xff, 0xff} }
 
 // orphan creates the n-th orphan.
 func (m *fixtures) orphan(n, wave int) *fixture {
@@ -240,9 +240,9 @@ func (m *fixtures) keepOdd(s *fixture, n, turn int, id fsb.Identity) {
 	m.t.Helper()
 	nobodys := id
 	nobodys.AgentUID = uuid.NewString()
-	malformed := []func(*mould){
+	malformed := []func(*blueprint){
 		label(fsb.KeyAttempt, "one"), label(fsb.KeyAttempt, ""), label(fsb.KeySandboxName, ""), label(fsb.KeySandboxUID, ""), label(fsb.KeyState, fsb.StateSlot),
-		label(fsb.KeyState, "asleep"), label(fsb.KeyAgentUID, ""), func(f *mould) { f.id, f.group = id.SandboxUID+"-7", "" },
+		label(fsb.KeyState, "asleep"), label(fsb.KeyAgentUID, ""), func(f *blueprint) { f.id, f.group = id.SandboxUID+"-7", "" },
 	}
 	switch n {
 	case 0:

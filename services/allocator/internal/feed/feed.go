@@ -61,7 +61,7 @@ type link struct {
 	stop               chan struct{} // closed to end the goroutine
 	done               chan struct{} // closed when it has ended
 
-	client agentv1.AgentServiceClient // nil until dialled; guarded by Feed.mu
+	client agentv1.AgentServiceClient // nil until dialed; guarded by Feed.mu
 }
 
 // New returns a feed without agents.

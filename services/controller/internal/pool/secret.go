@@ -82,7 +82,7 @@ func (s *secrets) write(ctx context.Context, source *corev1.Secret, namespace st
 	case err != nil:
 	case there.Labels[labelManagedBy] != managedBy:
 		return &templateError{reason: "SecretConflict", message: fmt.Sprintf(
-			"namespace %s has a Secret %s that is not labelled %s=%s: rename or label it", namespace, source.Name, labelManagedBy, managedBy)}
+			"namespace %s has a Secret %s that is not labeled %s=%s: rename or label it", namespace, source.Name, labelManagedBy, managedBy)}
 	case equality.Semantic.DeepEqual(there.Data, source.Data):
 	default:
 		next := there.DeepCopy()

@@ -214,7 +214,7 @@ func TestUnplacedRetriesWhenTheAllocatorSays(t *testing.T) {
 func TestResolvePool(t *testing.T) {
 	noPoolRef := func(s *v1alpha1.Sandbox) { s.Spec.PoolRef = "" }
 	had := func(pool string) change { return func(s *v1alpha1.Sandbox) { s.Status.Pool = pool } }
-	labelled := func(s *v1alpha1.Sandbox) { s.Labels = map[string]string{v1alpha1.LabelPool: "label"} }
+	labeled := func(s *v1alpha1.Sandbox) { s.Labels = map[string]string{v1alpha1.LabelPool: "label"} }
 	for _, tt := range []struct {
 		name       string
 		changes    []change
@@ -228,8 +228,8 @@ func TestResolvePool(t *testing.T) {
 		{"the default has changed", []change{noPoolRef, had("before")}, "annotated", "", "annotated"},
 		{"placed before the default has changed", []change{noPoolRef, had("before"), onAgent}, "annotated", "", "before"},
 		{"finished before the default has changed", []change{noPoolRef, had("before"), finishedSandbox}, "annotated", "", "before"},
-		{"fast path", []change{noPoolRef, onAgent, labelled}, "annotated", "registry", "registry"},
-		{"fast path, before the Registry has the agent", []change{noPoolRef, onAgent, labelled}, "annotated", "", "label"},
+		{"fast path", []change{noPoolRef, onAgent, labeled}, "annotated", "registry", "registry"},
+		{"fast path, before the Registry has the agent", []change{noPoolRef, onAgent, labeled}, "annotated", "", "label"},
 		{"fast path, nothing known", []change{noPoolRef, onAgent}, "annotated", "", "annotated"},
 		{"deleted before it was resolved", []change{noPoolRef, deleted}, "annotated", "", ""},
 	} {
