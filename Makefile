@@ -96,7 +96,7 @@ BUILD_TOOL := cd internal/tools && go build -ldflags "-s -w" -o $(TOOLS)/
 tools: deps ## Build the generators and linters into bin/tools
 	@.ci/modules internal/tools
 	@$(STEP) "building the generators and linters" "$(NEXT)"
-	@$(BUILD_TOOL) $$(cd internal/tools && go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK))
+	@$(BUILD_TOOL) $$(go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK))
 grpcurl: deps
 	@.ci/modules internal/tools
 	@$(BUILD_TOOL) $(GRPCURL)
