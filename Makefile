@@ -90,13 +90,16 @@ deps: ## Install what building and testing need and the machine lacks
 # grpcurl is for end-to-end tests, govulncheck for a person: verify waits for neither.
 GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck
+# Its parsers are in C.
+VALE := github.com/vale-cli/vale/v3/cmd/vale
 BUILD_TOOL := cd internal/tools && go build -ldflags "-s -w" -o $(TOOLS)/
 
 .PHONY: tools grpcurl generate generate-only verify lint lint-only style style-only openapi format breaking vuln
 tools: deps ## Build the generators and linters into bin/tools
 	@.ci/modules internal/tools
 	@$(STEP) "building the generators and linters" "$(NEXT)"
-	@$(BUILD_TOOL) $$(go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK))
+	@$(BUILD_TOOL) $$(go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK) -e $(VALE))
+	@export CGO_ENABLED=1; $(BUILD_TOOL) $(VALE)
 grpcurl: deps
 	@.ci/modules internal/tools
 	@$(BUILD_TOOL) $(GRPCURL)
