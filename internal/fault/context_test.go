@@ -18,7 +18,7 @@ func TestFromContext(t *testing.T) {
 	defer cancel()
 	last := errors.New("refused")
 	tests := map[string]struct {
-		ctx    context.Context
+		ctx    context.Context //nolint:containedctx // the input of a test case
 		last   error
 		class  error
 		reason fault.Reason
