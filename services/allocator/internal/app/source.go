@@ -8,7 +8,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -49,7 +48,8 @@ func (s *source) run(ctx context.Context, synced func()) error {
 		handler toolscache.ResourceEventHandler
 	}{
 		{&v1alpha1.SandboxPool{}, handle(s.parts.pools.Set, s.parts.pools.Remove)},
-		{namespaces(), handle(s.parts.pools.SetNamespace, s.parts.pools.RemoveNamespace)},
+		// Whole objects: an informer of metadata alone leaves a goroutine of watch.Filter behind when it stops.
+		{&corev1.Namespace{}, handle(s.parts.pools.SetNamespace, s.parts.pools.RemoveNamespace)},
 		{&v1alpha1.Sandbox{}, handle(s.parts.fastpath.ResourceSeen, s.parts.fastpath.ResourceGone)},
 		{&corev1.Pod{}, handle(s.podSeen, func(pod *corev1.Pod) { s.parts.feed.RemovePod(string(pod.UID)) })},
 	}
@@ -92,13 +92,6 @@ func (s *source) podSeen(pod *corev1.Pod) {
 			NodeName: pod.Spec.NodeName, PodIp: pod.Status.PodIP,
 		}, s.app.agentAddress(pod.Status.PodIP))
 	}
-}
-
-// namespaces names the kind whose metadata says which pool is the default.
-func namespaces() client.Object {
-	m := &metav1.PartialObjectMetadata{}
-	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	return m
 }
 
 // handle returns an event handler that calls seen for existing objects and gone for deleted ones.

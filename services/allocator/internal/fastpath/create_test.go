@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -501,7 +502,7 @@ func TestCreateInDefaultPool(t *testing.T) {
 	req.Spec.Pool = ""
 	_, err := m.create(req)
 	require.Equal(t, fault.APIUnavailable, fault.ReasonOf(err), "the default is not known yet")
-	defaults.SetNamespace(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+	defaults.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: ns, Annotations: map[string]string{v1alpha1.AnnotationDefaultPool: pool},
 	}})
 	defaults.SetSynced()

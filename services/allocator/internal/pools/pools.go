@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -49,7 +49,7 @@ func (p *Pools) Remove(pool *v1alpha1.SandboxPool) {
 }
 
 // SetNamespace records the default pool of a Namespace.
-func (p *Pools) SetNamespace(namespace *metav1.PartialObjectMetadata) {
+func (p *Pools) SetNamespace(namespace *corev1.Namespace) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if pool := v1alpha1.DefaultPoolOf(namespace.Annotations); pool != v1alpha1.DefaultPool {
@@ -60,7 +60,7 @@ func (p *Pools) SetNamespace(namespace *metav1.PartialObjectMetadata) {
 }
 
 // RemoveNamespace removes the default pool of a Namespace.
-func (p *Pools) RemoveNamespace(namespace *metav1.PartialObjectMetadata) {
+func (p *Pools) RemoveNamespace(namespace *corev1.Namespace) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.defaults, namespace.Name)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -45,8 +46,8 @@ func TestPools(t *testing.T) {
 
 func TestResolve(t *testing.T) {
 	p := pools.New()
-	namespace := func(annotations map[string]string) *metav1.PartialObjectMetadata {
-		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: annotations}}
+	namespace := func(annotations map[string]string) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: annotations}}
 	}
 	requireDefault := func(want string) {
 		t.Helper()

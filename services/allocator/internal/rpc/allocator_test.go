@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -215,7 +216,7 @@ func TestListImages(t *testing.T) {
 	_, err = f.client.ListImages(ctx, &allocatorv1.ListImagesRequest{Namespace: "ns"})
 	require.Equal(t, fault.PoolNotFound, fault.ReasonOf(rpc.FromStatus(err)))
 	f.setPool("p", "busybox", "python:3")
-	f.pools.SetNamespace(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: map[string]string{v1alpha1.AnnotationDefaultPool: "p"}}})
+	f.pools.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: map[string]string{v1alpha1.AnnotationDefaultPool: "p"}}})
 	f.serveAgent(t, "b", "node-1", "docker.io/library/busybox:latest", "docker.io/library/extra:1")
 	f.serveAgent(t, "a", "node-2")
 	f.fleet.Delta("a", &agentv1.AgentDelta{PinnedImages: &agentv1.PinnedImages{Images: []*agentv1.PinnedImage{
