@@ -39,8 +39,8 @@ func TestWaitFollowsTheClock(t *testing.T) {
 	go func() { done <- b.Wait(t.Context()) }()
 	require.Eventually(t, fake.HasWaiters, time.Minute, time.Millisecond)
 	select {
-	case <-done:
-		t.Fatal("Wait returned before its delay passed")
+	case err := <-done:
+		t.Fatalf("Wait returned %v before its delay passed", err)
 	default:
 	}
 	fake.Step(time.Second)

@@ -132,7 +132,7 @@ func TestAcknowledgedSandboxIsRunningFromItsFirstWrite(t *testing.T) {
 			require.Equal(t, "p", st.GetAssignedPod())
 			require.Equal(t, "n", st.GetNodeName())
 			require.Equal(t, int64(1), st.GetAttempt())
-			require.Equal(t, started.StartTime.Time.UTC(), st.GetStartTime().AsTime())
+			require.Equal(t, started.StartTime.UTC(), st.GetStartTime().AsTime())
 			require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, st.GetStartPath())
 			require.Equal(t, []string{"10.0.0.1:80"}, st.GetEndpoints())
 		})

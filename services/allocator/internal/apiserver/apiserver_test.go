@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
 	resource     = v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource()                                                //nolint:gochecknoglobals // a constant
-	unauthorized = apierrors.NewForbidden(resource, "one", errors.New(`User "system:serviceaccount:x:allocator" cannot do that`)) //nolint:gochecknoglobals // a constant
+	unauthorized = apierrors.NewForbidden(resource, "one", errors.New(`User "system:serviceaccount:x:allocator" cannot do that`)) //nolint:gochecknoglobals,staticcheck // a constant, in the words of the API server
 	refused      = &net.OpError{Op: "dial", Err: errors.New("connection refused")}                                                //nolint:gochecknoglobals // a constant
 )
 
@@ -83,7 +83,7 @@ func sandbox() *v1alpha1.Sandbox {
 func get(t *testing.T, s *server) *v1alpha1.Sandbox {
 	t.Helper()
 	there := &v1alpha1.Sandbox{}
-	require.NoError(t, s.WithWatch.Get(t.Context(), client.ObjectKeyFromObject(sandbox()), there))
+	require.NoError(t, s.Get(t.Context(), client.ObjectKeyFromObject(sandbox()), there))
 	return there
 }
 
@@ -195,7 +195,7 @@ func TestAnnotate(t *testing.T) {
 		stale := get(t, s)
 		newer := stale.DeepCopy()
 		newer.Annotations = map[string]string{"theirs": "kept"}
-		require.NoError(t, s.WithWatch.Update(t.Context(), newer))
+		require.NoError(t, s.Update(t.Context(), newer))
 		_, err := apiserver.New(s, clock.RealClock{}).Annotate(t.Context(), stale, want)
 		require.NoError(t, err)
 		require.Equal(t, map[string]string{"a": "1", "theirs": "kept"}, get(t, s).Annotations)

@@ -44,7 +44,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 		}
 		log.V(2).Info("agent stream unavailable", obs.KeyError, err)
 		if delays.Wait(ctx) != nil {
-			return nil
+			return nil //nolint:nilerr // the watch was ended
 		}
 	}
 }

@@ -83,7 +83,7 @@ func acknowledged(t *target) bool {
 
 // with returns the observation with the event and the results of a part of it.
 func (o observation) with(part observation) observation {
-	o.event, o.result = part.event, o.result.merge(part.result)
+	o.event, o.result = part.event, o.merge(part.result)
 	return o
 }
 

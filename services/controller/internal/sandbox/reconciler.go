@@ -239,7 +239,7 @@ func (r *Reconciler) prepare(ctx context.Context, t *target) (result, bool, erro
 	if t.assignment, err = t.sandbox.Assignment(); err != nil {
 		// A container may be running: not even a deletion can be carried out until the annotation is corrected.
 		why := &cause{"AssignmentInvalid", err.Error()}
-		return result{requeue: after(r.config.Timing.Requeue), cause: why, blocked: why}, false, nil
+		return result{requeue: after(r.config.Timing.Requeue), cause: why, blocked: why}, false, nil //nolint:nilerr // the cause carries it
 	}
 	if !t.deleting() && controllerutil.AddFinalizer(t.sandbox, v1alpha1.Finalizer) {
 		if err := r.writer.metadata(ctx, t); err != nil {
@@ -262,7 +262,7 @@ func (r *Reconciler) act(ctx context.Context, t *target, event lifecycle.Event, 
 	total := progress{done: true}
 	for _, a := range actions {
 		p, err := r.actOne(ctx, t, event, a, why)
-		p.result = total.result.merge(p.result)
+		p.result = total.merge(p.result)
 		total = p
 		if err != nil || !p.done {
 			return total, err

@@ -39,7 +39,7 @@ func (o *reportObserver) observe(ctx context.Context, t *target) (observation, e
 	known := report != nil && report.GetState() != agentv1.SandboxState_SANDBOX_STATE_CREATING && !ended(report)
 	switch {
 	case asked && create.running && report.GetState() != agentv1.SandboxState_SANDBOX_STATE_RUNNING, asked && create.err != nil:
-		return o.creates.observe(t, create), nil // it knows more than the report
+		return o.creates.observe(t, create), nil //nolint:nilerr // it knows more than the report
 	case asked && !known && create.report != nil && t.now.Sub(create.ended) < o.timing.Requeue:
 		seen := o.observeReport(t, create.report) // the response has overtaken the status stream
 		seen.requeue = sooner(seen.requeue, after(o.timing.Requeue))
