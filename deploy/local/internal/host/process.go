@@ -79,7 +79,7 @@ func (p Process) Signal(signal unix.Signal) error {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("signalling process %d: %w", p.PID, err)
+		return fmt.Errorf("signaling process %d: %w", p.PID, err)
 	}
 	return nil
 }
