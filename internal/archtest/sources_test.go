@@ -6,7 +6,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,15 +51,6 @@ var rules = []rule{
 	{"telemetry key", telemetryKeys},
 }
 
-// exceptions lists the violations that are still to be removed: rule -> files or directories, or types. An exception
-// without a violation fails the test, so the list only shrinks.
-var exceptions = map[string][]string{
-	"telemetry key": {"services/allocator", "internal/leader"},
-	"method count": {
-		"deploy/local/internal/components.Config",
-	},
-}
-
 func TestSources(t *testing.T) {
 	all := parseRepository(t)
 	for _, r := range rules {
@@ -71,22 +61,15 @@ func TestSources(t *testing.T) {
 					found[s.path] = messages
 				}
 			}
-			report(t, r.name, exceptions[r.name], found)
+			report(t, found)
 		})
 	}
-	t.Run("method count", func(t *testing.T) { report(t, "method count", exceptions["method count"], methodCount(all)) })
+	t.Run("method count", func(t *testing.T) { report(t, methodCount(all)) })
 }
 
-// report fails the test for each finding that is no exception, and for each exception that is no finding.
-func report(t *testing.T, name string, exceptions []string, found map[string][]string) {
+// report fails the test for each finding.
+func report(t *testing.T, found map[string][]string) {
 	t.Helper()
-	for _, excepted := range exceptions {
-		before := len(found)
-		maps.DeleteFunc(found, func(subject string, _ []string) bool { return within(subject, excepted) })
-		if len(found) == before {
-			t.Errorf("%s no longer violates the rule %q: remove it from the exceptions", excepted, name)
-		}
-	}
 	for subject, messages := range found {
 		for _, m := range messages {
 			t.Errorf("%s: %s", subject, m)

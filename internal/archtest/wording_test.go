@@ -24,7 +24,7 @@ func TestWording(t *testing.T) {
 			found[s.path] = messages
 		}
 	}
-	report(t, "wording", nil, found)
+	report(t, found)
 }
 
 func TestWordingFindsDeclaredNamesAndStrings(t *testing.T) {

@@ -24,6 +24,8 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // ErrLeadershipLost is returned when another process leads. This process has the memory of a former leader, so it ends.
@@ -143,6 +145,6 @@ func (e *Elector) release(ctx context.Context) {
 		LeaderTransitions: record.LeaderTransitions, LeaseDurationSeconds: 1, RenewTime: now, AcquireTime: now,
 	})
 	if err != nil {
-		logr.FromContextOrDiscard(ctx).V(2).Info("releasing the lease", "err", err.Error())
+		logr.FromContextOrDiscard(ctx).V(2).Info("releasing the lease", obs.KeyError, err.Error())
 	}
 }

@@ -70,7 +70,8 @@ const (
 	KeyEvent            = "event"
 	KeyFinishTime       = "finishTime"
 	KeyTTLAfterFinished = "ttlAfterFinished"
-	KeySandboxes        = "sandboxes" // a number
+	KeySandboxes        = "sandboxes"    // a number
+	KeyAnsweredWith     = "answeredWith" // uid of the sandbox that a repeated create returned
 	KeyActive           = "active"
 	KeyPending          = "pending"
 	KeyExitCode         = "exitCode"

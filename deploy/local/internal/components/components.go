@@ -69,10 +69,10 @@ type Certificate struct {
 // All lists the components in the order in which they are started. They are stopped in reverse.
 func (c Config) All() []Component {
 	all := []Component{
-		c.containerd(), c.etcd(), c.apiServer(), c.controllerManager(), c.scheduler(), c.kubelet(), c.proxy(),
+		containerd(c), etcd(c), apiServer(c), controllerManager(c), scheduler(c), kubelet(c), proxy(c),
 	}
 	if c.Traces {
-		all = append(all, c.jaeger())
+		all = append(all, jaeger(c))
 	}
 	return all
 }

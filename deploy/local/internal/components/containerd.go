@@ -14,7 +14,7 @@ import (
 // PauseImage holds the namespaces of every Pod.
 const PauseImage = "docker.io/fast-sandbox/pause:dev"
 
-func (c Config) containerd() Component {
+func containerd(c Config) Component {
 	return Component{
 		Name: Containerd, Path: filepath.Join(c.ContainerdBin(), "containerd"), Grace: 5 * time.Second,
 		Probe: Probe{Socket: c.ContainerdSocket()},

@@ -13,7 +13,7 @@ const (
 	issuer        = "https://kubernetes.default.svc"
 )
 
-func (c Config) etcd() Component {
+func etcd(c Config) Component {
 	certificate := c.certificate(Etcd)
 	return Component{
 		Name: Etcd, Path: c.Binary(), Grace: 5 * time.Second,
@@ -40,7 +40,7 @@ func (c Config) etcd() Component {
 	}
 }
 
-func (c Config) apiServer() Component {
+func apiServer(c Config) Component {
 	serving, etcd, kubelet := c.certificate(APIServer), c.certificate("apiserver-etcd"), c.certificate("apiserver-kubelet")
 	frontProxy := c.certificate(userFrontProxy)
 	return Component{
@@ -79,7 +79,7 @@ func (c Config) apiServer() Component {
 	}
 }
 
-func (c Config) controllerManager() Component {
+func controllerManager(c Config) Component {
 	controllers := "*"
 	if c.OwnGC {
 		controllers += ",-garbage-collector-controller,-pod-garbage-collector-controller"
@@ -115,7 +115,7 @@ func (c Config) controllerManager() Component {
 	}
 }
 
-func (c Config) scheduler() Component {
+func scheduler(c Config) Component {
 	serving := c.certificate(Scheduler)
 	return Component{
 		Name: Scheduler, Path: c.Binary(), After: []string{APIServer}, Grace: 3 * time.Second,

@@ -21,7 +21,7 @@ func JaegerURL() string { return "http://" + network.NodeIP + ":16686" }
 func (c Config) JaegerBinary() string { return filepath.Join(c.BinDir, "jaeger", "all-in-one") }
 
 // jaeger keeps the newest traces in memory and answers queries at JaegerURL.
-func (c Config) jaeger() Component {
+func jaeger(c Config) Component {
 	return Component{
 		Name: Jaeger, Path: c.JaegerBinary(), Grace: 3 * time.Second,
 		Probe: Probe{URL: fmt.Sprintf("http://127.0.0.1:%d/", jaegerHealth)},

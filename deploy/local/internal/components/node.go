@@ -14,7 +14,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/network"
 )
 
-func (c Config) kubelet() Component {
+func kubelet(c Config) Component {
 	return Component{
 		Name: Kubelet, Path: c.Binary(), After: []string{Containerd, APIServer}, Grace: 5 * time.Second,
 		Probe: Probe{URL: "http://127.0.0.1:10248/healthz"},
@@ -74,7 +74,7 @@ func (c Config) kubeletFiles() ([]File, error) {
 	return []File{{Path: c.conf("kubelet.yaml"), Content: raw}}, nil
 }
 
-func (c Config) proxy() Component {
+func proxy(c Config) Component {
 	return Component{
 		Name: Proxy, Path: c.Binary(), After: []string{APIServer}, Grace: 3 * time.Second,
 		Probe: Probe{URL: "http://127.0.0.1:10256/livez"},

@@ -16,6 +16,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // source feeds the parts from the API server: agent Pods, pools and sandboxes of all namespaces.
@@ -71,7 +72,7 @@ func (s *source) run(ctx context.Context, synced func()) error {
 		if toolscache.WaitForCacheSync(ctx.Done(), synchronized...) {
 			s.parts.feed.SetSynced()
 			s.parts.pools.SetSynced()
-			log.Info("synced with the API server", "sandboxes", s.parts.store.Len())
+			log.Info("synced with the API server", obs.KeySandboxes, s.parts.store.Len())
 			synced()
 		}
 	}()

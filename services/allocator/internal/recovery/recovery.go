@@ -251,7 +251,7 @@ func (r *Recoverer) adopt(ctx context.Context, u fleet.Unpersisted, name store.K
 	if running, other := r.repeated(record); running {
 		return
 	} else if other != "" {
-		log.Info("deleting sandbox whose create was repeated before the sandbox was reported", "answeredWith", other)
+		log.Info("deleting sandbox whose create was repeated before the sandbox was reported", obs.KeyAnsweredWith, other)
 		r.config.Deletions.Container(record.GetFence())
 		return
 	}
