@@ -141,7 +141,7 @@ func TestBoundFreesTheOldestAndLosesNothingInFlight(t *testing.T) {
 	for i, l := range got {
 		require.Equal(t, fmt.Sprintf("%06d %s", total-len(got)+i, line), l, "whole lines without a gap to the very last")
 	}
-	// The next agent goes on where this one stopped.
+	// The next agent continues where this one stopped.
 	next := logs.New(logs.Config{Root: rootOf(s), Owner: "me", MaxBytes: bound, Clock: s.clock})
 	next.Adopt("u-1")
 	next.Keep(logr.Discard())

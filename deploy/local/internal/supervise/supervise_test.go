@@ -152,7 +152,7 @@ func TestNewRefusesDisorder(t *testing.T) {
 	require.ErrorContains(t, err, "b is to start after c")
 }
 
-// The writer keeps its file open over a rotation and goes on at the beginning.
+// The writer keeps its file open across a rotation and continues at the beginning.
 func TestRotate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	require.NoError(t, supervise.Rotate(path, 4), "no log yet")

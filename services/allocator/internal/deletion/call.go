@@ -30,7 +30,7 @@ var (
 var callPolicy = backoff.Policy{Initial: 50 * time.Millisecond, Max: 5 * time.Second}
 
 // call calls the agent until the container is certainly gone, the deletion is withdrawn, or ctx ends: then the next process
-// finds the container reported, and goes on.
+// finds the container reported, and continues.
 func (m *Manager) call(ctx context.Context, d *Deletion) {
 	fence := d.request.Fence
 	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandboxUID, fence.SandboxUID, obs.KeyAttempt, fence.Attempt, obs.KeyAgentUID, fence.AgentUID)

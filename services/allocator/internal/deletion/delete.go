@@ -45,7 +45,7 @@ func optionsOf(t *agentv1.Tombstone) Options {
 
 // Delete makes the deletion of a sandbox durable, and has it carried out in the background. A later call that sets another
 // grace period replaces it. The caller holds the lock of the name. After an error the sandbox stays, unless the error says
-// that the deletion goes on.
+// that the deletion continues.
 func (m *Manager) Delete(ctx context.Context, item store.Item, o Options) error {
 	if item.Fence != nil {
 		if done, err := m.amend(ctx, item, o); done || err != nil {
@@ -300,7 +300,7 @@ func (m *Manager) unaccepted(last error, received bool) error {
 	case fault.ReasonOf(last) == fault.Overloaded:
 		return last
 	case received:
-		return fault.Wrap(last, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent has not answered yet; the deletion goes on").
+		return fault.Wrap(last, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent has not answered yet; the deletion continues").
 			RetryIn(time.Second)
 	}
 	return fault.Wrap(last, errdefs.ErrUnavailable, fault.AgentUnavailable, "the sandbox's agent cannot be reached").RetryIn(time.Second)

@@ -4,7 +4,7 @@
 // otherwise by a tombstone that the agent keeps until no custom resource of the sandbox stays or comes. It owns all
 // deletions that run; package state draws the life of one. It never decides that a sandbox is to be deleted.
 //
-// A deletion whose process stops leading ends: the next leader finds the container or the tombstone reported, and goes on.
+// A deletion whose process stops leading ends: the next leader finds the container or the tombstone reported, and continues.
 //
 // All methods may be called concurrently; the caller of Delete holds the lock of the sandbox's name.
 package deletion

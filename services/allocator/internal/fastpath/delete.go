@@ -48,7 +48,7 @@ func (s *Server) delete(ctx context.Context, req *sandboxv1.DeleteSandboxRequest
 	}
 	options := deletion.Options{Grace: req.GetGracePeriod(), RequestID: req.GetRequestId(), Traceparent: obs.Traceparent(ctx)}
 	resp := &sandboxv1.DeleteSandboxResponse{Sandbox: terminating(item.Sandbox, timestamppb.New(s.config.Clock.Now()))}
-	// The deletion goes on when the caller leaves: a write that was stopped is not begun again.
+	// The deletion continues when the caller leaves: a write that was stopped is not begun again.
 	done := make(chan error, 1)
 	s.config.Tasks.Go(func(ctx context.Context) {
 		defer unlock()

@@ -42,7 +42,7 @@
 //	reservations                   count with the create that made them, if its agent admitted it; the agent's own admission
 //	                               is final
 //	marks of what is written       made again, for the agent still reports it as not persisted
-//	waits of strong creates        end with their connection; the custom resource is there, and the controller goes on
+//	waits of strong creates        end with their connection; the custom resource is there, and the controller continues
 //
 // A leader concludes nothing from what an agent reports before that agent knows of its leadership (announce): until then a
 // former leader might act on it.

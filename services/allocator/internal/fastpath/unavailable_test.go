@@ -266,7 +266,7 @@ func TestDeleteFailsIfNotDurable(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.Phase_PHASE_RUNNING, sb.GetStatus().GetPhase())
 	m.api.down.Store(false)
-	m.eventually("its write goes on", func() bool { return m.resource("one") != nil })
+	m.eventually("its write continues", func() bool { return m.resource("one") != nil })
 	require.Never(t, func() bool { return len(a.Sandboxes()) == 0 }, 300*time.Millisecond, 20*time.Millisecond)
 	require.Empty(t, a.Tombstones())
 }

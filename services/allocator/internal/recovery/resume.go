@@ -42,7 +42,7 @@ func (r *Recoverer) StandingOf(item store.Item) Standing {
 }
 
 // unfinished reports whether the create that a former leader began still has to be seen through before it is answered. A
-// strong one has, even if it has started: the process that began it may be stalled, and roll it back when it goes on, until the
+// strong one has, even if it has started: the process that began it may be stalled, and roll it back when it continues, until the
 // mark of the one that resumed it stops it.
 func (r *Recoverer) unfinished(item store.Item) bool {
 	if item.Resource == nil {

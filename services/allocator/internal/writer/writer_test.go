@@ -128,7 +128,7 @@ func TestAnswerPrecedesWrite(t *testing.T) {
 	require.Zero(t, r.count())
 }
 
-// Creates that go on for ever hold no write up for ever.
+// Creates that never end do not delay a write forever.
 func TestYieldIsBounded(t *testing.T) {
 	set := tasks.New()
 	ctx, cancel := context.WithCancel(context.Background())

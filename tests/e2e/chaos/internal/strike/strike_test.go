@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/strike"
 )
@@ -30,7 +32,10 @@ func TestSignal(t *testing.T) {
 	program := fmt.Sprintf("chaos-victim-of-%d", os.Getpid())
 	victim := &exec.Cmd{Path: "/bin/sleep", Args: []string{program, "600"}}
 	require.NoError(t, victim.Start())
-	require.Equal(t, []int{victim.Process.Pid}, strike.Processes(program, ""))
+	// The kernel closes the descriptors that Start waits for before it writes the new program's arguments: for a moment the command line is empty.
+	require.Eventually(t, func() bool {
+		return slices.Equal([]int{victim.Process.Pid}, strike.Processes(program, ""))
+	}, testkit.Timeout, testkit.Tick)
 	require.Empty(t, strike.Processes(program, "no such cgroup"))
 	_, err := strike.Signal(program, "no such cgroup", syscall.SIGKILL)
 	require.ErrorContains(t, err, program)
