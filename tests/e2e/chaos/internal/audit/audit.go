@@ -198,14 +198,18 @@ func (a *auditor) leftovers(l *life) {
 	}
 }
 
-// counts compares counters with what they count: a reservation that is never released is capacity lost for good.
+// counts compares counters with what they count: a reservation that is never released is capacity lost for good. A sandbox
+// whose process has ended holds none.
 func (a *auditor) counts() {
 	reported, assigned, lost := map[string]int{}, 0, 0
 	for _, r := range a.obs.Reports {
-		reported[r.AgentUID]++
+		if r.State != stateStopped {
+			reported[r.AgentUID]++
+		}
 	}
 	for _, r := range a.obs.Resources {
 		switch {
+		case r.Finished:
 		case a.obs.Agents[r.AgentUID]:
 			assigned++
 		case r.AgentUID != "": // it waits for a reset, and may be counted or not
@@ -214,7 +218,7 @@ func (a *auditor) counts() {
 	}
 	for uid, taken := range a.obs.Reserved {
 		if a.obs.Agents[uid] && taken != reported[uid] {
-			a.violateObject(Stuck, uid, "the allocator has %d reservations on the agent, the agent has %d sandboxes", taken, reported[uid])
+			a.violateObject(Stuck, uid, "the allocator has %d reservations on the agent, the agent has %d sandboxes that have not ended", taken, reported[uid])
 		}
 	}
 	if a.obs.Assigned < assigned || a.obs.Assigned > assigned+lost {

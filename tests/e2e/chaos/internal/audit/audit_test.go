@@ -81,7 +81,7 @@ func (f *fixture) ended(code int32, phase string) *fixture {
 func (f *fixture) judge() audit.Verdict {
 	obs := f.obs
 	for _, r := range obs.Resources {
-		if f.obs.Assigned == 0 && f.obs.Agents[r.AgentUID] {
+		if f.obs.Assigned == 0 && f.obs.Agents[r.AgentUID] && !r.Finished {
 			obs.Assigned++
 		}
 	}
@@ -210,6 +210,8 @@ func TestAudit(t *testing.T) {
 		}), []audit.Kind{stuck}},
 		{"a tombstone without a request", healthy().with(func(f *fixture) { f.obs.Tombstones = []audit.Tombstone{{UID: "z"}} }), []audit.Kind{stuck}},
 		{"a reservation that is never released", healthy().with(func(f *fixture) { f.obs.Reserved = map[string]int{"agent-uid-1": 1, "agent-uid-2": 1} }), []audit.Kind{stuck}},
+		{"a reservation of an ended process", healthy().ended(0, "Running").with(func(f *fixture) { f.obs.Reserved = map[string]int{"agent-uid-1": 1} }), []audit.Kind{stuck}},
+		{"an ended process that is counted", healthy().ended(3, "Failed").with(func(f *fixture) { f.obs.Assigned = 1 }), []audit.Kind{stuck}},
 		{"a wrong count", healthy().with(func(f *fixture) { f.obs.Assigned = 2 }), []audit.Kind{stuck}},
 		{"a delete without an answer", healthy().call(audit.Call{Op: audit.Delete, Outcome: audit.Unknown}), []audit.Kind{stuck}},
 		{"a create without an answer", healthy().with(func(f *fixture) { f.calls[0].Outcome = audit.Unknown }), []audit.Kind{stuck}},
@@ -229,7 +231,7 @@ func TestAudit(t *testing.T) {
 			Op: audit.Delete, Sent: at(0), Answered: at(2), Outcome: audit.Acked,
 		}), nil},
 		{"the same answer twice", healthy().call(audit.Call{Op: audit.Create, Outcome: audit.Acked, UID: "uid-a"}), nil},
-		{"finished with 0", healthy().ended(0, "Running"), nil},
+		{"finished with 0", healthy().ended(0, "Running").with(func(f *fixture) { f.obs.Reserved = map[string]int{"agent-uid-1": 0} }), nil},
 		{"failed with 3", healthy().ended(3, "Failed"), nil},
 		{"finished, and its agent's Pod killed later", healthy().ended(0, "Running").killed(), nil},
 		{"expired", healthy().with(func(f *fixture) {

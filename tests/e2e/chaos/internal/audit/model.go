@@ -126,6 +126,9 @@ type Resource struct {
 	Dump string
 }
 
+// stateStopped is the State of a sandbox whose process has ended.
+const stateStopped = "STOPPED"
+
 // Report is what an agent that exists reports about a sandbox.
 type Report struct {
 	AgentUID, Name, UID, RequestID string
