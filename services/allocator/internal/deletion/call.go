@@ -29,16 +29,24 @@ var (
 // this process still leads.
 var callPolicy = backoff.Policy{Initial: 50 * time.Millisecond, Max: 5 * time.Second}
 
-// call calls the agent until the container is certainly gone, the deletion is withdrawn, or ctx ends: then the next process
+// caller carries out the container half of one deletion: it has the agent delete the container, and drop its tombstone.
+type caller struct {
+	config   *Config
+	deletion *Deletion
+}
+
+func callerOf(d *Deletion) caller { return caller{config: &d.manager.config, deletion: d} }
+
+// run calls the agent until the container is certainly gone, the deletion is withdrawn, or ctx ends: then the next process
 // finds the container reported, and continues.
-func (m *Manager) call(ctx context.Context, d *Deletion) {
-	fence := d.request.Fence
+func (c caller) run(ctx context.Context) {
+	d, fence := c.deletion, c.deletion.request.Fence
 	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandboxUID, fence.SandboxUID, obs.KeyAttempt, fence.Attempt, obs.KeyAgentUID, fence.AgentUID)
-	delays := backoff.New(m.config.Clock, callPolicy)
+	delays := backoff.New(c.config.Clock, callPolicy)
 	for {
-		err := m.callOnce(ctx, d)
+		err := c.once(ctx)
 		if err == nil {
-			m.containerRemoved(d)
+			d.manager.containerRemoved(d)
 			return
 		}
 		again, over := d.failed(err)
@@ -55,16 +63,16 @@ func (m *Manager) call(ctx context.Context, d *Deletion) {
 	}
 }
 
-// callOnce returns nil once the container is certainly gone from the agent.
-func (m *Manager) callOnce(ctx context.Context, d *Deletion) error {
-	fence := d.request.Fence
-	if m.config.Agents.Gone(fence.AgentUID) {
+// once makes one call. It returns nil once the container is certainly gone from the agent.
+func (c caller) once(ctx context.Context) error {
+	d, fence := c.deletion, c.deletion.request.Fence
+	if c.config.Agents.Gone(fence.AgentUID) {
 		return nil
 	}
-	if !m.config.Leads() {
+	if !c.config.Leads() {
 		return errNotLeading
 	}
-	client, ok := m.config.Agents.Client(fence.AgentUID)
+	client, ok := c.config.Agents.Client(fence.AgentUID)
 	if !ok {
 		return errUnreachable
 	}
@@ -102,4 +110,23 @@ func (m *Manager) callOnce(ctx context.Context, d *Deletion) error {
 			return err
 		}
 	}
+}
+
+// dropTombstone has the agent drop its tombstone; nil if there is none, or no agent.
+func (c caller) dropTombstone(ctx context.Context) error {
+	fence := c.deletion.request.Fence
+	if c.config.Agents.Gone(fence.AgentUID) {
+		return nil
+	}
+	client, ok := c.config.Agents.Client(fence.AgentUID)
+	if !ok {
+		return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "there is no connection to the agent")
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	_, err := client.ForgetTombstone(ctx, &agentv1.ForgetTombstoneRequest{Fence: convert.FenceToProto(fence)})
+	if err = rpc.FromStatus(err); errdefs.IsNotFound(err) || fault.ReasonOf(err) == fault.FenceMismatch {
+		return nil
+	}
+	return err
 }

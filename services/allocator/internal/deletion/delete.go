@@ -2,21 +2,16 @@ package deletion
 
 import (
 	"context"
-	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
-	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/deletion/state"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/persistence"
@@ -30,18 +25,6 @@ const (
 	// leadershipPeriod is how often a delete that waits for its agent checks that this process leads.
 	leadershipPeriod = 50 * time.Millisecond
 )
-
-// Options are what a delete call sets.
-type Options struct {
-	// Grace overrides the sandbox's termination grace period; nil does not.
-	Grace *durationpb.Duration
-	// RequestID and Traceparent of the call; empty if it has none.
-	RequestID, Traceparent string
-}
-
-func optionsOf(t *agentv1.Tombstone) Options {
-	return Options{Grace: t.GetGracePeriod(), RequestID: t.GetDeleteRequestId(), Traceparent: t.GetTraceparent()}
-}
 
 // Delete makes the deletion of a sandbox durable, and has it carried out in the background. A later call that sets another
 // grace period replaces it. The caller holds the lock of the name. After an error the sandbox stays, unless the error says
@@ -63,7 +46,7 @@ func (m *Manager) Delete(ctx context.Context, item store.Item, o Options) error 
 	if item.Fence == nil || m.config.Agents.Gone(item.Fence.GetAgentUid()) {
 		return err // no agent could remember it
 	}
-	if err := m.persist.Admit(); err != nil {
+	if err := m.config.Persist.Admit(); err != nil {
 		return err
 	}
 	return m.entrust(ctx, item, record{room: true}, nil, o)
@@ -90,7 +73,7 @@ func (m *Manager) amend(ctx context.Context, item store.Item, o Options) (done b
 		ctx, cancel := context.WithTimeout(ctx, m.config.API.Timeout())
 		defer cancel()
 		// Before the record half has deleted the resource, it sets the grace period itself.
-		if err := m.annotate(ctx, item.Resource, Options{Grace: o.Grace}); err != nil && d.State() != state.Accepted && d.State() != state.Removed {
+		if err := m.resources.annotate(ctx, item.Resource, Options{Grace: o.Grace}); err != nil && d.State() != state.Accepted && d.State() != state.Removed {
 			return true, err
 		}
 	}
@@ -119,7 +102,7 @@ func (m *Manager) deleteUnwritten(ctx context.Context, item store.Item, outcome 
 	if stopped != nil && stopped.Ours && outcome != writer.Unknown {
 		return m.entrust(ctx, item, record{absent: true}, stopped, o) // no process ever wrote it
 	}
-	m.persist.AdmitAlways() // it had room as a write
+	m.config.Persist.AdmitAlways() // it had room as a write
 	return m.entrust(ctx, item, record{mayLand: true, room: true}, stopped, o)
 }
 
@@ -127,7 +110,7 @@ func (m *Manager) deleteUnwritten(ctx context.Context, item store.Item, outcome 
 // there. A write that does not end soon is Unknown: it ends later, and is never begun again.
 func (m *Manager) stopWrite(ctx context.Context, item store.Item) (*v1alpha1.Sandbox, writer.Outcome, *persistence.Job) {
 	uid := item.Sandbox.GetUid()
-	job, ok := m.persist.Writing(uid)
+	job, ok := m.config.Persist.Writing(uid)
 	if !ok {
 		// It may have landed since the caller looked. What a former process wrote is not known.
 		if now, there := m.config.Store.Get(item.Key); there && now.Sandbox.GetUid() == uid && now.Resource != nil {
@@ -152,7 +135,7 @@ func (m *Manager) stopWrite(ctx context.Context, item store.Item) (*v1alpha1.San
 func (m *Manager) deleteWritten(ctx context.Context, item store.Item, resource *v1alpha1.Sandbox, o Options) error {
 	callCtx, cancel := context.WithTimeout(ctx, m.config.API.Timeout())
 	defer cancel()
-	if err := m.deleteResource(callCtx, resource, o); err != nil {
+	if err := m.resources.remove(callCtx, resource, o); err != nil {
 		return err
 	}
 	m.config.Store.MarkDeleting(item.Key, item.Sandbox.GetUid())
@@ -160,46 +143,6 @@ func (m *Manager) deleteWritten(ctx context.Context, item store.Item, resource *
 		m.Request(Request{Fence: identity.FenceOf(item.Fence), Grace: o.Grace, Traceparent: o.Traceparent})
 	}
 	return nil
-}
-
-// deleteResource deletes a custom resource. What the call set is written before, for the component that carries the
-// deletion out.
-func (m *Manager) deleteResource(ctx context.Context, resource *v1alpha1.Sandbox, o Options) error {
-	ctx, span := obs.Tracer().Start(ctx, "CR delete", trace.WithAttributes(
-		attribute.String(obs.AttrSandboxNamespace, resource.Namespace), attribute.String(obs.AttrSandboxName, resource.Name),
-		attribute.String(obs.AttrSandboxUID, resource.EffectiveUID())))
-	defer span.End()
-	if resource.DeletionTimestamp != nil {
-		return m.annotate(ctx, resource, Options{Grace: o.Grace}) // the first call's id and trace stay
-	}
-	if err := m.annotate(ctx, resource, o); err != nil {
-		return err
-	}
-	return m.config.API.DeleteByUID(ctx, resource)
-}
-
-// annotate writes what a delete call set into a custom resource. A trace alone is worth that write only if it is exported.
-func (m *Manager) annotate(ctx context.Context, resource *v1alpha1.Sandbox, o Options) error {
-	annotations := map[string]string{}
-	if o.Grace != nil {
-		annotations[v1alpha1.AnnotationDeleteGracePeriod] = graceSeconds(o.Grace)
-	}
-	if o.RequestID != "" {
-		annotations[v1alpha1.AnnotationDeleteRequestID] = o.RequestID
-	}
-	if o.Traceparent != "" && (m.config.Traced || len(annotations) > 0) {
-		annotations[v1alpha1.AnnotationDeleteTraceparent] = o.Traceparent
-	}
-	if len(annotations) == 0 {
-		return nil
-	}
-	_, err := m.config.API.Annotate(ctx, resource, annotations)
-	return err
-}
-
-// graceSeconds rounds up, as the custom resource's own grace period does.
-func graceSeconds(d *durationpb.Duration) string {
-	return strconv.FormatInt(int64((d.AsDuration()+time.Second-1)/time.Second), 10)
 }
 
 // record is what is known of the record of a deletion when it begins; the fields are those of Deletion.
@@ -218,10 +161,10 @@ func (m *Manager) entrust(ctx context.Context, item store.Item, known record, st
 		return err
 	}
 	if !accepted && d.Withdraw() {
-		m.leaveRoom(d)
+		followerOf(d).leaveRoom()
 		if stopped != nil && item.Resource == nil {
-			m.persist.AdmitAlways()
-			m.persist.Persist(stopped.Record, stopped.Ours && !known.mayLand)
+			m.config.Persist.AdmitAlways()
+			m.config.Persist.Persist(stopped.Record, stopped.Ours && !known.mayLand)
 		}
 		return m.unaccepted(d.Err(), false)
 	}
@@ -261,7 +204,7 @@ func (m *Manager) resolveUnkept(ctx context.Context, d *Deletion) error {
 	if kept || d.absent {
 		return nil
 	}
-	if err := m.resolve(ctx, d); err != nil {
+	if err := followerOf(d).resolve(ctx); err != nil {
 		return apiserver.Unavailable(err)
 	}
 	return nil

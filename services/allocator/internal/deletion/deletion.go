@@ -75,8 +75,8 @@ type Config struct {
 
 // Manager runs deletions.
 type Manager struct {
-	config  Config
-	persist *persistence.Tracker
+	config    Config
+	resources resources
 
 	mu        sync.Mutex
 	deletions map[identity.Fence]*Deletion
@@ -87,7 +87,9 @@ func New(cfg Config) *Manager {
 	if cfg.Settle == 0 {
 		cfg.Settle = DefaultSettle
 	}
-	return &Manager{config: cfg, persist: cfg.Persist, deletions: map[identity.Fence]*Deletion{}}
+	return &Manager{
+		config: cfg, resources: resources{api: cfg.API, traced: cfg.Traced}, deletions: map[identity.Fence]*Deletion{},
+	}
 }
 
 // Request says what to delete and how.
@@ -136,7 +138,7 @@ func (m *Manager) startCalls(d *Deletion) {
 	}
 	d.calling = true
 	trace := d.request.Traceparent
-	m.config.Tasks.Go(func(ctx context.Context) { m.call(obs.WithTraceparent(ctx, trace), d) })
+	m.config.Tasks.Go(func(ctx context.Context) { callerOf(d).run(obs.WithTraceparent(ctx, trace)) })
 }
 
 // Deleting reports whether this process has a container deleted, and does not know yet that it is gone.
@@ -188,8 +190,9 @@ func (m *Manager) startFollowing(d *Deletion) {
 	d.following = true
 	trace := d.request.Traceparent
 	m.config.Tasks.Go(func(ctx context.Context) {
-		err := m.follow(obs.WithTraceparent(ctx, trace), d)
-		m.leaveRoom(d)
+		f := followerOf(d)
+		err := f.run(obs.WithTraceparent(ctx, trace))
+		f.leaveRoom()
 		m.mu.Lock()
 		d.following = false
 		if m.deletions[d.request.Fence] == d && !d.calling {

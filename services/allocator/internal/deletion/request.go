@@ -110,6 +110,13 @@ func (d *Deletion) current() Request {
 	return d.request
 }
 
+// beingCalled reports whether the agent is called until the container is gone.
+func (d *Deletion) beingCalled() bool {
+	d.manager.mu.Lock()
+	defer d.manager.mu.Unlock()
+	return d.calling
+}
+
 // begin notes a call and returns the request that it carries out; false if the deletion was withdrawn, or is over.
 func (d *Deletion) begin(cancel context.CancelFunc) (r Request, revision int, ok bool) {
 	d.manager.mu.Lock()
