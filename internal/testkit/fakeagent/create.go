@@ -18,34 +18,34 @@ import (
 )
 
 // CreateSandbox implements agentv1.AgentServiceServer.
-func (a *Agent) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.ServerStreamingServer[agentv1.CreateSandboxResponse]) error {
+func (s *service) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.ServerStreamingServer[agentv1.CreateSandboxResponse]) error {
 	record := req.GetRecord()
 	fence := identity.FenceOf(record.GetFence())
-	if err := a.checkAgent(fence.AgentUID); err != nil {
+	if err := s.checkAgent(fence.AgentUID); err != nil {
 		return err
 	}
-	existing, err := a.admit(req)
+	existing, err := s.admit(req)
 	if err != nil {
 		return err
 	}
 	if existing != nil {
 		return stream.Send(&agentv1.CreateSandboxResponse{Stage: agentv1.CreateStage_CREATE_STAGE_STARTED, Report: existing})
 	}
-	if err := a.launch(record, stream); err != nil {
-		a.remove(fence)
+	if err := s.launch(record, stream); err != nil {
+		s.remove(fence)
 		return err
 	}
-	stage, path := a.claim()
+	stage, path := s.claim()
 	if err := stream.Send(&agentv1.CreateSandboxResponse{Stage: stage, Duration: durationpb.New(2 * time.Millisecond)}); err != nil {
-		a.remove(fence)
+		s.remove(fence)
 		return err
 	}
-	report := a.start(fence, path)
+	report := s.start(fence, path)
 	if report == nil {
 		return errTerminating(fence)
 	}
-	if a.OnStarted != nil {
-		if err := a.OnStarted(stream.Context(), record); err != nil {
+	if s.OnStarted != nil {
+		if err := s.OnStarted(stream.Context(), record); err != nil {
 			return err
 		}
 	}
@@ -55,13 +55,13 @@ func (a *Agent) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.Ser
 }
 
 // admit decides a create. It returns the report of a sandbox that runs already, or adds one in the state CREATING.
-func (a *Agent) admit(req *agentv1.CreateSandboxRequest) (existing *agentv1.SandboxReport, err error) {
+func (s *service) admit(req *agentv1.CreateSandboxRequest) (existing *agentv1.SandboxReport, err error) {
 	record := req.GetRecord()
 	fence := identity.FenceOf(record.GetFence())
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.creates++
-	if r := a.sandboxes[fence]; r != nil && !a.deleted[fence] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.creates++
+	if r := s.sandboxes[fence]; r != nil && !s.deleted[fence] {
 		if !sameRecord(r.GetRecord(), record) {
 			return nil, fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "attempt %d of sandbox %s exists with another record", fence.Attempt, fence.SandboxUID)
 		}
@@ -70,7 +70,7 @@ func (a *Agent) admit(req *agentv1.CreateSandboxRequest) (existing *agentv1.Sand
 		}
 	}
 	inUse := 0
-	for other, r := range a.sandboxes {
+	for other, r := range s.sandboxes {
 		if other.SandboxUID == fence.SandboxUID && other.Attempt > fence.Attempt {
 			return nil, fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "attempt %d of sandbox %s is in force", other.Attempt, other.SandboxUID)
 		}
@@ -79,16 +79,16 @@ func (a *Agent) admit(req *agentv1.CreateSandboxRequest) (existing *agentv1.Sand
 		}
 	}
 	switch {
-	case a.deleted[fence]:
+	case s.deleted[fence]:
 		return nil, errTerminating(fence)
-	case a.deletedLater(fence):
+	case s.deletedLater(fence):
 		return nil, fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "a later attempt of sandbox %s was deleted", fence.SandboxUID)
-	case !a.accepting:
+	case !s.accepting:
 		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentDraining, "the agent is draining")
-	case inUse >= int(a.info.GetCapacity()):
-		return nil, fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "all %d capacity units of the agent are in use", a.info.GetCapacity())
+	case inUse >= int(s.info.GetCapacity()):
+		return nil, fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "all %d capacity units of the agent are in use", s.info.GetCapacity())
 	}
-	a.setReport(&agentv1.SandboxReport{
+	s.setReport(&agentv1.SandboxReport{
 		Record: record, State: agentv1.SandboxState_SANDBOX_STATE_CREATING, ContainerId: fence.ContainerID(), Persisted: req.GetPersisted(),
 	})
 	return nil, nil
@@ -102,8 +102,8 @@ func sameRecord(a, b *agentv1.SandboxRecord) bool {
 }
 
 // deletedLater reports whether a later attempt of the sandbox was deleted. mu is held.
-func (a *Agent) deletedLater(fence identity.Fence) bool {
-	for other := range a.deleted {
+func (s *service) deletedLater(fence identity.Fence) bool {
+	for other := range s.deleted {
 		if other.SandboxUID == fence.SandboxUID && other.Attempt > fence.Attempt {
 			return true
 		}
@@ -116,12 +116,12 @@ func errTerminating(fence identity.Fence) error {
 }
 
 // launch is the part of a create between admission and the start of the process.
-func (a *Agent) launch(record *agentv1.SandboxRecord, stream grpc.ServerStreamingServer[agentv1.CreateSandboxResponse]) error {
+func (s *service) launch(record *agentv1.SandboxRecord, stream grpc.ServerStreamingServer[agentv1.CreateSandboxResponse]) error {
 	if err := stream.Send(&agentv1.CreateSandboxResponse{Stage: agentv1.CreateStage_CREATE_STAGE_ADMITTED}); err != nil {
 		return err
 	}
-	if a.OnCreate != nil {
-		if err := a.OnCreate(stream.Context(), record); err != nil {
+	if s.OnCreate != nil {
+		if err := s.OnCreate(stream.Context(), record); err != nil {
 			return err
 		}
 	}
@@ -129,33 +129,33 @@ func (a *Agent) launch(record *agentv1.SandboxRecord, stream grpc.ServerStreamin
 }
 
 // claim takes a slot if one is free, and returns the stage and path of the create.
-func (a *Agent) claim() (agentv1.CreateStage, sandboxv1.StartPath) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.slots.GetFree() == 0 {
+func (s *service) claim() (agentv1.CreateStage, sandboxv1.StartPath) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slots.GetFree() == 0 {
 		return agentv1.CreateStage_CREATE_STAGE_TASK, sandboxv1.StartPath_START_PATH_COLD
 	}
-	a.slots = proto.CloneOf(a.slots)
-	a.slots.Free--
-	a.publish(&agentv1.AgentDelta{Slots: a.slots})
+	s.slots = proto.CloneOf(s.slots)
+	s.slots.Free--
+	s.publish(&agentv1.AgentDelta{Slots: s.slots})
 	return agentv1.CreateStage_CREATE_STAGE_CLAIM, sandboxv1.StartPath_START_PATH_SLOT
 }
 
 // start moves a sandbox to RUNNING and returns its report; nil if it was deleted meanwhile.
-func (a *Agent) start(fence identity.Fence, path sandboxv1.StartPath) *agentv1.SandboxReport {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	report := a.sandboxes[fence]
-	if a.deleted[fence] || report == nil {
+func (s *service) start(fence identity.Fence, path sandboxv1.StartPath) *agentv1.SandboxReport {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	report := s.sandboxes[fence]
+	if s.deleted[fence] || report == nil {
 		return nil
 	}
 	report = proto.CloneOf(report)
 	report.State = agentv1.SandboxState_SANDBOX_STATE_RUNNING
 	report.StartTime, report.StartPath = timestamppb.Now(), path
 	for _, p := range report.GetRecord().GetSpec().GetPorts() {
-		report.Endpoints = append(report.Endpoints, fmt.Sprintf("%s:%d", a.info.GetPodIp(), p))
+		report.Endpoints = append(report.Endpoints, fmt.Sprintf("%s:%d", s.info.GetPodIp(), p))
 	}
-	a.setReport(report)
+	s.setReport(report)
 	return report
 }
 

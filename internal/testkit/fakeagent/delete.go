@@ -14,41 +14,41 @@ import (
 )
 
 // DeleteSandbox implements agentv1.AgentServiceServer.
-func (a *Agent) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.ServerStreamingServer[agentv1.DeleteSandboxResponse]) error {
+func (s *service) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.ServerStreamingServer[agentv1.DeleteSandboxResponse]) error {
 	fence := identity.FenceOf(req.GetFence())
-	if err := a.checkAgent(fence.AgentUID); err != nil {
+	if err := s.checkAgent(fence.AgentUID); err != nil {
 		return err
 	}
 	if t := req.GetTombstone(); t != nil && !proto.Equal(t.GetFence(), req.GetFence()) {
 		return fault.Field("tombstone.fence", "is not the request's")
 	}
-	a.mu.Lock()
-	a.deleteRequests = append(a.deleteRequests, req)
-	a.mu.Unlock()
-	if a.OnDelete != nil {
-		if err := a.OnDelete(stream.Context(), req.GetFence()); err != nil {
+	s.mu.Lock()
+	s.deleteRequests = append(s.deleteRequests, req)
+	s.mu.Unlock()
+	if s.OnDelete != nil {
+		if err := s.OnDelete(stream.Context(), req.GetFence()); err != nil {
 			return err
 		}
 	}
-	a.mu.Lock()
-	a.deletes = append(a.deletes, req.GetFence())
-	a.deleted[fence] = true
-	if t := req.GetTombstone(); t != nil && a.tombstones[fence] == nil {
-		a.tombstones[fence] = t
-		a.publish(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{t}})
-	} else if kept := a.tombstones[fence]; kept != nil && req.GetGracePeriod() != nil {
+	s.mu.Lock()
+	s.deletes = append(s.deletes, req.GetFence())
+	s.deleted[fence] = true
+	if t := req.GetTombstone(); t != nil && s.tombstones[fence] == nil {
+		s.tombstones[fence] = t
+		s.publish(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{t}})
+	} else if kept := s.tombstones[fence]; kept != nil && req.GetGracePeriod() != nil {
 		kept = proto.CloneOf(kept)
 		kept.GracePeriod = req.GetGracePeriod()
-		a.tombstones[fence] = kept
+		s.tombstones[fence] = kept
 	}
-	a.mu.Unlock()
+	s.mu.Unlock()
 	if err := stream.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_SIGTERM_SENT}); err != nil {
 		return err
 	}
-	if a.OnRemove != nil {
-		a.OnRemove(req.GetFence())
+	if s.OnRemove != nil {
+		s.OnRemove(req.GetFence())
 	}
-	a.remove(fence)
+	s.remove(fence)
 	return stream.Send(&agentv1.DeleteSandboxResponse{Stage: agentv1.DeleteStage_DELETE_STAGE_REMOVED})
 }
 
@@ -60,17 +60,17 @@ func (a *Agent) DeleteRequests() []*agentv1.DeleteSandboxRequest {
 }
 
 // ForgetTombstone implements agentv1.AgentServiceServer.
-func (a *Agent) ForgetTombstone(_ context.Context, req *agentv1.ForgetTombstoneRequest) (*agentv1.ForgetTombstoneResponse, error) {
+func (s *service) ForgetTombstone(_ context.Context, req *agentv1.ForgetTombstoneRequest) (*agentv1.ForgetTombstoneResponse, error) {
 	fence := identity.FenceOf(req.GetFence())
-	if err := a.checkAgent(fence.AgentUID); err != nil {
+	if err := s.checkAgent(fence.AgentUID); err != nil {
 		return nil, err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.tombstones[fence] != nil {
-		delete(a.tombstones, fence)
-		a.forgotten++
-		a.publish(&agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{req.GetFence()}})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tombstones[fence] != nil {
+		delete(s.tombstones, fence)
+		s.forgotten++
+		s.publish(&agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{req.GetFence()}})
 	}
 	return &agentv1.ForgetTombstoneResponse{}, nil
 }

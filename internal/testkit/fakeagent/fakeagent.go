@@ -11,20 +11,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// Agent is one fake agent.
+// Agent is one fake agent: what a test scripts, changes and reads.
 type Agent struct {
-	agentv1.UnimplementedAgentServiceServer
-
 	// OnCreate runs after admission and may fail the create; it gets the call's context.
 	OnCreate func(ctx context.Context, r *agentv1.SandboxRecord) error
 	// OnStarted runs between the start of the process and its answer. An error breaks the stream with the sandbox running.
@@ -73,20 +69,13 @@ func New(info *agentv1.AgentInfo, images ...string) *Agent {
 
 // Serve serves on a listener until ctx ends.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, tls rpc.TLS) error {
-	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: l, TLS: tls, DrainTimeout: 10 * time.Millisecond, Guard: a.guard})
+	service := &service{Agent: a}
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: l, TLS: tls, DrainTimeout: 10 * time.Millisecond, Guard: service.guard})
 	if err != nil {
 		return err
 	}
-	agentv1.RegisterAgentServiceServer(server, a)
+	agentv1.RegisterAgentServiceServer(server, service)
 	return server.Run(ctx)
-}
-
-// checkAgent refuses a call that is for another agent.
-func (a *Agent) checkAgent(uid string) error {
-	if uid != a.info.GetPodUid() {
-		return fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "the call is for agent %s, this is agent %s", uid, a.info.GetPodUid())
-	}
-	return nil
 }
 
 // setReport keeps a report and publishes it. mu is held.
@@ -116,48 +105,6 @@ func (a *Agent) remove(fence identity.Fence) {
 		r.State = agentv1.SandboxState_SANDBOX_STATE_TERMINATED
 		a.setReport(r)
 	}
-}
-
-// MarkPersisted implements agentv1.AgentServiceServer.
-func (a *Agent) MarkPersisted(ctx context.Context, req *agentv1.MarkPersistedRequest) (*agentv1.MarkPersistedResponse, error) {
-	if err := a.checkAgent(req.GetFence().GetAgentUid()); err != nil {
-		return nil, err
-	}
-	if a.OnMark != nil {
-		if err := a.OnMark(ctx, req.GetFence()); err != nil {
-			return nil, err
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	r, ok := a.sandboxes[identity.FenceOf(req.GetFence())]
-	if !ok {
-		return nil, errNotFound(req.GetFence())
-	}
-	r = proto.CloneOf(r)
-	r.Persisted = true
-	a.setReport(r)
-	return &agentv1.MarkPersistedResponse{}, nil
-}
-
-func errNotFound(f *agentv1.Fence) error {
-	return fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "attempt %d of sandbox %s does not exist", f.GetAttempt(), f.GetSandboxUid())
-}
-
-// Drain implements agentv1.AgentServiceServer.
-func (a *Agent) Drain(_ context.Context, req *agentv1.DrainRequest) (*agentv1.DrainResponse, error) {
-	if err := a.checkAgent(req.GetAgentUid()); err != nil {
-		return nil, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.accepting = req.GetResume()
-	d := &agentv1.AgentDelta{Accepting: proto.Bool(a.accepting)}
-	if !a.accepting {
-		d.NotAcceptingReason = "Draining"
-	}
-	a.publish(d)
-	return &agentv1.DrainResponse{Sandboxes: int32(len(a.sandboxes))}, nil
 }
 
 // Stop ends the processes of a sandbox with an exit code.

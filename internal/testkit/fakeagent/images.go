@@ -16,7 +16,7 @@ import (
 const imageBytes = 1 << 20
 
 // PullImage implements agentv1.AgentServiceServer. Any image can be pulled, unless OnPull fails it.
-func (a *Agent) PullImage(req *agentv1.PullImageRequest, stream grpc.ServerStreamingServer[agentv1.PullImageResponse]) error {
+func (s *service) PullImage(req *agentv1.PullImageRequest, stream grpc.ServerStreamingServer[agentv1.PullImageResponse]) error {
 	name, err := image.Normalize(req.GetImage())
 	if err != nil {
 		return fault.Field("image", "%v", err)
@@ -29,36 +29,36 @@ func (a *Agent) PullImage(req *agentv1.PullImageRequest, stream grpc.ServerStrea
 	if err := send("downloading", imageBytes/2, ""); err != nil {
 		return err
 	}
-	if a.OnPull != nil {
-		if err := a.OnPull(stream.Context(), name); err != nil {
+	if s.OnPull != nil {
+		if err := s.OnPull(stream.Context(), name); err != nil {
 			return err
 		}
 	}
-	a.mu.Lock()
-	a.addImage(name)
-	a.mu.Unlock()
+	s.mu.Lock()
+	s.addImage(name)
+	s.mu.Unlock()
 	return send("done", imageBytes, name)
 }
 
 // addImage adds an image to the node. mu is held.
-func (a *Agent) addImage(name string) {
-	if !slices.Contains(a.images, name) {
-		a.images = append(slices.Clone(a.images), name)
-		a.publish(&agentv1.AgentDelta{ImagesAdded: []string{name}})
+func (s *service) addImage(name string) {
+	if !slices.Contains(s.images, name) {
+		s.images = append(slices.Clone(s.images), name)
+		s.publish(&agentv1.AgentDelta{ImagesAdded: []string{name}})
 	}
 }
 
 // SetPinnedImages implements agentv1.AgentServiceServer. A pinned image is pulled at once.
-func (a *Agent) SetPinnedImages(ctx context.Context, req *agentv1.SetPinnedImagesRequest) (*agentv1.SetPinnedImagesResponse, error) {
-	if err := a.checkAgent(req.GetAgentUid()); err != nil {
+func (s *service) SetPinnedImages(ctx context.Context, req *agentv1.SetPinnedImagesRequest) (*agentv1.SetPinnedImagesResponse, error) {
+	if err := s.checkAgent(req.GetAgentUid()); err != nil {
 		return nil, err
 	}
 	var pinned []*agentv1.PinnedImage
 	var pulled []string
 	for _, ref := range req.GetImages() {
 		name, err := image.Normalize(ref)
-		if err == nil && a.OnPull != nil {
-			err = a.OnPull(ctx, name)
+		if err == nil && s.OnPull != nil {
+			err = s.OnPull(ctx, name)
 		}
 		p := &agentv1.PinnedImage{Image: ref, State: agentv1.PinnedImageState_PINNED_IMAGE_STATE_READY}
 		if err != nil {
@@ -68,13 +68,13 @@ func (a *Agent) SetPinnedImages(ctx context.Context, req *agentv1.SetPinnedImage
 		}
 		pinned = append(pinned, p)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, name := range pulled {
-		a.addImage(name)
+		s.addImage(name)
 	}
-	a.pinned = pinned
-	a.publish(&agentv1.AgentDelta{PinnedImages: &agentv1.PinnedImages{Images: pinned}})
+	s.pinned = pinned
+	s.publish(&agentv1.AgentDelta{PinnedImages: &agentv1.PinnedImages{Images: pinned}})
 	return &agentv1.SetPinnedImagesResponse{}, nil
 }
 

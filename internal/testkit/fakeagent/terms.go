@@ -12,7 +12,7 @@ import (
 )
 
 // guard refuses callers of a lower term than the highest of their kind.
-func (a *Agent) guard(ctx context.Context, method string) error {
+func (s *service) guard(ctx context.Context, method string) error {
 	if method == agentv1.AgentService_WatchStatus_FullMethodName || method == agentv1.AgentService_StreamLogs_FullMethodName {
 		return nil
 	}
@@ -21,19 +21,19 @@ func (a *Agent) guard(ctx context.Context, method string) error {
 		return err
 	}
 	role := rpc.PeerRole(ctx)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if known := a.terms[role]; term < known {
-		a.superseded++
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.terms[role]; term < known {
+		s.superseded++
 		return fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term %d was superseded by term %d", term, known).
 			With(rpc.TermMetadata, strconv.FormatInt(known, 10))
 	}
-	a.terms[role] = term
+	s.terms[role] = term
 	return nil
 }
 
 // AnnounceLeader implements agentv1.AgentServiceServer.
-func (a *Agent) AnnounceLeader(context.Context, *agentv1.AnnounceLeaderRequest) (*agentv1.AnnounceLeaderResponse, error) {
+func (s *service) AnnounceLeader(context.Context, *agentv1.AnnounceLeaderRequest) (*agentv1.AnnounceLeaderResponse, error) {
 	return &agentv1.AnnounceLeaderResponse{}, nil
 }
 

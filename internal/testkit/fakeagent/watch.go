@@ -16,14 +16,14 @@ import (
 const watchBuffer = 4096
 
 // WatchStatus implements agentv1.AgentServiceServer.
-func (a *Agent) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
-	snapshot, deltas, skip := a.watch()
+func (s *service) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStreamingServer[agentv1.WatchStatusResponse]) error {
+	snapshot, deltas, skip := s.watch()
 	defer func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		delete(a.watchers, deltas)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, deltas)
 	}()
-	ticker := time.NewTicker(a.Heartbeat)
+	ticker := time.NewTicker(s.Heartbeat)
 	defer ticker.Stop()
 	m := &agentv1.WatchStatusResponse{Content: &agentv1.WatchStatusResponse_Snapshot{Snapshot: snapshot}}
 	for sequence := int64(1); ; sequence++ {
@@ -46,21 +46,21 @@ func (a *Agent) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc.ServerStr
 }
 
 // watch returns the whole state and the channel of every later change.
-func (a *Agent) watch() (*agentv1.AgentSnapshot, chan *agentv1.AgentDelta, bool) {
+func (s *service) watch() (*agentv1.AgentSnapshot, chan *agentv1.AgentDelta, bool) {
 	deltas := make(chan *agentv1.AgentDelta, watchBuffer)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.watches++
-	skip := a.Skip
-	a.Skip = false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watches++
+	skip := s.Skip
+	s.Skip = false
 	snapshot := &agentv1.AgentSnapshot{
-		Info: a.info, Images: a.images, Accepting: a.accepting, Slots: a.slots, PinnedImages: a.pinned,
-		Tombstones: slices.Collect(maps.Values(a.tombstones)), Sandboxes: slices.Collect(maps.Values(a.sandboxes)),
+		Info: s.info, Images: s.images, Accepting: s.accepting, Slots: s.slots, PinnedImages: s.pinned,
+		Tombstones: slices.Collect(maps.Values(s.tombstones)), Sandboxes: slices.Collect(maps.Values(s.sandboxes)),
 	}
-	if !a.accepting {
+	if !s.accepting {
 		snapshot.NotAcceptingReason = "Draining"
 	}
-	a.watchers[deltas] = struct{}{}
+	s.watchers[deltas] = struct{}{}
 	return snapshot, deltas, skip
 }
 
@@ -72,10 +72,10 @@ func (a *Agent) Watches() int {
 }
 
 // StreamLogs implements agentv1.AgentServiceServer: the output of a sandbox is its container's id.
-func (a *Agent) StreamLogs(req *agentv1.StreamLogsRequest, stream grpc.ServerStreamingServer[agentv1.StreamLogsResponse]) error {
-	a.mu.Lock()
-	r, ok := a.sandboxes[identity.FenceOf(req.GetFence())]
-	a.mu.Unlock()
+func (s *service) StreamLogs(req *agentv1.StreamLogsRequest, stream grpc.ServerStreamingServer[agentv1.StreamLogsResponse]) error {
+	s.mu.Lock()
+	r, ok := s.sandboxes[identity.FenceOf(req.GetFence())]
+	s.mu.Unlock()
 	if !ok {
 		return errNotFound(req.GetFence())
 	}
