@@ -75,18 +75,18 @@ func (s *Store) page(f Filter, size int, after Key) (page []snapshot, more bool)
 		after = Key{Namespace: f.Namespace}
 	}
 	for ended := false; !ended; {
-		page, more, after, ended = s.extend(page, f, size, after)
+		s.mu.Lock()
+		page, more, after, ended = s.table.extend(page, f, size, after)
+		s.mu.Unlock()
 	}
 	return page, more
 }
 
 // extend examines one more stride, and returns the last key that it examined.
-func (s *Store) extend(page []snapshot, f Filter, size int, after Key) (longer []snapshot, more bool, last Key, ended bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (t *table) extend(page []snapshot, f Filter, size int, after Key) (longer []snapshot, more bool, last Key, ended bool) {
 	examined := 0
 	last, ended = after, true
-	s.sorted.AscendGreaterOrEqual(after, func(key Key) bool {
+	t.sorted.AscendGreaterOrEqual(after, func(key Key) bool {
 		switch {
 		case key == after:
 			return true
@@ -98,7 +98,7 @@ func (s *Store) extend(page []snapshot, f Filter, size int, after Key) (longer [
 		}
 		examined++
 		last = key
-		n := s.snapshot(key)
+		n := t.snapshot(key)
 		if !f.matches(&n) {
 			return true
 		}

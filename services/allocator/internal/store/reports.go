@@ -17,13 +17,13 @@ func (s *Store) AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport
 	for _, r := range reports {
 		listed[identity.FenceOf(r.GetRecord().GetFence())] = true
 	}
-	for fk, key := range s.byAgent[agentUID] {
+	for fk, key := range s.table.byAgent[agentUID] {
 		if !listed[fk] {
-			s.removeReport(agentUID, fk, key)
+			s.table.removeReport(agentUID, fk, key)
 		}
 	}
 	for _, r := range reports {
-		s.setReport(agentUID, r)
+		s.table.setReport(agentUID, r)
 	}
 }
 
@@ -32,7 +32,7 @@ func (s *Store) AgentChanges(agentUID string, reports []*agentv1.SandboxReport) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range reports {
-		s.setReport(agentUID, r)
+		s.table.setReport(agentUID, r)
 	}
 }
 
@@ -40,34 +40,8 @@ func (s *Store) AgentChanges(agentUID string, reports []*agentv1.SandboxReport) 
 func (s *Store) AgentGone(agentUID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for fk, key := range s.byAgent[agentUID] {
-		s.removeReport(agentUID, fk, key)
-	}
-}
-
-func (s *Store) setReport(agentUID string, r *agentv1.SandboxReport) {
-	key := Key{r.GetRecord().GetNamespace(), r.GetRecord().GetName()}
-	fk := identity.FenceOf(r.GetRecord().GetFence())
-	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
-		s.removeReport(agentUID, fk, key)
-		return
-	}
-	if s.byAgent[agentUID] == nil {
-		s.byAgent[agentUID] = map[identity.Fence]Key{}
-	}
-	s.byAgent[agentUID][fk] = key
-	s.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.with(r) })
-}
-
-func (s *Store) removeReport(agentUID string, fk identity.Fence, key Key) {
-	if keys := s.byAgent[agentUID]; keys != nil {
-		delete(keys, fk)
-		if len(keys) == 0 {
-			delete(s.byAgent, agentUID)
-		}
-	}
-	if _, ok := s.entries[key]; ok {
-		s.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.without(fk) })
+	for fk, key := range s.table.byAgent[agentUID] {
+		s.table.removeReport(agentUID, fk, key)
 	}
 }
 
@@ -77,10 +51,9 @@ func (s *Store) SetContainerRemoved(fence *agentv1.Fence) {
 	fk := identity.FenceOf(fence)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.removed[fk] = s.clock.Now()
-	s.prune(s.clock.Now())
-	if key, ok := s.byAgent[fk.AgentUID][fk]; ok {
-		s.change(key, func(*entry, snapshot) {})
+	s.memory.setRemoved(fk)
+	if key, ok := s.table.byAgent[fk.AgentUID][fk]; ok {
+		s.table.change(key, func(*entry, snapshot) {})
 	}
 }
 
@@ -88,8 +61,35 @@ func (s *Store) SetContainerRemoved(fence *agentv1.Fence) {
 func (s *Store) ContainerRemoved(key identity.Fence) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, removed := s.removed[key]
-	return removed
+	return s.memory.isRemoved(key)
+}
+
+// setReport sets the report of a container; a TERMINATED one removes it.
+func (t *table) setReport(agentUID string, r *agentv1.SandboxReport) {
+	key := Key{r.GetRecord().GetNamespace(), r.GetRecord().GetName()}
+	fk := identity.FenceOf(r.GetRecord().GetFence())
+	if r.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED {
+		t.removeReport(agentUID, fk, key)
+		return
+	}
+	if t.byAgent[agentUID] == nil {
+		t.byAgent[agentUID] = map[identity.Fence]Key{}
+	}
+	t.byAgent[agentUID][fk] = key
+	t.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.with(r) })
+}
+
+// removeReport removes the report of a container.
+func (t *table) removeReport(agentUID string, fk identity.Fence, key Key) {
+	if keys := t.byAgent[agentUID]; keys != nil {
+		delete(keys, fk)
+		if len(keys) == 0 {
+			delete(t.byAgent, agentUID)
+		}
+	}
+	if _, ok := t.entries[key]; ok {
+		t.change(key, func(e *entry, _ snapshot) { e.reports = e.reports.without(fk) })
+	}
 }
 
 // reports are the agents' reports on one name, one for each container: hardly ever more than one. They are immutable.

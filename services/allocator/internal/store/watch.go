@@ -20,15 +20,17 @@ type Watch struct {
 // must close it.
 func (s *Store) Watch(f Filter) ([]*sandboxv1.Sandbox, *Watch) {
 	w := &Watch{store: s, filter: f, events: make(chan *sandboxv1.WatchSandboxesResponse, watchBuffer)}
-	return views(s.subscribe(w)), w
+	s.mu.Lock()
+	initial := s.table.subscribe(w)
+	s.mu.Unlock()
+	return views(initial), w
 }
 
-func (s *Store) subscribe(w *Watch) (initial []snapshot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.watchers[w] = struct{}{}
+// subscribe adds a watcher and returns what it watches already.
+func (t *table) subscribe(w *Watch) (initial []snapshot) {
+	t.watchers[w] = struct{}{}
 	add := func(key Key) bool {
-		if n := s.snapshot(key); w.filter.matches(&n) {
+		if n := t.snapshot(key); w.filter.matches(&n) {
 			initial = append(initial, n)
 		}
 		return true
@@ -36,7 +38,7 @@ func (s *Store) subscribe(w *Watch) (initial []snapshot) {
 	if f := w.filter; f.Namespace != "" && f.Name != "" { // every create watches its name, and must not examine all sandboxes
 		add(Key{f.Namespace, f.Name})
 	} else {
-		s.sorted.Ascend(add)
+		t.sorted.Ascend(add)
 	}
 	return initial
 }
@@ -48,20 +50,23 @@ func (w *Watch) Events() <-chan *sandboxv1.WatchSandboxesResponse { return w.eve
 func (w *Watch) Close() {
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()
-	w.store.drop(w)
+	w.store.table.watchers.drop(w)
 }
 
-func (s *Store) drop(w *Watch) {
-	if _, ok := s.watchers[w]; ok {
-		delete(s.watchers, w)
+// watchers is the open subscriptions. The store's lock guards it.
+type watchers map[*Watch]struct{}
+
+func (ws watchers) drop(w *Watch) {
+	if _, ok := ws[w]; ok {
+		delete(ws, w)
 		close(w.events)
 	}
 }
 
-// publish sends a change to each watcher as its filter sees it, and drops a watcher whose buffer is full. mu is held.
-func (s *Store) publish(before, after snapshot) {
+// publish sends a change to each watcher as its filter sees it, and drops a watcher whose buffer is full.
+func (ws watchers) publish(before, after snapshot) {
 	was, is := view{snapshot: &before}, view{snapshot: &after}
-	for w := range s.watchers {
+	for w := range ws {
 		event := &sandboxv1.WatchSandboxesResponse{}
 		switch matched, matches := w.filter.matches(&before), w.filter.matches(&after); {
 		case matches && !matched:
@@ -78,7 +83,7 @@ func (s *Store) publish(before, after snapshot) {
 		select {
 		case w.events <- event:
 		default:
-			s.drop(w)
+			ws.drop(w)
 		}
 	}
 }

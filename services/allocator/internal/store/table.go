@@ -1,0 +1,139 @@
+package store
+
+import (
+	"cmp"
+
+	"github.com/google/btree"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+// requestKey names a create call, or a delete call.
+type requestKey struct{ namespace, id string }
+
+// entry is the sources of one name.
+type entry struct {
+	key      Key
+	resource *v1alpha1.Sandbox
+	record   *Record
+	reports  reports
+	alone    *Record // the report that makes a sandbox visible without a resource or a record; nil if none does
+}
+
+// dropRecord drops the record if it is that of a uid.
+func (e *entry) dropRecord(uid string) {
+	if e.record != nil && e.record.Record.GetFence().GetSandboxUid() == uid {
+		e.record = nil
+	}
+}
+
+// table is the entries of all names, and their indexes. Every change of an entry, and of what memory knows about its
+// sandbox, goes through change. The store's lock guards it.
+type table struct {
+	memory   *memory
+	watchers watchers
+
+	entries  map[Key]*entry
+	sorted   *btree.BTreeG[Key]                // of the visible entries
+	byAgent  map[string]map[identity.Fence]Key // the entries that an agent reports on
+	requests map[requestKey]Key                // the visible entries by their create calls
+}
+
+func newTable(m *memory) *table {
+	return &table{
+		memory: m, watchers: watchers{}, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{},
+		requests: map[requestKey]Key{}, sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
+	}
+}
+
+// snapshot returns what is known about a name.
+func (t *table) snapshot(key Key) snapshot {
+	e := t.entries[key]
+	if e == nil {
+		return snapshot{key: key}
+	}
+	n := snapshot{key: key, resource: e.resource, record: cmp.Or(e.record, e.alone), reports: e.reports}
+	if n.seen() {
+		n.deleting = t.memory.deleting[n.uid()]
+	}
+	return n
+}
+
+// change calls do, which changes an entry given the snapshot before, and then updates the indexes and notifies watchers.
+func (t *table) change(key Key, do func(e *entry, before snapshot)) {
+	e := t.entries[key]
+	if e == nil {
+		e = &entry{key: key}
+		t.entries[key] = e
+	}
+	before := t.snapshot(key)
+	do(e, before)
+	t.resolve(e)
+	if len(e.reports) == 0 && e.resource == nil && e.record == nil {
+		delete(t.entries, key)
+	}
+	after := t.snapshot(key)
+	t.index(&before, &after)
+	if before.seen() && after.seen() && before.uid() != after.uid() {
+		t.watchers.publish(before, snapshot{key: key})
+		before = snapshot{key: key}
+	}
+	t.watchers.publish(before, after)
+}
+
+// resolve drops a record that the custom resource replaces, and selects the report that counts if there is neither.
+func (t *table) resolve(e *entry) {
+	if e.resource != nil && e.record != nil {
+		same := e.resource.EffectiveUID() == e.record.Record.GetFence().GetSandboxUid()
+		if !same || e.resource.Status.Phase != "" { // until then the record has more of the status
+			e.record = nil
+		}
+	}
+	e.alone = nil
+	if e.resource != nil || e.record != nil {
+		return
+	}
+	var best *agentv1.SandboxReport
+	for _, r := range e.reports.sorted() {
+		switch {
+		case !t.memory.showsAlone(r):
+		case best == nil, sameSandbox(best, r) && r.GetRecord().GetFence().GetAttempt() > best.GetRecord().GetFence().GetAttempt():
+			best = r
+		}
+	}
+	if best != nil {
+		e.alone = &Record{Record: best.GetRecord(), Report: best}
+	}
+}
+
+// index updates the indexes of names.
+func (t *table) index(before, after *snapshot) {
+	if id := before.requestID(); id != "" {
+		if rk := (requestKey{before.key.Namespace, id}); t.requests[rk] == before.key {
+			delete(t.requests, rk)
+		}
+	}
+	if id := after.requestID(); id != "" {
+		t.requests[requestKey{after.key.Namespace, id}] = after.key
+	}
+	switch {
+	case after.seen() && !before.seen():
+		t.sorted.ReplaceOrInsert(after.key)
+	case before.seen() && !after.seen():
+		t.sorted.Delete(before.key)
+	}
+}
+
+// shows reports whether the visible sandbox of a name has the uid.
+func (t *table) shows(key Key, uid string) bool {
+	n := t.snapshot(key)
+	return n.seen() && n.uid() == uid
+}
+
+// sameSandbox reports whether two containers are attempts of one sandbox. Only the last one can have been acknowledged: a create
+// continues on the next agent when its outcome on the agent before is unknown.
+func sameSandbox(a, b *agentv1.SandboxReport) bool {
+	return a.GetRecord().GetFence().GetSandboxUid() == b.GetRecord().GetFence().GetSandboxUid()
+}
