@@ -30,19 +30,27 @@ import (
 // drainTimeout bounds the call to one agent. All agents of a pool are called at the same time.
 const drainTimeout = 2 * time.Second
 
-// drain annotates the Pod of a member as draining. advanceDrains calls the agent.
-func (r *Reconciler) drain(ctx context.Context, i *inventory, m *member, reason string) error {
-	if err := r.annotate(ctx, i, m, reason); err != nil {
+// drainer drains agents and deletes the Pods of those that are empty.
+type drainer struct {
+	config Config
+	state  *drains
+	expect *expectations
+	pods   *agentPods
+}
+
+// start annotates the Pod of a member as draining. advance calls the agent.
+func (d *drainer) start(ctx context.Context, i *inventory, m *member, reason string) error {
+	if err := d.annotate(ctx, i, m, reason); err != nil {
 		return fmt.Errorf("draining agent %s: %w", m.pod.Name, err)
 	}
 	logr.FromContextOrDiscard(ctx).Info("draining agent", obs.KeyAgent, m.pod.Name, obs.KeyReason, reason, obs.KeySandboxes, m.usage.Held)
-	r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentDraining", "DrainAgent",
+	d.config.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentDraining", "DrainAgent",
 		"agent Pod %s accepts no new sandboxes (%s) and is deleted when it has none; it has %d", m.pod.Name, reason, m.usage.Held)
 	return nil
 }
 
 // annotate writes why a Pod is drained; an empty reason removes the annotation.
-func (r *Reconciler) annotate(ctx context.Context, i *inventory, m *member, reason string) error {
+func (d *drainer) annotate(ctx context.Context, i *inventory, m *member, reason string) error {
 	old, next := m.pod, m.pod.DeepCopy()
 	if next.Annotations == nil {
 		next.Annotations = map[string]string{}
@@ -51,42 +59,42 @@ func (r *Reconciler) annotate(ctx context.Context, i *inventory, m *member, reas
 	if reason == "" {
 		delete(next.Annotations, v1alpha1.AnnotationDraining)
 	}
-	if err := r.Client.Patch(ctx, next, client.MergeFrom(old)); client.IgnoreNotFound(err) != nil {
+	if err := d.config.Client.Patch(ctx, next, client.MergeFrom(old)); client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	r.expect.drained(i.name, m.pod.UID, reason)
+	d.expect.drained(i.name, m.pod.UID, reason)
 	m.drain = reason
 	return nil
 }
 
 // resume makes a draining agent serve again. If it does not answer it counts as silent, and another agent replaces it.
-func (r *Reconciler) resume(ctx context.Context, i *inventory, m *member) error {
-	if err := r.callDrain(ctx, m, true); err != nil {
+func (d *drainer) resume(ctx context.Context, i *inventory, m *member) error {
+	if err := d.call(ctx, m, true); err != nil {
 		logr.FromContextOrDiscard(ctx).Info("agent not resumed", obs.KeyAgent, m.pod.Name, obs.KeyError, err.Error())
 		return nil
 	}
-	if err := r.annotate(ctx, i, m, ""); err != nil {
+	if err := d.annotate(ctx, i, m, ""); err != nil {
 		return fmt.Errorf("resuming agent %s: %w", m.pod.Name, err)
 	}
-	r.drains.forget(m.pod.UID)
-	r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentResumed", "DrainAgent", "agent Pod %s accepts sandboxes again", m.pod.Name)
+	d.state.forget(m.pod.UID)
+	d.config.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentResumed", "DrainAgent", "agent Pod %s accepts sandboxes again", m.pod.Name)
 	return nil
 }
 
-// advanceDrains calls draining agents, and deletes those that are empty. It returns the time after which to look again.
-func (r *Reconciler) advanceDrains(ctx context.Context, i *inventory) (time.Duration, error) {
+// advance calls draining agents, and deletes those that are empty. It returns the time after which to look again.
+func (d *drainer) advance(ctx context.Context, i *inventory) (time.Duration, error) {
 	var wg sync.WaitGroup
 	requeue := time.Duration(0)
 	for _, m := range i.members {
 		switch {
 		case m.drain == "" && m.known && m.agent.GetReason() == reasonDraining:
 			// A person has removed the annotation, or a controller died while it resumed the agent.
-			requeue = r.Requeue
-			if r.drains.due(m.pod.UID, r.Requeue) {
-				wg.Go(func() { _ = r.callDrain(ctx, m, true) }) // repeated until the Registry shows the agent as ready
+			requeue = d.config.Requeue
+			if d.state.due(m.pod.UID, d.config.Requeue) {
+				wg.Go(func() { _ = d.call(ctx, m, true) }) // repeated until the Registry shows the agent as ready
 			}
-		case m.drain != "" && !neverStarted(m.pod) && (!m.usage.Busy() && !r.drains.silent(m.pod.UID) || r.drains.due(m.pod.UID, r.Requeue)):
-			wg.Go(func() { _ = r.callDrain(ctx, m, false) }) // deleteIfEmpty reads the response
+		case m.drain != "" && !neverStarted(m.pod) && (!m.usage.Busy() && !d.state.silent(m.pod.UID) || d.state.due(m.pod.UID, d.config.Requeue)):
+			wg.Go(func() { _ = d.call(ctx, m, false) }) // deleteIfEmpty reads the response
 		}
 	}
 	wg.Wait()
@@ -94,12 +102,12 @@ func (r *Reconciler) advanceDrains(ctx context.Context, i *inventory) (time.Dura
 		if m.drain == "" {
 			continue
 		}
-		deleted, err := r.deleteIfEmpty(ctx, i, m)
+		deleted, err := d.deleteIfEmpty(ctx, i, m)
 		if err != nil {
 			return 0, err
 		}
 		if !deleted {
-			requeue = r.Requeue
+			requeue = d.config.Requeue
 		}
 	}
 	return requeue, nil
@@ -111,9 +119,9 @@ const reasonDraining = "Draining"
 // deleteIfEmpty deletes the Pod of a draining agent that has nothing left, according to its last response, the resources and,
 // while it can be read, the Registry. A Pod in which no agent has started has nothing. An agent that was never ready, does not
 // answer and has sent no heartbeat has nothing that was acknowledged.
-func (r *Reconciler) deleteIfEmpty(ctx context.Context, i *inventory, m *member) (bool, error) {
-	r.dropReservations(m)
-	last := r.drains.last(m.pod.UID)
+func (d *drainer) deleteIfEmpty(ctx context.Context, i *inventory, m *member) (bool, error) {
+	d.state.dropReservations(m)
+	last := d.state.last(m.pod.UID)
 	if m.usage.Held == 0 { // the agent has just answered
 		m.usage.Held = last.sandboxes
 	}
@@ -123,46 +131,38 @@ func (r *Reconciler) deleteIfEmpty(ctx context.Context, i *inventory, m *member)
 	switch {
 	case neverStarted(m.pod):
 		// The precondition fails if an agent starts now, because that changes the Pod.
-		return r.deletePod(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID, ResourceVersion: &m.pod.ResourceVersion})
+		return d.pods.delete(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID, ResourceVersion: &m.pod.ResourceVersion})
 	case last.empty:
-		return r.deletePod(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
-	case errdefs.IsNotImplemented(last.err) && r.Index.Synced():
+		return d.pods.delete(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
+	case errdefs.IsNotImplemented(last.err) && d.config.Index.Synced():
 		// This version of the agent cannot be drained: only the resources and the Registry count.
-		return r.deletePod(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
-	case last.err != nil && r.Index.Synced() && m.agent.GetLastHeartbeatTime() == nil && neverReady(m.pod):
-		return r.deletePod(ctx, i, m.pod, reasonNeverReady, client.Preconditions{UID: &m.pod.UID})
-	case last.err != nil && r.drains.reportSilence(m.pod.UID, r.Requeue):
-		r.Recorder.Eventf(i.pool, nil, corev1.EventTypeWarning, "DrainStuck", "DrainAgent",
+		return d.pods.delete(ctx, i, m.pod, m.drain, client.Preconditions{UID: &m.pod.UID})
+	case last.err != nil && d.config.Index.Synced() && m.agent.GetLastHeartbeatTime() == nil && neverReady(m.pod):
+		return d.pods.delete(ctx, i, m.pod, reasonNeverReady, client.Preconditions{UID: &m.pod.UID})
+	case last.err != nil && d.state.reportSilence(m.pod.UID, d.config.Requeue):
+		d.config.Recorder.Eventf(i.pool, nil, corev1.EventTypeWarning, "DrainStuck", "DrainAgent",
 			"agent Pod %s is draining and does not answer; it stays until it answers or terminates: %s", m.pod.Name, truncate(last.err.Error()))
 	}
 	return false, nil
 }
 
-// dropReservations ignores the reservations on an agent that has confirmed Drain: it refuses their holders, however long the
-// Registry keeps them.
-func (r *Reconciler) dropReservations(m *member) {
-	if m.drain != "" && r.drains.last(m.pod.UID).drained {
-		m.usage.Reserved = 0
-	}
-}
-
-// callDrain asks an agent to drain, or to resume, and records its response.
-func (r *Reconciler) callDrain(ctx context.Context, m *member, resume bool) error {
+// call asks an agent to drain, or to resume, and records its response.
+func (d *drainer) call(ctx context.Context, m *member, resume bool) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	response := drainResponse{at: r.Clock.Now()}
-	response.sandboxes, response.empty, response.err = r.requestDrain(ctx, m, resume)
+	response := drainResponse{at: d.config.Clock.Now()}
+	response.sandboxes, response.empty, response.err = d.request(ctx, m, resume)
 	response.drained = !resume && response.err == nil
-	r.drains.answered(m.pod.UID, response)
+	d.state.answered(m.pod.UID, response)
 	return response.err
 }
 
-func (r *Reconciler) requestDrain(ctx context.Context, m *member, resume bool) (sandboxes int, empty bool, err error) {
+func (d *drainer) request(ctx context.Context, m *member, resume bool) (sandboxes int, empty bool, err error) {
 	address := m.agent.GetAddress()
 	if address == "" && m.pod.Status.PodIP != "" {
-		address = net.JoinHostPort(m.pod.Status.PodIP, strconv.Itoa(int(r.Injection.AgentPort)))
+		address = net.JoinHostPort(m.pod.Status.PodIP, strconv.Itoa(int(d.config.Injection.AgentPort)))
 	}
-	c, err := r.Agents.Client(address)
+	c, err := d.config.Agents.Client(address)
 	if err != nil {
 		return 0, false, err
 	}
@@ -176,7 +176,7 @@ func (r *Reconciler) requestDrain(ctx context.Context, m *member, resume bool) (
 		return sandboxes, false, nil
 	}
 	// A tombstone is a deletion that the API server may not have yet. It is lost with the agent.
-	snapshot, err := r.Agents.FreshSnapshot(ctx, address, uid)
+	snapshot, err := d.config.Agents.FreshSnapshot(ctx, address, uid)
 	if err != nil {
 		return 0, false, fmt.Errorf("reading snapshot of agent %s: %w", m.pod.Name, err)
 	}

@@ -93,6 +93,14 @@ func (d *drains) reportSilence(pod types.UID, duration time.Duration) bool {
 	return true
 }
 
+// dropReservations ignores the reservations on an agent that has confirmed Drain: it refuses their holders, however long the
+// Registry keeps them.
+func (d *drains) dropReservations(m *member) {
+	if m.drain != "" && d.last(m.pod.UID).drained {
+		m.usage.Reserved = 0
+	}
+}
+
 func (d *drains) forget(pod types.UID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -108,10 +108,16 @@ func (p *pins) keep(pool types.NamespacedName, existing sets.Set[types.UID]) {
 	}
 }
 
-// pinImages asks each serving agent whose report differs from the pool's images to pin them. It returns the time after which to
+// pinner has the agents pull and keep the images of their pool.
+type pinner struct {
+	config Config
+	pins   *pins
+}
+
+// pin asks each serving agent whose report differs from the pool's images to pin them. It returns the time after which to
 // look again. An agent that does not answer is asked again with backoff; the status shows its error.
-func (r *Reconciler) pinImages(ctx context.Context, i *inventory) time.Duration {
-	if !r.Index.Synced() {
+func (p *pinner) pin(ctx context.Context, i *inventory) time.Duration {
+	if !p.config.Index.Synced() {
 		return 0
 	}
 	var wg sync.WaitGroup
@@ -122,28 +128,28 @@ func (r *Reconciler) pinImages(ctx context.Context, i *inventory) time.Duration 
 			continue
 		}
 		if slices.Equal(pinnedImages(m), want) {
-			r.images.settled(m.pod.UID)
+			p.pins.settled(m.pod.UID)
 			continue
 		}
-		due, wait := r.images.due(m.pod.UID, want)
+		due, wait := p.pins.due(m.pod.UID, want)
 		requeue = sooner(requeue, wait)
 		if due {
-			wg.Go(func() { r.pin(ctx, m, i.pool.Spec.Images) })
+			wg.Go(func() { p.call(ctx, m, i.pool.Spec.Images) })
 		}
 	}
 	wg.Wait()
 	return requeue
 }
 
-func (r *Reconciler) pin(ctx context.Context, m *member, images []string) {
+func (p *pinner) call(ctx context.Context, m *member, images []string) {
 	ctx, cancel := context.WithTimeout(ctx, pinTimeout)
 	defer cancel()
-	client, err := r.Agents.Client(m.agent.GetAddress())
+	client, err := p.config.Agents.Client(m.agent.GetAddress())
 	if err == nil {
 		_, err = client.SetPinnedImages(ctx, &agentv1.SetPinnedImagesRequest{AgentUid: string(m.pod.UID), Images: images})
 		err = rpc.FromStatus(err)
 	}
-	r.images.answered(m.pod.UID, err)
+	p.pins.answered(m.pod.UID, err)
 	if err != nil {
 		logr.FromContextOrDiscard(ctx).V(2).Info("images not pinned", obs.KeyAgent, m.pod.Name, obs.KeyError, err.Error())
 	}

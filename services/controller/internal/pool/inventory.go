@@ -110,8 +110,8 @@ func (r *Reconciler) inventory(ctx context.Context, p *v1alpha1.SandboxPool) (*i
 	}
 	i.expected = r.expect.observe(i.name, seen)
 	r.drains.keep(i.name, seen)
-	r.images.keep(i.name, seen)
-	r.measure(i, sandboxes.Items, r.Index.Pool(i.name))
+	r.pins.keep(i.name, seen)
+	i.measure(sandboxes.Items, r.Index.Pool(i.name), r.drains)
 	return i, nil
 }
 
@@ -119,7 +119,7 @@ func (r *Reconciler) inventory(ctx context.Context, p *v1alpha1.SandboxPool) (*i
 const unknownAgent = "unknown"
 
 // measure fills in the load, and the usage of each member.
-func (r *Reconciler) measure(i *inventory, sandboxes []v1alpha1.Sandbox, registry []agents.Agent) {
+func (i *inventory) measure(sandboxes []v1alpha1.Sandbox, registry []agents.Agent, d *drains) {
 	resources := make([]desired.Resource, len(sandboxes))
 	for n := range sandboxes {
 		resources[n] = resourceOf(&sandboxes[n])
@@ -144,7 +144,7 @@ func (r *Reconciler) measure(i *inventory, sandboxes []v1alpha1.Sandbox, registr
 	i.load = load
 	for _, m := range i.members {
 		m.usage = usage[string(m.pod.UID)]
-		r.dropReservations(m)
+		d.dropReservations(m)
 	}
 }
 

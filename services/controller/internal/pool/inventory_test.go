@@ -59,7 +59,7 @@ func TestLoad(t *testing.T) {
 				"a":      {pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "a"}}},
 				"drains": {pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "drains"}}, drain: v1alpha1.DrainOutdated},
 			}}
-			(&Reconciler{drains: newDrains(clock.RealClock{})}).measure(i, c.resources, c.registry)
+			i.measure(c.resources, c.registry, newDrains(clock.RealClock{}))
 			require.Equal(t, c.want, i.load)
 		})
 	}

@@ -45,13 +45,25 @@ type Agents interface {
 	FreshSnapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
 }
 
+// Index has what the agents report to the allocator. *agents.Index implements it.
+type Index interface {
+	// Subscribe adds a subscriber to changes.
+	Subscribe(s agents.Subscriber)
+	// Synced reports whether the index follows the Registry now.
+	Synced() bool
+	// Agent returns an agent by the uid of its Pod.
+	Agent(podUID string) (agents.Agent, bool)
+	// Pool returns the agents of a pool.
+	Pool(pool types.NamespacedName) []agents.Agent
+}
+
 // Config has the dependencies of the reconciler. All fields are required.
 type Config struct {
 	// Client reads from the cache; Live reads from the API server.
 	Client client.Client
 	Live   client.Reader
 	// Index has the agents' reports; Agents are the agents themselves.
-	Index  *agents.Index
+	Index  Index
 	Agents Agents
 	// Recorder writes Events.
 	Recorder events.EventRecorder
@@ -77,24 +89,27 @@ type Reconciler struct {
 	expect  *expectations
 	idle    *idleness
 	drains  *drains
-	pace    *pace
+	pins    *pins
 	secrets *secrets
-	images  *pins
-	pods    *prometheus.CounterVec
+	pods    *agentPods
+	drainer *drainer
+	pinner  *pinner
+	status  *statusWriter
 }
 
 // New returns a reconciler that is not started.
 func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{
-		Config: cfg, feed: feed.New[types.NamespacedName](), expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock), drains: newDrains(cfg.Clock), pace: newPace(cfg.Clock),
-		secrets: newSecrets(cfg), images: newPins(cfg.Clock),
-		pods: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fastsandbox_controller_agent_pods_total", Help: "Agent Pods that were created and deleted, by reason."},
-			[]string{"operation", "reason"}),
+		Config: cfg, feed: feed.New[types.NamespacedName](), expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock),
+		drains: newDrains(cfg.Clock), pins: newPins(cfg.Clock), secrets: newSecrets(cfg),
 	}
-	if err := cfg.Metrics.Register(r.pods); err != nil {
-		return nil, fmt.Errorf("registering metrics: %w", err)
+	var err error
+	if r.pods, err = newAgentPods(cfg, r.expect, r.drains); err != nil {
+		return nil, err
 	}
+	r.drainer = &drainer{config: cfg, state: r.drains, expect: r.expect, pods: r.pods}
+	r.pinner = &pinner{config: cfg, pins: r.pins}
+	r.status = &statusWriter{config: cfg, pace: newPace(cfg.Clock), pinErr: r.pins.err}
 	return r, nil
 }
 
@@ -171,8 +186,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.expect.forget(req.NamespacedName)
 		r.idle.forget(req.NamespacedName)
 		r.drains.keep(req.NamespacedName, nil)
-		r.images.keep(req.NamespacedName, nil)
-		r.pace.forget(req.NamespacedName)
+		r.pins.keep(req.NamespacedName, nil)
+		r.status.pace.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues(obs.KeyPool, req.String()))
@@ -190,9 +205,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		requeue = after
 	} else {
 		requeue, problem = r.reconcileAgents(ctx, i)
-		requeue = sooner(requeue, r.pinImages(ctx, i))
+		requeue = sooner(requeue, r.pinner.pin(ctx, i))
 	}
-	later, err := r.writeStatus(ctx, i, problem)
+	later, err := r.status.write(ctx, i, problem)
 	if err != nil {
 		return conflictAsDelay(reconcile.Result{}, err)
 	}
@@ -223,7 +238,7 @@ func conflictAsDelay(result reconcile.Result, err error) (reconcile.Result, erro
 // the template is invalid.
 func (r *Reconciler) reconcileAgents(ctx context.Context, i *inventory) (time.Duration, error) {
 	requeue, err := r.carryOut(ctx, i)
-	later, drainErr := r.advanceDrains(ctx, i)
+	later, drainErr := r.drainer.advance(ctx, i)
 	requeue = sooner(requeue, later)
 	if err != nil { // it may be an invalid template, which has its own reason
 		return requeue, err
@@ -231,7 +246,7 @@ func (r *Reconciler) reconcileAgents(ctx context.Context, i *inventory) (time.Du
 	return requeue, drainErr
 }
 
-// carryOut carries out the plan of package desired. Agents that it drains are called by advanceDrains.
+// carryOut carries out the plan of package desired. Agents that it drains are called by drainer.advance.
 func (r *Reconciler) carryOut(ctx context.Context, i *inventory) (time.Duration, error) {
 	if err := r.Injection.Check(i.pool); err != nil {
 		return 0, err
@@ -242,23 +257,23 @@ func (r *Reconciler) carryOut(ctx context.Context, i *inventory) (time.Duration,
 	if err := r.secrets.mirror(ctx, i.pool); err != nil {
 		return 0, err
 	}
-	if err := r.deleteFinished(ctx, i); err != nil {
+	if err := r.pods.deleteFinished(ctx, i); err != nil {
 		return 0, err
 	}
 	plan := desired.Next(i.want, i.load, i.agents(r.drains))
 	for _, name := range plan.Resume {
-		if err := r.resume(ctx, i, i.members[name]); err != nil {
+		if err := r.drainer.resume(ctx, i, i.members[name]); err != nil {
 			return 0, err
 		}
 	}
 	if plan.Create > 0 {
-		return 0, r.createPods(ctx, i, plan.Create)
+		return 0, r.pods.create(ctx, i, plan.Create)
 	}
 	if !r.Index.Synced() { // the choice of agents depends on the Registry
 		return 0, nil
 	}
 	for _, name := range plan.Drain {
-		if err := r.drain(ctx, i, i.members[name], v1alpha1.DrainOutdated); err != nil {
+		if err := r.drainer.start(ctx, i, i.members[name], v1alpha1.DrainOutdated); err != nil {
 			return 0, err
 		}
 	}
@@ -282,67 +297,6 @@ func (r *Reconciler) patchPool(ctx context.Context, i *inventory, next *v1alpha1
 	return nil
 }
 
-// deleteFinished deletes Pods that have terminated by themselves.
-func (r *Reconciler) deleteFinished(ctx context.Context, i *inventory) error {
-	for _, p := range i.finished {
-		if _, err := r.deletePod(ctx, i, p, reasonPodFinished, client.Preconditions{UID: &p.UID}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *Reconciler) createPods(ctx context.Context, i *inventory, n int) error {
-	logr.FromContextOrDiscard(ctx).Info("creating agents", obs.KeyCount, n, obs.KeyActive, i.load.Active, obs.KeyPending, i.load.Pending)
-	for range n {
-		pod, err := r.Injection.Pod(i.pool)
-		if err != nil {
-			return err
-		}
-		if err := r.Client.Create(ctx, pod); err != nil {
-			r.Recorder.Eventf(i.pool, nil, corev1.EventTypeWarning, "CreateFailed", "CreateAgent", "creating an agent Pod: %s", truncate(err.Error()))
-			return fmt.Errorf("creating agent pod: %w", err)
-		}
-		r.expect.created(i.name, pod.UID)
-		i.expected++
-		r.pods.WithLabelValues("create", "missing").Inc()
-		r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentCreated", "CreateAgent", "created agent Pod %s", pod.Name)
-	}
-	return nil
-}
-
-// Reasons for deletions of Pods, besides those for draining an agent.
-const (
-	reasonPodFinished = "finished"
-	reasonNeverReady  = "never ready"
-)
-
-// deletePod deletes a Pod, and reports false if the precondition is not met.
-func (r *Reconciler) deletePod(ctx context.Context, i *inventory, p *corev1.Pod, reason string, precondition client.Preconditions) (bool, error) {
-	err := r.Client.Delete(ctx, p, precondition)
-	if apierrors.IsConflict(err) {
-		return false, nil
-	}
-	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("deleting agent pod %s: %w", p.Name, err)
-	}
-	r.expect.deleted(i.name, p.UID)
-	r.drains.forget(p.UID)
-	delete(i.members, p.Name)
-	r.pods.WithLabelValues("delete", metricReason(reason)).Inc()
-	r.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentDeleted", "DeleteAgent", "deleted agent Pod %s: %s", p.Name, reason)
-	logr.FromContextOrDiscard(ctx).Info("agent deleted", obs.KeyAgent, p.Name, obs.KeyReason, reason)
-	return true, nil
-}
-
-// metricReason returns a reason as the value of a label, for which the text of a person is not suitable.
-func metricReason(reason string) string {
-	if drainedByController(reason) || reason == reasonPodFinished || reason == reasonNeverReady {
-		return reason
-	}
-	return "requested"
-}
-
 // shrink drains agents that have been surplus for the delay.
 func (r *Reconciler) shrink(ctx context.Context, i *inventory, names []string) (time.Duration, error) {
 	surplusFor := r.idle.update(i.name, names)
@@ -352,7 +306,7 @@ func (r *Reconciler) shrink(ctx context.Context, i *inventory, names []string) (
 			requeue = sooner(requeue, left)
 			continue
 		}
-		if err := r.drain(ctx, i, i.members[name], v1alpha1.DrainScaleDown); err != nil {
+		if err := r.drainer.start(ctx, i, i.members[name], v1alpha1.DrainScaleDown); err != nil {
 			return 0, err
 		}
 	}
@@ -365,17 +319,17 @@ func (r *Reconciler) terminate(ctx context.Context, i *inventory) (released bool
 	if !controllerutil.ContainsFinalizer(i.pool, v1alpha1.Finalizer) { // it has the finalizer of another component
 		return true, 0, nil
 	}
-	if err := r.deleteFinished(ctx, i); err != nil {
+	if err := r.pods.deleteFinished(ctx, i); err != nil {
 		return false, 0, err
 	}
 	for _, m := range i.sorted() {
 		if m.drain == "" {
-			if err := r.drain(ctx, i, m, v1alpha1.DrainPoolDeleted); err != nil {
+			if err := r.drainer.start(ctx, i, m, v1alpha1.DrainPoolDeleted); err != nil {
 				return false, 0, err
 			}
 		}
 	}
-	requeue, err = r.advanceDrains(ctx, i)
+	requeue, err = r.drainer.advance(ctx, i)
 	if err != nil || i.current() > 0 {
 		return false, max(requeue, min(r.Requeue, time.Second)), err
 	}

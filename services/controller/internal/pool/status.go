@@ -11,34 +11,43 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
 )
 
-// writeStatus writes the status if it has changed, and then Events. If only counts have changed and were written just now, it
+// statusWriter writes the status of pools, and Events for what changes in it.
+type statusWriter struct {
+	config Config
+	pace   *pace
+	// pinErr returns why an agent could not be asked to pin its images.
+	pinErr func(types.UID) error
+}
+
+// write writes the status if it has changed, and then Events. If only counts have changed and were written just now, it
 // returns the time after which to write them.
-func (r *Reconciler) writeStatus(ctx context.Context, i *inventory, problem error) (time.Duration, error) {
+func (w *statusWriter) write(ctx context.Context, i *inventory, problem error) (time.Duration, error) {
 	next := i.pool.DeepCopy()
 	s := i.summarize()
-	r.fillStatus(i, next, s, problem)
+	w.fill(i, next, s, problem)
 	if equality.Semantic.DeepEqual(i.pool.Status, next.Status) {
 		return 0, nil
 	}
 	key := client.ObjectKeyFromObject(next)
-	if later := r.pace.left(key); later > 0 && sameButCounts(i.pool.Status, next.Status) {
+	if later := w.pace.left(key); later > 0 && sameButCounts(i.pool.Status, next.Status) {
 		return later, nil
 	}
-	if err := r.Client.Status().Patch(ctx, next, client.MergeFromWithOptions(i.pool, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := w.config.Client.Status().Patch(ctx, next, client.MergeFromWithOptions(i.pool, client.MergeFromWithOptimisticLock{})); err != nil {
 		return 0, fmt.Errorf("writing pool status: %w", err)
 	}
-	r.pace.wrote(key)
-	r.announce(i.pool, next, s, problem)
+	w.pace.wrote(key)
+	w.announce(i.pool, next, s, problem)
 	return 0, nil
 }
 
-func (r *Reconciler) fillStatus(i *inventory, next *v1alpha1.SandboxPool, s summary, problem error) {
+func (w *statusWriter) fill(i *inventory, next *v1alpha1.SandboxPool, s summary, problem error) {
 	st := &next.Status
 	want := desired.Count(i.want, i.load)
 	st.ObservedGeneration = next.Generation
@@ -47,27 +56,27 @@ func (r *Reconciler) fillStatus(i *inventory, next *v1alpha1.SandboxPool, s summ
 	st.ActiveSandboxes = count(i.load.Active + s.liveOnDraining)
 	st.FreeCapacity = max(st.Capacity-count(s.usedOnReady), 0)
 	st.Selector = labels.SelectorFromSet(selector(next)).String()
-	r.setCondition(next, v1alpha1.ConditionReady, readiness(next, s, want, problem))
-	r.setCondition(next, v1alpha1.ConditionProgressing, progressOf(i, next, s, want, problem))
-	if r.Index.Synced() { // until the Registry is read, the status of slots and images stays
-		r.fillSlots(next, s)
-		r.fillImages(i, next)
+	w.setCondition(next, v1alpha1.ConditionReady, readiness(next, s, want, problem))
+	w.setCondition(next, v1alpha1.ConditionProgressing, progressOf(i, next, s, want, problem))
+	if w.config.Index.Synced() { // until the Registry is read, the status of slots and images stays
+		w.fillSlots(next, s)
+		w.fillImages(i, next)
 	}
 }
 
 // announce writes Events for changes of the conditions.
-func (r *Reconciler) announce(old, next *v1alpha1.SandboxPool, s summary, problem error) {
+func (w *statusWriter) announce(old, next *v1alpha1.SandboxPool, s summary, problem error) {
 	before := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionProgressing)
 	var invalid *templateError
 	if errors.As(problem, &invalid) && (before == nil || before.Reason != invalid.reason || before.Message != invalid.Error()) {
-		r.Recorder.Eventf(old, nil, corev1.EventTypeWarning, invalid.reason, "Reconcile", "%s", truncate(invalid.Error()))
+		w.config.Recorder.Eventf(old, nil, corev1.EventTypeWarning, invalid.reason, "Reconcile", "%s", truncate(invalid.Error()))
 	}
 	if next.DeletionTimestamp != nil && (before == nil || before.Reason != reasonDeleting) {
-		r.Recorder.Eventf(old, nil, corev1.EventTypeNormal, reasonDeleting, "Reconcile", "the pool is being deleted: %s", s.waiting())
+		w.config.Recorder.Eventf(old, nil, corev1.EventTypeNormal, reasonDeleting, "Reconcile", "the pool is being deleted: %s", s.waiting())
 	}
 	was, is := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionImagesReady), meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionImagesReady)
 	if is != nil && is.Reason == reasonImagePullFailed && (was == nil || was.Reason != is.Reason || was.Message != is.Message) {
-		r.Recorder.Eventf(old, nil, corev1.EventTypeWarning, reasonImagePullFailed, "PinImages", "%s", is.Message)
+		w.config.Recorder.Eventf(old, nil, corev1.EventTypeWarning, reasonImagePullFailed, "PinImages", "%s", is.Message)
 	}
 }
 
@@ -83,9 +92,9 @@ type state struct {
 	reason, message string
 }
 
-func (r *Reconciler) setCondition(p *v1alpha1.SandboxPool, kind string, s state) {
+func (w *statusWriter) setCondition(p *v1alpha1.SandboxPool, kind string, s state) {
 	meta.SetStatusCondition(&p.Status.Conditions, metav1.Condition{Type: kind, Status: s.status, Reason: s.reason, Message: s.message,
-		ObservedGeneration: p.Generation, LastTransitionTime: metav1.Time{Time: r.Clock.Now()}})
+		ObservedGeneration: p.Generation, LastTransitionTime: metav1.Time{Time: w.config.Clock.Now()}})
 }
 
 // readiness returns the condition Ready.
@@ -124,7 +133,7 @@ func progressOf(i *inventory, p *v1alpha1.SandboxPool, s summary, want int, prob
 	}
 }
 
-func (r *Reconciler) fillSlots(p *v1alpha1.SandboxPool, s summary) {
+func (w *statusWriter) fillSlots(p *v1alpha1.SandboxPool, s summary) {
 	slots := desired.CountSlots(s.slots)
 	p.Status.ReadySlots = count(slots.Free)
 	if p.Spec.Slots.Off() {
@@ -138,11 +147,11 @@ func (r *Reconciler) fillSlots(p *v1alpha1.SandboxPool, s summary) {
 	case slots.Ready:
 		c.status = metav1.ConditionTrue
 	}
-	r.setCondition(p, v1alpha1.ConditionSlotsReady, c)
+	w.setCondition(p, v1alpha1.ConditionSlotsReady, c)
 }
 
-func (r *Reconciler) fillImages(i *inventory, p *v1alpha1.SandboxPool) {
-	p.Status.Images = imageStatus(p.Spec.Images, i.sorted(), r.images.err)
+func (w *statusWriter) fillImages(i *inventory, p *v1alpha1.SandboxPool) {
+	p.Status.Images = imageStatus(p.Spec.Images, i.sorted(), w.pinErr)
 	if len(p.Spec.Images) == 0 {
 		meta.RemoveStatusCondition(&p.Status.Conditions, v1alpha1.ConditionImagesReady)
 		return
@@ -156,7 +165,7 @@ func (r *Reconciler) fillImages(i *inventory, p *v1alpha1.SandboxPool) {
 	case ready:
 		c.status = metav1.ConditionTrue
 	}
-	r.setCondition(p, v1alpha1.ConditionImagesReady, c)
+	w.setCondition(p, v1alpha1.ConditionImagesReady, c)
 }
 
 // reasonDeleting is the reason of the conditions of a pool that is being deleted.
