@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -338,9 +339,13 @@ func (r *Reconciler) terminate(ctx context.Context, i *inventory) (released bool
 	return true, 0, r.patchPool(ctx, i, next)
 }
 
+// maxMessage bounds the messages of conditions and Events, in bytes.
+const maxMessage = 900
+
+// truncate shortens a message to maxMessage without cutting a character in two.
 func truncate(s string) string {
-	if len(s) > 900 {
-		return s[:900]
+	if len(s) <= maxMessage {
+		return s
 	}
-	return s
+	return strings.ToValidUTF8(s[:maxMessage], "")
 }
