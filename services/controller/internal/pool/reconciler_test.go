@@ -67,6 +67,17 @@ func TestReconcileExpectsItsOwnPods(t *testing.T) {
 	require.Equal(t, 4, f.api.writes("create Pod"))
 }
 
+// A Pod that was deleted, and that the cache still has, is neither counted nor deleted again.
+func TestReconcileExpectsItsDeletions(t *testing.T) {
+	f := newFixture(t, testPool(poolMin(1)), agentPod("a", drainedFor(v1alpha1.DrainScaleDown)))
+	f.expect.deleted(poolID, "a")
+	f.reconcile()
+	require.Equal(t, 1, f.api.writes("create Pod"))
+	require.Zero(t, f.api.writes("delete Pod"))
+	require.Empty(t, f.agents.drains)
+	require.EqualValues(t, 1, f.pool().Status.CurrentAgents)
+}
+
 func TestReconcileReplacesTerminatedPods(t *testing.T) {
 	for _, phase := range []corev1.PodPhase{corev1.PodFailed, corev1.PodSucceeded} {
 		t.Run(string(phase), func(t *testing.T) {
