@@ -8,8 +8,8 @@
 //	            CallStarted            CallLost                CallStarted
 //	Queued <----------------> Calling -----------> Uncertain <--------------> Repeating
 //	  |      CallRefused                                 CallLost, CallRefused
-//	  | Withdraw         | AgentAccepted from Calling and Repeating; from any but Queued ResourceDeleted leads
-//	  v                  | to Settled, and from any of the four ContainerRemoved to Removed
+//	  | Withdraw         | AgentAccepted from Calling and Repeating; from any of the four ResourceDeleted leads
+//	  v                  | to Settled, and ContainerRemoved to Removed
 //	Withdrawn            v
 //	              Accepted --ResourceAbsent--> Absent --ResourceDeleted--> Settled
 //	                 |  \------------ResourceDeleted----------------------->  |
@@ -32,7 +32,7 @@ type State int
 
 // The states.
 const (
-	// Queued: no agent has received the deletion; it may be withdrawn.
+	// Queued: neither an agent nor the API server has received the deletion; it may be withdrawn.
 	Queued State = iota
 	// Calling: the first call to the agent runs and is not acknowledged.
 	Calling
@@ -95,7 +95,7 @@ const (
 
 // transitions has, for each state, the events that mean something in it.
 var transitions = map[State]map[Event]State{ //nolint:gochecknoglobals // a constant table
-	Queued: {CallStarted: Calling, ContainerRemoved: Removed, Withdraw: Withdrawn},
+	Queued: {CallStarted: Calling, ContainerRemoved: Removed, ResourceDeleted: Settled, Withdraw: Withdrawn},
 	Calling: {
 		CallRefused: Queued, CallLost: Uncertain, AgentAccepted: Accepted, ContainerRemoved: Removed, ResourceDeleted: Settled,
 	},

@@ -34,6 +34,7 @@ func TestNext(t *testing.T) {
 	want := map[pair]state.State{
 		{state.Queued, state.CallStarted}:         state.Calling,
 		{state.Queued, state.ContainerRemoved}:    state.Removed,
+		{state.Queued, state.ResourceDeleted}:     state.Settled,
 		{state.Queued, state.Withdraw}:            state.Withdrawn,
 		{state.Calling, state.CallRefused}:        state.Queued,
 		{state.Calling, state.CallLost}:           state.Uncertain,
@@ -93,7 +94,7 @@ func TestNeverBackFromAcknowledged(t *testing.T) {
 				require.Equal(t, s, next, "%s, %s", s, e)
 			}
 			if next == state.Withdrawn && s != state.Withdrawn {
-				require.Equal(t, state.Queued, s, "only what no agent has received may be withdrawn")
+				require.Equal(t, state.Queued, s, "only what neither an agent nor the API server has received may be withdrawn")
 			}
 		}
 	}
