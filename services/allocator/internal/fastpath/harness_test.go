@@ -2,8 +2,6 @@ package fastpath_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -18,13 +16,9 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -32,6 +26,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeapi"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
@@ -51,11 +46,12 @@ const (
 	tick = testkit.Tick
 )
 
-// api is an API server in memory whose calls can be made to fail.
+// api is an API server whose calls can be made to fail.
 type api struct {
-	client.WithWatch
+	*fakeapi.Server
+
 	down     atomic.Bool  // calls do not reach it
-	starting atomic.Bool  // it refuses everybody
+	starting atomic.Bool  // it refuses every user
 	mute     atomic.Bool  // creates are carried out and their answers are lost
 	onCreate atomic.Value // func(*v1alpha1.Sandbox)
 	onUpdate atomic.Value // func()
@@ -64,89 +60,33 @@ type api struct {
 
 func newAPI(t *testing.T) *api {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	a := &api{}
-	refused := &net.OpError{Op: "dial", Err: fmt.Errorf("connection refused")}
-	// An API server that has just started, as it answers before it has read its roles.
-	unauthorized := apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource(), "one",
-		errors.New(`User "system:serviceaccount:fast-sandbox-system:allocator" cannot do that`))
-	a.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.Sandbox{}).
-		WithInterceptorFuncs(interceptor.Funcs{
-			Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-				switch {
-				case a.down.Load():
-					return refused
-				case a.starting.Load():
-					return unauthorized
-				}
-				if f, ok := a.onCreate.Load().(func(*v1alpha1.Sandbox)); ok {
-					f(obj.(*v1alpha1.Sandbox))
-				}
-				a.creates.Add(1)
-				obj.SetUID(metav1uid(a.creates.Load()))
-				err := c.Create(ctx, obj, opts...)
-				if err == nil && a.mute.Load() {
-					return context.DeadlineExceeded
-				}
-				return err
-			},
-			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-				switch {
-				case a.down.Load():
-					return refused
-				case a.starting.Load():
-					return unauthorized
-				}
-				return c.Get(ctx, key, obj, opts...)
-			},
-			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-				switch {
-				case a.down.Load():
-					return refused
-				case a.starting.Load():
-					return unauthorized
-				}
-				return c.Patch(ctx, obj, patch, opts...)
-			},
-			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-				if f, ok := a.onUpdate.Load().(func()); ok {
-					f()
-				}
-				return c.Update(ctx, obj, opts...)
-			},
-			Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-				switch {
-				case a.down.Load():
-					return refused
-				case a.starting.Load():
-					return unauthorized
-				}
-				return deleteOnly(ctx, c, obj, opts...)
-			},
-		}).Build()
+	a := &api{Server: fakeapi.New(t)}
+	a.Before(func(verb fakeapi.Verb, obj client.Object) error {
+		switch {
+		case verb == fakeapi.Update:
+			if f, ok := a.onUpdate.Load().(func()); ok {
+				f()
+			}
+			return nil
+		case a.down.Load():
+			return fakeapi.Refused()
+		case a.starting.Load():
+			return fakeapi.Unauthorized()
+		case verb == fakeapi.Create:
+			if f, ok := a.onCreate.Load().(func(*v1alpha1.Sandbox)); ok {
+				f(obj.(*v1alpha1.Sandbox))
+			}
+			a.creates.Add(1)
+		}
+		return nil
+	})
+	a.After(func(verb fakeapi.Verb, _ client.Object) error {
+		if verb == fakeapi.Create && a.mute.Load() {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
 	return a
-}
-
-// deleteOnly keeps the precondition on the UID, which the fake client ignores, as an API server does.
-func deleteOnly(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-	o := (&client.DeleteOptions{}).ApplyOptions(opts)
-	if o.Preconditions == nil || o.Preconditions.UID == nil {
-		return c.Delete(ctx, obj, opts...)
-	}
-	for {
-		there := &v1alpha1.Sandbox{}
-		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), there); err != nil {
-			return err
-		}
-		if there.UID != *o.Preconditions.UID {
-			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource(), obj.GetName(), errors.New("the UID in the precondition is another"))
-		}
-		o.Preconditions.ResourceVersion = &there.ResourceVersion // so that look and act are one
-		if err := c.Delete(ctx, obj, o); !apierrors.IsConflict(err) {
-			return err
-		}
-	}
 }
 
 // mesh is an allocator with fake agents and a fake API server.
@@ -391,6 +331,3 @@ func (m *mesh) nothing() {
 func request(name string) *sandboxv1.CreateSandboxRequest {
 	return &sandboxv1.CreateSandboxRequest{Namespace: ns, Name: name, Spec: &sandboxv1.SandboxSpec{Image: "busybox", Pool: pool}}
 }
-
-// metav1uid makes what the API server would make.
-func metav1uid(n int64) types.UID { return types.UID(fmt.Sprintf("cr-%d", n)) }
