@@ -334,13 +334,15 @@ func (c *Creator) findPool(ctx context.Context, namespace, name string) (*v1alph
 	if !c.config.Pools.Synced() {
 		return nil, apiserver.Unavailable(nil)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.config.API.Timeout())
+	callCtx, cancel := context.WithTimeout(ctx, c.config.API.Timeout())
 	defer cancel()
 	pool := &v1alpha1.SandboxPool{}
-	err := c.config.API.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pool)
+	err := c.config.API.Get(callCtx, client.ObjectKey{Namespace: namespace, Name: name}, pool)
 	switch {
 	case err == nil:
 		return pool, nil
+	case ctx.Err() != nil:
+		return nil, fault.FromContext(ctx, "looking up the pool", err)
 	case apierrors.IsNotFound(err):
 		return nil, fault.New(errdefs.ErrNotFound, fault.PoolNotFound, "pool %s/%s does not exist", namespace, name).With("pool", name)
 	}
