@@ -146,12 +146,7 @@ func (c *Creator) Create(ctx context.Context, plan *admission.Plan) (*sandboxv1.
 		digest = persistence.CreateDigest(plan.Request.GetLabels(), plan.Request.GetSpec())
 	}
 	response, shared, err := c.config.Calls.Do(ctx, key, digest, func(prior **sandboxv1.CreateSandboxResponse) (*sandboxv1.CreateSandboxResponse, error) {
-		if key.RequestID != "" {
-			if response, done, err := c.repeat(ctx, plan, key, digest, prior); done || err != nil {
-				return response, err
-			}
-		}
-		return c.execute(ctx, plan)
+		return c.createOnce(ctx, plan, key, digest, prior)
 	})
 	if err != nil {
 		return nil, err
@@ -160,6 +155,23 @@ func (c *Creator) Create(ctx context.Context, plan *admission.Plan) (*sandboxv1.
 		return replay(response), nil
 	}
 	return response, nil
+}
+
+// createOnce answers a create that an earlier call began, and carries out one that is new. The sandbox of an earlier call may
+// become visible only while this one runs: then the lock of the name finds it, and the call is answered from it.
+func (c *Creator) createOnce(ctx context.Context, plan *admission.Plan, key idempotency.Key, digest string, prior **sandboxv1.CreateSandboxResponse) (*sandboxv1.CreateSandboxResponse, error) {
+	for range 2 {
+		if key.RequestID != "" {
+			if response, done, err := c.repeat(ctx, plan, key, digest, prior); done || err != nil {
+				return response, err
+			}
+		}
+		response, err := c.execute(ctx, plan)
+		if !errors.Is(err, errSameRequest) {
+			return response, err
+		}
+	}
+	return nil, nameTaken(store.Key{Namespace: key.Namespace, Name: plan.Request.GetName()}, "exists")
 }
 
 // repeat answers a create that an earlier call began, if one did: from the answer that is remembered, or from what is known

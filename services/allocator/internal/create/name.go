@@ -2,6 +2,7 @@ package create
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -13,6 +14,9 @@ import (
 // nameTimeout is how long a create waits for the end of a deletion under the same name. A caller that saw the old sandbox's
 // end by another way (kubectl, an agent) comes a moment before this process has, and should not be refused for that.
 const nameTimeout = 2 * time.Second
+
+// errSameRequest is returned for a name whose sandbox was made by the same request.
+var errSameRequest = errors.New("the sandbox of this request exists")
 
 // lockName locks a free name. One whose sandbox is being deleted is waited for, briefly; one that is taken is
 // SANDBOX_EXISTS.
@@ -32,7 +36,11 @@ func (c *Creator) lockName(ctx context.Context, k *call) error {
 			return nil
 		}
 		unlock() // the deletion may need it
-		if item.Sandbox.GetDeleteTime() == nil {
+		switch id := k.plan.Request.GetRequestId(); {
+		case item.Sandbox.GetDeleteTime() != nil:
+		case id != "" && id == item.RequestID:
+			return errSameRequest
+		default:
 			return nameTaken(k.name, "exists")
 		}
 		select {
