@@ -26,6 +26,23 @@ type Assignment struct {
 	// sandbox that it created on the fast path: such a sandbox is Running for every reader from then on, even if its agent is
 	// lost before a controller has seen the resource.
 	Started *Started `json:"started,omitempty"`
+	// Superseded are earlier attempts to create a sandbox of this name whose outcome was not known. The sandbox is gone only
+	// when their containers are, too.
+	Superseded []Superseded `json:"superseded,omitempty"`
+}
+
+// Superseded is an attempt to create a sandbox whose agent did not say what became of it.
+type Superseded struct {
+	// AgentPod is the name of the agent Pod.
+	AgentPod string `json:"agentPod"`
+	// AgentUID is the uid of the agent Pod.
+	AgentUID string `json:"agentUID"`
+	// AgentAddress is the address (host:port) of the agent's gRPC server.
+	AgentAddress string `json:"agentAddress"`
+	// SandboxUID is the uid of the sandbox that was attempted.
+	SandboxUID string `json:"sandboxUID"`
+	// Attempt is the number of the attempt.
+	Attempt int64 `json:"attempt"`
 }
 
 // Started is an agent's report that the process of a sandbox has started.

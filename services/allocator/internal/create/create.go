@@ -30,7 +30,6 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/admission"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
@@ -89,7 +88,7 @@ type Creator struct {
 	inFlight *InFlight
 
 	mu        sync.Mutex
-	unsettled map[store.Key][]identity.Fence // attempts of which it is not known what became
+	unsettled map[store.Key][]*agentv1.SupersededAttempt // attempts of which it is not known what became
 }
 
 // New returns a creator; inFlight is what tells others which creates run.
@@ -100,7 +99,7 @@ func New(cfg Config, inFlight *InFlight) *Creator {
 	if cfg.SilenceTimeout == 0 {
 		cfg.SilenceTimeout = DefaultSilenceTimeout
 	}
-	return &Creator{config: cfg, inFlight: inFlight, unsettled: map[store.Key][]identity.Fence{}}
+	return &Creator{config: cfg, inFlight: inFlight, unsettled: map[store.Key][]*agentv1.SupersededAttempt{}}
 }
 
 // InFlight is the set of fast creates that run. It may be used concurrently.

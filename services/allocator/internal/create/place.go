@@ -60,7 +60,7 @@ func (c *Creator) schedule(ctx context.Context, k *call) error {
 			c.config.Deletions.Container(placed.GetFence())
 			if !rejectedBeforeExecution(err) {
 				uncertain = append(uncertain, fence)
-				c.trackUnsettled(k.name, fence)
+				c.trackUnsettled(k.name, placed)
 			}
 		}
 		if fault.ReasonOf(err) == fault.LeaderSuperseded {
@@ -92,7 +92,7 @@ func (c *Creator) tryOne(ctx context.Context, k *call, attempt int64, exclude []
 	}
 	timings.add("reserve", c.config.Clock.Since(began))
 	record := proto.CloneOf(k.record)
-	record.Fence = assignment.GetFence()
+	record.Fence, record.Superseded = assignment.GetFence(), c.superseded(k.name)
 	report, known, err := c.start(ctx, record, &timings)
 	if err == nil && ctx.Err() != nil { // there is no caller to answer
 		err, known = ctx.Err(), false
@@ -109,20 +109,42 @@ func (c *Creator) tryOne(ctx context.Context, k *call, attempt int64, exclude []
 }
 
 // trackUnsettled notes an attempt of which it is not known what became, and whose container is being deleted.
-func (c *Creator) trackUnsettled(name store.Key, attempt identity.Fence) {
+func (c *Creator) trackUnsettled(name store.Key, a *allocatorv1.Assignment) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.unsettled, func(_ store.Key, attempts []identity.Fence) bool {
-		return !slices.ContainsFunc(attempts, c.config.Deletions.Deleting)
+	maps.DeleteFunc(c.unsettled, func(_ store.Key, attempts []*agentv1.SupersededAttempt) bool {
+		return !slices.ContainsFunc(attempts, c.deleting)
 	})
-	c.unsettled[name] = append(c.unsettled[name], attempt)
+	attempts := slices.DeleteFunc(c.unsettled[name], func(a *agentv1.SupersededAttempt) bool { return !c.deleting(a) })
+	c.unsettled[name] = append(attempts, &agentv1.SupersededAttempt{Fence: a.GetFence(), AgentPod: a.GetAgentPod(), AgentAddress: a.GetAgentAddress()})
+}
+
+func (c *Creator) deleting(a *agentv1.SupersededAttempt) bool {
+	return c.config.Deletions.Deleting(identity.FenceOf(a.GetFence()))
 }
 
 // Unsettled reports whether a create under the name may still have left a container.
 func (c *Creator) Unsettled(name store.Key) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.ContainsFunc(c.unsettled[name], c.config.Deletions.Deleting)
+	return slices.ContainsFunc(c.unsettled[name], c.deleting)
+}
+
+// maxSuperseded is how many attempts a record holds at most; the agent refuses more.
+const maxSuperseded = 64
+
+// superseded returns the attempts under a name that may still have left a container. The record of the next attempt holds
+// them: if this process ends, and that sandbox is deleted, nothing else says that they must not be adopted.
+func (c *Creator) superseded(name store.Key) []*agentv1.SupersededAttempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var left []*agentv1.SupersededAttempt
+	for _, a := range c.unsettled[name] {
+		if c.deleting(a) {
+			left = append(left, a)
+		}
+	}
+	return left[max(0, len(left)-maxSuperseded):]
 }
 
 func (c *Creator) reserve(ctx context.Context, k *call, attempt int64, exclude []string) (*allocatorv1.Assignment, error) {

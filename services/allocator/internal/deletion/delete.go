@@ -154,6 +154,7 @@ func (m *Manager) entrust(ctx context.Context, item store.Item, known record, st
 		Fence: identity.FenceOf(item.Fence), Grace: o.Grace, Traceparent: o.Traceparent, Tombstone: &agentv1.Tombstone{
 			Fence: item.Fence, Namespace: item.Key.Namespace, Name: item.Key.Name, RequestId: item.RequestID,
 			DeleteTime: timestamppb.New(m.config.Clock.Now()), GracePeriod: o.Grace, DeleteRequestId: o.RequestID, Traceparent: o.Traceparent,
+			Superseded: item.Superseded,
 		},
 	}, known)
 	accepted, err := m.awaitAccepted(ctx, d)

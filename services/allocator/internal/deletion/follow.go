@@ -8,6 +8,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/deletion/state"
@@ -165,8 +166,40 @@ func (f follower) settle(ctx context.Context) error {
 	return nil
 }
 
+// removeSuperseded has the containers of superseded attempts deleted, and waits until they are. Without the tombstone, nothing
+// would say that they must not be adopted.
+func (f follower) removeSuperseded(ctx context.Context) error {
+	for _, s := range f.deletion.current().Tombstone.GetSuperseded() {
+		err := f.retry(ctx, func(context.Context) error { return f.removeAttempt(identity.FenceOf(s.GetFence())) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeAttempt returns nil if a container is certainly gone, and has it deleted if its agent reports it.
+func (f follower) removeAttempt(fence identity.Fence) error {
+	m := f.deletion.manager
+	switch {
+	case f.config.Agents.Gone(fence.AgentUID):
+		return nil
+	case m.Deleting(fence):
+		return errStillThere
+	case !f.config.Announced(fence.AgentUID):
+		return errUnreachable
+	case f.config.Fleet.Reported(fence):
+		m.Request(Request{Fence: fence})
+		return errStillThere
+	}
+	return nil
+}
+
 // drop has the agent drop its tombstone, which is no longer needed.
 func (f follower) drop(ctx context.Context) error {
+	if err := f.removeSuperseded(ctx); err != nil {
+		return err
+	}
 	if err := f.freeName(ctx); err != nil {
 		return err
 	}

@@ -61,6 +61,7 @@ func FastResource(r *store.Record) *v1alpha1.Sandbox {
 	sb.SetAssignment(&v1alpha1.Assignment{
 		AgentPod: r.AgentPod, AgentUID: fence.GetAgentUid(), NodeName: r.NodeName, AgentAddress: r.AgentAddress,
 		SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt(), Started: startedOf(r.Report),
+		Superseded: convert.SupersededFromProto(r.Record.GetSuperseded()),
 	})
 	return sb
 }

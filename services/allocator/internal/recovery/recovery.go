@@ -8,6 +8,7 @@
 // leadership (before that a former leader may be about to delete it):
 //
 //	its sandbox is deleted, or the name is another's -> deleted by its fence
+//	a later attempt superseded it, or its request was answered with another sandbox -> deleted by its fence
 //	written, and this container is the assigned one  -> its agent is asked to mark it
 //	written, and another container is assigned       -> a leftover: deleted after the orphan timeout
 //	not written, and it never started                -> a leftover: deleted after the orphan timeout
@@ -50,6 +51,8 @@ type Fleet interface {
 	Agent(uid string) (*allocatorv1.Agent, bool)
 	// Unpersisted returns the reports of sandboxes whose custom resource their agents do not know to be written.
 	Unpersisted() []fleet.Unpersisted
+	// Tombstones returns the tombstones that agents keep.
+	Tombstones() []*agentv1.Tombstone
 }
 
 // Config is what a Recoverer needs.
@@ -128,9 +131,14 @@ func (r *Recoverer) sweep(ctx context.Context) {
 	reported := r.config.Fleet.Unpersisted()
 	now := r.config.Clock.Now()
 	sightings := make(map[identity.Fence]sighting, len(reported))
+	superseded := r.superseded()
 	for _, u := range reported {
 		fence := identity.FenceOf(u.Report.GetRecord().GetFence())
 		if r.owned(fence) || !r.config.Announced(fence.AgentUID) {
+			continue
+		}
+		if superseded[fence] {
+			r.config.Deletions.Container(u.Report.GetRecord().GetFence())
 			continue
 		}
 		seen, ok := r.sightings[fence]
@@ -141,6 +149,17 @@ func (r *Recoverer) sweep(ctx context.Context) {
 		sightings[fence] = seen
 	}
 	r.sightings = sightings
+}
+
+// superseded returns the attempts that deleted sandboxes superseded, as far as agents keep tombstones of these.
+func (r *Recoverer) superseded() map[identity.Fence]bool {
+	out := map[identity.Fence]bool{}
+	for _, t := range r.config.Fleet.Tombstones() {
+		for _, s := range t.GetSuperseded() {
+			out[identity.FenceOf(s.GetFence())] = true
+		}
+	}
+	return out
 }
 
 // owned reports whether a create, write or deletion of this process owns a container.
@@ -248,6 +267,11 @@ func (r *Recoverer) adopt(ctx context.Context, u fleet.Unpersisted, name store.K
 		return
 	}
 	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandbox, name.String(), obs.KeySandboxUID, fence.SandboxUID)
+	if r.config.Store.RequestGone(record.GetNamespace(), record.GetRequestId()) {
+		log.Info("deleting sandbox whose create was answered with another one that is deleted")
+		r.config.Deletions.Container(record.GetFence())
+		return
+	}
 	if running, other := r.repeated(record); running {
 		return
 	} else if other != "" {

@@ -69,6 +69,7 @@ func (n *snapshot) assignment() *v1alpha1.Assignment {
 		f := n.recorded().GetFence()
 		return &v1alpha1.Assignment{
 			AgentPod: n.record.AgentPod, NodeName: n.record.NodeName, SandboxUID: f.GetSandboxUid(), Attempt: f.GetAttempt(), AgentUID: f.GetAgentUid(),
+			Superseded: convert.SupersededFromProto(n.recorded().GetSuperseded()),
 		}
 	}
 	if a, err := n.resource.Assignment(); err == nil {
@@ -129,7 +130,7 @@ func (n *snapshot) item() Item {
 	}
 	st := item.Sandbox.GetStatus()
 	if a := n.assignment(); a != nil {
-		item.Fence = fenceOf(a)
+		item.Fence, item.Superseded = fenceOf(a), convert.SupersededToProto(a.Superseded)
 		setAssigned(st, a)
 		overlay(st, n.latest(a))
 	}

@@ -54,6 +54,8 @@ type Item struct {
 	Resource *v1alpha1.Sandbox
 	// RequestID of the create call; empty if it had none.
 	RequestID string
+	// Superseded are the earlier attempts under the name whose outcome was not known when it was created.
+	Superseded []*agentv1.SupersededAttempt
 }
 
 // Store is the view. It is a lock around its parts.

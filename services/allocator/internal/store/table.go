@@ -96,9 +96,11 @@ func (t *table) resolve(e *entry) {
 		return
 	}
 	var best *agentv1.SandboxReport
-	for _, r := range e.reports.sorted() {
+	reports := e.reports.sorted()
+	superseded := supersededBy(reports)
+	for _, r := range reports {
 		switch {
-		case !t.memory.showsAlone(r):
+		case !t.memory.showsAlone(r) || superseded[identity.FenceOf(r.GetRecord().GetFence())]:
 		case best == nil, sameSandbox(best, r) && r.GetRecord().GetFence().GetAttempt() > best.GetRecord().GetFence().GetAttempt():
 			best = r
 		}
@@ -106,6 +108,17 @@ func (t *table) resolve(e *entry) {
 	if best != nil {
 		e.alone = &Record{Record: best.GetRecord(), Report: best}
 	}
+}
+
+// supersededBy returns the attempts that the records of other reports say they superseded.
+func supersededBy(reports []*agentv1.SandboxReport) map[identity.Fence]bool {
+	out := map[identity.Fence]bool{}
+	for _, r := range reports {
+		for _, a := range r.GetRecord().GetSuperseded() {
+			out[identity.FenceOf(a.GetFence())] = true
+		}
+	}
+	return out
 }
 
 // index updates the indexes of names.

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/utils/ptr"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -76,6 +77,10 @@ func (r *remover) remove(ctx context.Context, t *target, event lifecycle.Event) 
 // removed continues after the container was removed.
 func (r *remover) removed(ctx context.Context, t *target, so result) (progress, error) {
 	if t.deleting() {
+		waiting, err := r.removeSuperseded(ctx, t)
+		if err != nil || waiting != nil {
+			return progress{result: so.merge(ptr.Deref(waiting, result{}))}, err
+		}
 		return progress{done: true, next: lifecycle.AgentTerminated, result: so}, nil
 	}
 	p, err := r.release(ctx, t)

@@ -371,8 +371,12 @@ type SandboxRecord struct {
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// The effective consistency mode of its create.
 	ConsistencyMode v1.ConsistencyMode `protobuf:"varint,10,opt,name=consistency_mode,json=consistencyMode,proto3,enum=fastsandbox.sandbox.v1.ConsistencyMode" json:"consistency_mode,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Earlier attempts to create a sandbox of this name whose outcome was not known when this one was made. No caller was
+	// answered with one of them, so that a container of theirs is deleted, and never adopted: the deletion of this sandbox ends
+	// after that.
+	Superseded    []*SupersededAttempt `protobuf:"bytes,11,rep,name=superseded,proto3" json:"superseded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxRecord) Reset() {
@@ -475,6 +479,77 @@ func (x *SandboxRecord) GetConsistencyMode() v1.ConsistencyMode {
 	return v1.ConsistencyMode(0)
 }
 
+func (x *SandboxRecord) GetSuperseded() []*SupersededAttempt {
+	if x != nil {
+		return x.Superseded
+	}
+	return nil
+}
+
+// SupersededAttempt is an attempt to create a sandbox whose agent did not say what became of it.
+type SupersededAttempt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identity of the container.
+	Fence *Fence `protobuf:"bytes,1,opt,name=fence,proto3" json:"fence,omitempty"`
+	// Name of the agent's Pod.
+	AgentPod string `protobuf:"bytes,2,opt,name=agent_pod,json=agentPod,proto3" json:"agent_pod,omitempty"`
+	// Address (host:port) of the agent's gRPC server.
+	AgentAddress  string `protobuf:"bytes,3,opt,name=agent_address,json=agentAddress,proto3" json:"agent_address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupersededAttempt) Reset() {
+	*x = SupersededAttempt{}
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupersededAttempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupersededAttempt) ProtoMessage() {}
+
+func (x *SupersededAttempt) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupersededAttempt.ProtoReflect.Descriptor instead.
+func (*SupersededAttempt) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SupersededAttempt) GetFence() *Fence {
+	if x != nil {
+		return x.Fence
+	}
+	return nil
+}
+
+func (x *SupersededAttempt) GetAgentPod() string {
+	if x != nil {
+		return x.AgentPod
+	}
+	return ""
+}
+
+func (x *SupersededAttempt) GetAgentAddress() string {
+	if x != nil {
+		return x.AgentAddress
+	}
+	return ""
+}
+
 // Tombstone records the deletion of a sandbox whose custom resource may still exist, or may still be written. The agent that
 // ran the sandbox stores the tombstone durably until ForgetTombstone.
 type Tombstone struct {
@@ -494,14 +569,16 @@ type Tombstone struct {
 	// The delete call's request_id.
 	DeleteRequestId string `protobuf:"bytes,7,opt,name=delete_request_id,json=deleteRequestId,proto3" json:"delete_request_id,omitempty"`
 	// W3C traceparent of the delete call.
-	Traceparent   string `protobuf:"bytes,8,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,8,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// The superseded attempts of the sandbox's record: their containers are deleted before the tombstone is dropped.
+	Superseded    []*SupersededAttempt `protobuf:"bytes,9,rep,name=superseded,proto3" json:"superseded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tombstone) Reset() {
 	*x = Tombstone{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +590,7 @@ func (x *Tombstone) String() string {
 func (*Tombstone) ProtoMessage() {}
 
 func (x *Tombstone) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +603,7 @@ func (x *Tombstone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
 func (*Tombstone) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Tombstone) GetFence() *Fence {
@@ -585,6 +662,13 @@ func (x *Tombstone) GetTraceparent() string {
 	return ""
 }
 
+func (x *Tombstone) GetSuperseded() []*SupersededAttempt {
+	if x != nil {
+		return x.Superseded
+	}
+	return nil
+}
+
 // SandboxReport is an agent's report on one sandbox.
 type SandboxReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -616,7 +700,7 @@ type SandboxReport struct {
 
 func (x *SandboxReport) Reset() {
 	*x = SandboxReport{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +712,7 @@ func (x *SandboxReport) String() string {
 func (*SandboxReport) ProtoMessage() {}
 
 func (x *SandboxReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +725,7 @@ func (x *SandboxReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxReport.ProtoReflect.Descriptor instead.
 func (*SandboxReport) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SandboxReport) GetRecord() *SandboxRecord {
@@ -750,7 +834,7 @@ type AgentInfo struct {
 
 func (x *AgentInfo) Reset() {
 	*x = AgentInfo{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +846,7 @@ func (x *AgentInfo) String() string {
 func (*AgentInfo) ProtoMessage() {}
 
 func (x *AgentInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +859,7 @@ func (x *AgentInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentInfo.ProtoReflect.Descriptor instead.
 func (*AgentInfo) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AgentInfo) GetPodName() string {
@@ -864,7 +948,7 @@ type SlotStatus struct {
 
 func (x *SlotStatus) Reset() {
 	*x = SlotStatus{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +960,7 @@ func (x *SlotStatus) String() string {
 func (*SlotStatus) ProtoMessage() {}
 
 func (x *SlotStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +973,7 @@ func (x *SlotStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotStatus.ProtoReflect.Descriptor instead.
 func (*SlotStatus) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SlotStatus) GetFree() int32 {
@@ -938,7 +1022,7 @@ type AgentSnapshot struct {
 
 func (x *AgentSnapshot) Reset() {
 	*x = AgentSnapshot{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1034,7 @@ func (x *AgentSnapshot) String() string {
 func (*AgentSnapshot) ProtoMessage() {}
 
 func (x *AgentSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1047,7 @@ func (x *AgentSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentSnapshot.ProtoReflect.Descriptor instead.
 func (*AgentSnapshot) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AgentSnapshot) GetInfo() *AgentInfo {
@@ -1049,7 +1133,7 @@ type AgentDelta struct {
 
 func (x *AgentDelta) Reset() {
 	*x = AgentDelta{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1145,7 @@ func (x *AgentDelta) String() string {
 func (*AgentDelta) ProtoMessage() {}
 
 func (x *AgentDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1158,7 @@ func (x *AgentDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDelta.ProtoReflect.Descriptor instead.
 func (*AgentDelta) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AgentDelta) GetSandboxes() []*SandboxReport {
@@ -1151,7 +1235,7 @@ type PinnedImages struct {
 
 func (x *PinnedImages) Reset() {
 	*x = PinnedImages{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1247,7 @@ func (x *PinnedImages) String() string {
 func (*PinnedImages) ProtoMessage() {}
 
 func (x *PinnedImages) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1260,7 @@ func (x *PinnedImages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinnedImages.ProtoReflect.Descriptor instead.
 func (*PinnedImages) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PinnedImages) GetImages() []*PinnedImage {
@@ -1201,7 +1285,7 @@ type PinnedImage struct {
 
 func (x *PinnedImage) Reset() {
 	*x = PinnedImage{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1297,7 @@ func (x *PinnedImage) String() string {
 func (*PinnedImage) ProtoMessage() {}
 
 func (x *PinnedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1310,7 @@ func (x *PinnedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinnedImage.ProtoReflect.Descriptor instead.
 func (*PinnedImage) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PinnedImage) GetImage() string {
@@ -1267,7 +1351,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1363,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1376,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PullProgress) GetDownloadedBytes() int64 {
@@ -1332,7 +1416,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\vsandbox_uid\x18\x01 \x01(\tB\x1a\xbaH\x17r\x15\x10\x01\x18@2\x0f^[a-zA-Z0-9-]+$R\n" +
 	"sandboxUid\x12!\n" +
 	"\aattempt\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x01R\aattempt\x12&\n" +
-	"\tagent_uid\x18\x03 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\bagentUid\"\xbb\x05\n" +
+	"\tagent_uid\x18\x03 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\bagentUid\"\x8e\x06\n" +
 	"\rSandboxRecord\x129\n" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\x12F\n" +
 	"\tnamespace\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
@@ -1346,10 +1430,17 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\vcreate_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12R\n" +
 	"\x10consistency_mode\x18\n" +
-	" \x01(\x0e2'.fastsandbox.sandbox.v1.ConsistencyModeR\x0fconsistencyMode\x1a9\n" +
+	" \x01(\x0e2'.fastsandbox.sandbox.v1.ConsistencyModeR\x0fconsistencyMode\x12Q\n" +
+	"\n" +
+	"superseded\x18\v \x03(\v2'.fastsandbox.agent.v1.SupersededAttemptB\b\xbaH\x05\x92\x01\x02\x10@R\n" +
+	"superseded\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe1\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x01\n" +
+	"\x11SupersededAttempt\x129\n" +
+	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\x12%\n" +
+	"\tagent_pod\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\bagentPod\x12-\n" +
+	"\ragent_address\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xac\x02R\fagentAddress\"\xb4\x04\n" +
 	"\tTombstone\x129\n" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceB\x06\xbaH\x03\xc8\x01\x01R\x05fence\x12F\n" +
 	"\tnamespace\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
@@ -1361,7 +1452,10 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\fgrace_period\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
 	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\vgracePeriod\x124\n" +
 	"\x11delete_request_id\x18\a \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0fdeleteRequestId\x12*\n" +
-	"\vtraceparent\x18\b \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\vtraceparent\"\x81\x04\n" +
+	"\vtraceparent\x18\b \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\vtraceparent\x12Q\n" +
+	"\n" +
+	"superseded\x18\t \x03(\v2'.fastsandbox.agent.v1.SupersededAttemptB\b\xbaH\x05\x92\x01\x02\x10@R\n" +
+	"superseded\"\x81\x04\n" +
 	"\rSandboxReport\x12;\n" +
 	"\x06record\x18\x01 \x01(\v2#.fastsandbox.agent.v1.SandboxRecordR\x06record\x128\n" +
 	"\x05state\x18\x02 \x01(\x0e2\".fastsandbox.agent.v1.SandboxStateR\x05state\x12!\n" +
@@ -1477,7 +1571,7 @@ func file_fastsandbox_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_fastsandbox_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: fastsandbox.agent.v1.SandboxState
 	(PinnedImageState)(0),         // 1: fastsandbox.agent.v1.PinnedImageState
@@ -1485,56 +1579,60 @@ var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(DeleteStage)(0),              // 3: fastsandbox.agent.v1.DeleteStage
 	(*Fence)(nil),                 // 4: fastsandbox.agent.v1.Fence
 	(*SandboxRecord)(nil),         // 5: fastsandbox.agent.v1.SandboxRecord
-	(*Tombstone)(nil),             // 6: fastsandbox.agent.v1.Tombstone
-	(*SandboxReport)(nil),         // 7: fastsandbox.agent.v1.SandboxReport
-	(*AgentInfo)(nil),             // 8: fastsandbox.agent.v1.AgentInfo
-	(*SlotStatus)(nil),            // 9: fastsandbox.agent.v1.SlotStatus
-	(*AgentSnapshot)(nil),         // 10: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),            // 11: fastsandbox.agent.v1.AgentDelta
-	(*PinnedImages)(nil),          // 12: fastsandbox.agent.v1.PinnedImages
-	(*PinnedImage)(nil),           // 13: fastsandbox.agent.v1.PinnedImage
-	(*PullProgress)(nil),          // 14: fastsandbox.agent.v1.PullProgress
-	nil,                           // 15: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	(*v1.SandboxSpec)(nil),        // 16: fastsandbox.sandbox.v1.SandboxSpec
-	(*v1.ResourceLimits)(nil),     // 17: fastsandbox.sandbox.v1.ResourceLimits
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(v1.ConsistencyMode)(0),       // 19: fastsandbox.sandbox.v1.ConsistencyMode
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(v1.StartPath)(0),             // 21: fastsandbox.sandbox.v1.StartPath
+	(*SupersededAttempt)(nil),     // 6: fastsandbox.agent.v1.SupersededAttempt
+	(*Tombstone)(nil),             // 7: fastsandbox.agent.v1.Tombstone
+	(*SandboxReport)(nil),         // 8: fastsandbox.agent.v1.SandboxReport
+	(*AgentInfo)(nil),             // 9: fastsandbox.agent.v1.AgentInfo
+	(*SlotStatus)(nil),            // 10: fastsandbox.agent.v1.SlotStatus
+	(*AgentSnapshot)(nil),         // 11: fastsandbox.agent.v1.AgentSnapshot
+	(*AgentDelta)(nil),            // 12: fastsandbox.agent.v1.AgentDelta
+	(*PinnedImages)(nil),          // 13: fastsandbox.agent.v1.PinnedImages
+	(*PinnedImage)(nil),           // 14: fastsandbox.agent.v1.PinnedImage
+	(*PullProgress)(nil),          // 15: fastsandbox.agent.v1.PullProgress
+	nil,                           // 16: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	(*v1.SandboxSpec)(nil),        // 17: fastsandbox.sandbox.v1.SandboxSpec
+	(*v1.ResourceLimits)(nil),     // 18: fastsandbox.sandbox.v1.ResourceLimits
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(v1.ConsistencyMode)(0),       // 20: fastsandbox.sandbox.v1.ConsistencyMode
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(v1.StartPath)(0),             // 22: fastsandbox.sandbox.v1.StartPath
 }
 var file_fastsandbox_agent_v1_agent_proto_depIdxs = []int32{
 	4,  // 0: fastsandbox.agent.v1.SandboxRecord.fence:type_name -> fastsandbox.agent.v1.Fence
-	15, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	16, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	17, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	18, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
-	19, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
-	4,  // 6: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
-	18, // 7: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
-	20, // 8: fastsandbox.agent.v1.Tombstone.grace_period:type_name -> google.protobuf.Duration
-	5,  // 9: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
-	0,  // 10: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
-	18, // 11: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
-	18, // 12: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
-	21, // 13: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
-	8,  // 14: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
-	7,  // 15: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	6,  // 16: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
-	9,  // 17: fastsandbox.agent.v1.AgentSnapshot.slots:type_name -> fastsandbox.agent.v1.SlotStatus
-	13, // 18: fastsandbox.agent.v1.AgentSnapshot.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
-	7,  // 19: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	6,  // 20: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
-	4,  // 21: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
-	9,  // 22: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
-	12, // 23: fastsandbox.agent.v1.AgentDelta.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImages
-	13, // 24: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
-	1,  // 25: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	20, // 26: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	16, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	17, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	18, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	19, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
+	20, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
+	6,  // 6: fastsandbox.agent.v1.SandboxRecord.superseded:type_name -> fastsandbox.agent.v1.SupersededAttempt
+	4,  // 7: fastsandbox.agent.v1.SupersededAttempt.fence:type_name -> fastsandbox.agent.v1.Fence
+	4,  // 8: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
+	19, // 9: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
+	21, // 10: fastsandbox.agent.v1.Tombstone.grace_period:type_name -> google.protobuf.Duration
+	6,  // 11: fastsandbox.agent.v1.Tombstone.superseded:type_name -> fastsandbox.agent.v1.SupersededAttempt
+	5,  // 12: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
+	0,  // 13: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
+	19, // 14: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
+	19, // 15: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
+	22, // 16: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	9,  // 17: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	8,  // 18: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	7,  // 19: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
+	10, // 20: fastsandbox.agent.v1.AgentSnapshot.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	14, // 21: fastsandbox.agent.v1.AgentSnapshot.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
+	8,  // 22: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	7,  // 23: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
+	4,  // 24: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
+	10, // 25: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	13, // 26: fastsandbox.agent.v1.AgentDelta.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImages
+	14, // 27: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
+	1,  // 28: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	21, // 29: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_proto_init() }
@@ -1542,15 +1640,15 @@ func file_fastsandbox_agent_v1_agent_proto_init() {
 	if File_fastsandbox_agent_v1_agent_proto != nil {
 		return
 	}
-	file_fastsandbox_agent_v1_agent_proto_msgTypes[3].OneofWrappers = []any{}
-	file_fastsandbox_agent_v1_agent_proto_msgTypes[7].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_proto_msgTypes[4].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

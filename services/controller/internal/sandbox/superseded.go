@@ -1,0 +1,71 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
+)
+
+// removeSuperseded removes the containers of the attempts that a sandbox superseded, and returns what it waits for; nil if they
+// are removed. Once the resource is gone, the allocator would take such a container for an acknowledged sandbox whose resource
+// was never written.
+func (r *remover) removeSuperseded(ctx context.Context, t *target) (*result, error) {
+	if t.assignment == nil {
+		return nil, nil
+	}
+	var waiting *result
+	for _, s := range t.assignment.Superseded {
+		left, err := r.removeAttempt(ctx, t, s)
+		if err != nil {
+			return nil, err
+		}
+		if left != nil {
+			waiting = left
+		}
+	}
+	return waiting, nil
+}
+
+// removeAttempt removes the container of a superseded attempt. Only one that its agent reports under the name of the sandbox is
+// removed: users can write what the annotation says.
+func (r *remover) removeAttempt(ctx context.Context, t *target, s v1alpha1.Superseded) (*result, error) {
+	at := v1alpha1.Assignment{AgentPod: s.AgentPod, AgentUID: s.AgentUID, AgentAddress: s.AgentAddress, SandboxUID: s.SandboxUID, Attempt: s.Attempt}
+	fence := fenceOf(at)
+	gone, err := r.deleter.agents.podGone(ctx, t.name.Namespace, at)
+	if err != nil || gone {
+		return nil, err
+	}
+	waiting := &result{removing: true, requeue: after(r.timing.DeletionPoll)}
+	report := r.deleter.agents.index.Report(fence)
+	switch {
+	case report == nil && r.deleter.agents.index.Status(s.AgentUID) == agents.Ready:
+		return nil, nil
+	case report == nil:
+		waiting.blocked = &cause{reasonUnreachable, fmt.Sprintf("agent %s has not said yet whether it has a container of an earlier attempt to create the sandbox; the deletion ends when it does, or with its Pod: see kubectl describe pod %s",
+			s.AgentPod, s.AgentPod)}
+		return waiting, nil
+	case report.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED, !named(report, t):
+		return nil, nil
+	}
+	r.removeContainer(ctx, t, fence)
+	return waiting, nil
+}
+
+// named reports whether an agent's report is about a container of the sandbox's name.
+func named(report *agentv1.SandboxReport, t *target) bool {
+	return report.GetRecord().GetNamespace() == t.name.Namespace && report.GetRecord().GetName() == t.name.Name
+}
+
+// removeContainer removes a container other than that of the assignment in force. A call that has failed is made again the
+// next time.
+func (r *remover) removeContainer(ctx context.Context, t *target, fence identity.Fence) {
+	if call, ok := r.deletes.get(t.name, fence); ok && !call.running {
+		r.deletes.drop(t.name, fence)
+		return
+	}
+	r.start(ctx, t, fence)
+}
