@@ -82,23 +82,6 @@ func (g *Graph) Decide(i Item, live *Object) Action {
 	return now.decide()
 }
 
-// peek is link without changes to the graph.
-func (g *Graph) peek(n *node, o Owner) edge {
-	ref, valid := g.refOf(&n.Object, o)
-	t := g.entries.lookup(ref)
-	if t == nil {
-		e := g.entries[ref.UID]
-		if e == nil {
-			e = &entry{uid: ref.UID}
-		}
-		t = &target{ref: ref, entry: e, invalid: !valid}
-		if g.gone.has(ref) {
-			t.state = absent
-		}
-	}
-	return edge{target: t, block: o.Block, controller: o.Controller}
-}
-
 func (g *Graph) decideOwner(r Ref) Action {
 	t := g.entries.lookup(r)
 	if t == nil || t.invalid || len(t.dependents) == 0 || t.observed() != nil || t.state == absent || t.state == unresolvable {

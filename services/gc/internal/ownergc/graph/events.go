@@ -15,7 +15,7 @@ func (g *Graph) Kinds(scopes map[Kind]Scope) Effects {
 		for _, t := range e.targets {
 			if t.state == unresolvable {
 				t.state = unknown
-				g.ask(t)
+				g.pending.ask(t)
 			}
 			if changed[t.ref.Kind] {
 				for d := range t.dependents {
@@ -26,7 +26,7 @@ func (g *Graph) Kinds(scopes map[Kind]Scope) Effects {
 	}
 	for _, n := range again {
 		g.relink(n, n.object().Owners)
-		g.consider(n)
+		g.pending.consider(n)
 	}
 	return g.pending.take()
 }
@@ -56,8 +56,8 @@ func (g *Graph) List(kind Kind, list []Object) Effects {
 	for uid := range missing {
 		e := g.entries[uid]
 		e.node.doubt = doubtful
-		g.considerDependents(e)
-		g.consider(e.node)
+		g.pending.considerDependents(e)
+		g.pending.consider(e.node)
 	}
 	return g.pending.take()
 }
@@ -83,38 +83,9 @@ func (g *Graph) observe(o Object) {
 	}
 	g.relink(n, owners)
 	if first || doubted || before.awaitsOrphaning() != o.awaitsOrphaning() || before.awaitsDependents() != o.awaitsDependents() {
-		g.considerDependents(e)
+		g.pending.considerDependents(e)
 	}
-	g.consider(n)
-}
-
-// arrived updates the references that already pointed at a node's UID.
-func (g *Graph) arrived(n *node) {
-	for _, t := range n.entry.targets {
-		if t.observed() == n {
-			g.virtual--
-			t.state = unknown
-		}
-		for d := range t.dependents {
-			g.warn(d, t)
-		}
-	}
-}
-
-// relink replaces the edges of a node by those of its owner references.
-func (g *Graph) relink(n *node, owners []Owner) {
-	old := n.edges
-	if sameOwners(old, owners) && g.linkedRight(n, owners) {
-		return
-	}
-	n.edges = nil
-	if len(owners) > 0 {
-		n.edges = make([]edge, 0, len(owners))
-	}
-	for _, o := range owners {
-		n.edges = append(n.edges, g.link(n, o))
-	}
-	g.unlink(n, old)
+	g.pending.consider(n)
 }
 
 func sameOwners(edges []edge, owners []Owner) bool {
@@ -123,17 +94,6 @@ func sameOwners(edges []edge, owners []Owner) bool {
 	}
 	for i, e := range edges {
 		if e.owner() != owners[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// linkedRight reports whether the edges lead to the right targets for the kinds that are known now.
-func (g *Graph) linkedRight(n *node, owners []Owner) bool {
-	for i, o := range owners {
-		ref, valid := g.refOf(&n.Object, o)
-		if t := n.edges[i].target; t.ref != ref || t.invalid == valid {
 			return false
 		}
 	}
@@ -176,8 +136,8 @@ func (g *Graph) depart(e *entry, o *Object, state presence) {
 		g.unlink(n, edges)
 	}
 	for _, t := range there {
-		g.ask(t)
-		g.considerDependentsOf(t)
+		g.pending.ask(t)
+		g.pending.considerDependentsOf(t)
 	}
 	g.entries.release(e)
 }
@@ -186,7 +146,7 @@ func (g *Graph) depart(e *entry, o *Object, state presence) {
 func (g *Graph) Confirm(uid string) Effects {
 	if e := g.entries[uid]; e != nil && e.node != nil && e.node.doubt == doubtful {
 		e.node.doubt = confirmed
-		g.considerDependents(e)
+		g.pending.considerDependents(e)
 	}
 	return g.pending.take()
 }
@@ -206,13 +166,13 @@ func (g *Graph) Drop(kind Kind) Effects {
 func (g *Graph) Pending() Effects {
 	for _, e := range g.entries {
 		if e.node != nil {
-			g.consider(e.node)
+			g.pending.consider(e.node)
 			for _, edge := range e.node.edges {
-				g.warn(e.node, edge.target)
+				g.pending.warn(e.node, edge.target)
 			}
 		}
 		for _, t := range e.targets {
-			g.ask(t)
+			g.pending.ask(t)
 		}
 	}
 	return g.pending.take()
@@ -251,7 +211,7 @@ func (g *Graph) answered(r Ref, state presence, awaiting bool) Effects {
 			sibling.Version = r.Version
 			if t.ref == r || state == absent && sibling == r {
 				t.state, t.awaiting = state, awaiting
-				g.considerDependentsOf(t)
+				g.pending.considerDependentsOf(t)
 			}
 		}
 	}

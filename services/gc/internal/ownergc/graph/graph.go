@@ -19,17 +19,10 @@
 // A Graph is not safe for concurrent use; the caller holds a lock. No method blocks or does I/O.
 package graph
 
-import "slices"
-
 // Graph is the dependency graph. Create it with New.
 type Graph struct {
-	entries entries
-	scopes  map[Kind]Scope
-	gone    memory
-	nodes   int
-	virtual int
-	edges   int
-	pending pending
+	links
+	nodes int
 }
 
 // entry is everything that is known about one UID.
@@ -114,7 +107,7 @@ type Item struct {
 
 // New returns an empty graph. It remembers up to remember deleted owners beyond those that have dependents.
 func New(remember int) *Graph {
-	return &Graph{entries: entries{}, scopes: map[Kind]Scope{}, gone: newMemory(remember), pending: pending{queued: map[Item]struct{}{}}}
+	return &Graph{links: links{entries: entries{}, scopes: map[Kind]Scope{}, gone: newMemory(remember), pending: pending{queued: map[Item]struct{}{}}}}
 }
 
 // Size is the size of the graph.
@@ -122,57 +115,6 @@ type Size struct{ Objects, Virtual, References int }
 
 // Size returns the number of observed objects, of owners that were not observed, and of owner references.
 func (g *Graph) Size() Size { return Size{Objects: g.nodes, Virtual: g.virtual, References: g.edges} }
-
-// pending gathers the effects of one event.
-type pending struct {
-	effects Effects
-	queued  map[Item]struct{}
-}
-
-// take returns what has been gathered since its last call.
-func (p *pending) take() Effects {
-	fx := p.effects
-	p.effects = Effects{}
-	clear(p.queued)
-	return fx
-}
-
-// queue adds an item, once.
-func (p *pending) queue(i Item) {
-	if _, ok := p.queued[i]; !ok {
-		p.queued[i] = struct{}{}
-		p.effects.Items = append(p.effects.Items, i)
-	}
-}
-
-// consider queues a node if there is an action for it.
-func (g *Graph) consider(n *node) {
-	if n.entry.node != n {
-		return // it was removed
-	}
-	if a := n.decide(); a.Verb != Keep {
-		g.pending.queue(Item{UID: n.UID, Orphan: a.orphaning})
-	}
-}
-
-func (g *Graph) considerDependents(e *entry) {
-	for _, t := range e.targets {
-		g.considerDependentsOf(t)
-	}
-}
-
-func (g *Graph) considerDependentsOf(t *target) {
-	for d := range t.dependents {
-		g.consider(d)
-	}
-}
-
-// ask queues a target that needs a lookup.
-func (g *Graph) ask(t *target) {
-	if t.asks() {
-		g.pending.queue(Item{Owner: t.ref})
-	}
-}
 
 // asks reports whether the API server has to be asked for the target.
 func (t *target) asks() bool {
@@ -209,90 +151,6 @@ func (all entries) lookup(r Ref) *target {
 		}
 	}
 	return nil
-}
-
-// refOf returns what an owner reference of an object points at, and whether an object can be there.
-func (g *Graph) refOf(of *Object, o Owner) (r Ref, valid bool) {
-	r = Ref{Kind: o.Kind, Version: o.Version, Namespace: of.Namespace, Name: o.Name, UID: o.UID}
-	scope := g.scopes[o.Kind]
-	if scope == ScopeCluster {
-		r.Namespace = ""
-	}
-	return r, !r.malformed() && (scope != ScopeNamespaced || of.Namespace != "")
-}
-
-// link creates the edge of an owner reference.
-func (g *Graph) link(n *node, o Owner) edge {
-	ref, valid := g.refOf(&n.Object, o)
-	t := g.entries.lookup(ref)
-	if t == nil {
-		e := g.entries.get(ref.UID)
-		t = &target{ref: ref, entry: e, dependents: map[*node]struct{}{}}
-		if g.gone.has(ref) {
-			t.state = absent
-		}
-		e.targets = append(e.targets, t)
-		if t.observed() == nil {
-			g.virtual++
-		}
-	}
-	t.invalid = !valid // the scope of the kind may have changed
-	t.dependents[n] = struct{}{}
-	if o.Block == True {
-		t.blocking++
-	}
-	g.edges++
-	g.warn(n, t)
-	g.ask(t)
-	return edge{target: t, block: o.Block, controller: o.Controller}
-}
-
-// warn records a reference across namespaces.
-func (g *Graph) warn(n *node, t *target) {
-	across := t.invalid && !t.ref.malformed()
-	if o := t.entry.node; o != nil && o.Kind == t.ref.Kind && o.Namespace != t.ref.Namespace && o.Namespace != "" {
-		across = true
-	}
-	if across {
-		g.pending.effects.Invalid = append(g.pending.effects.Invalid, Invalid{Dependent: n.object(), Owner: t.ref})
-	}
-}
-
-// unlink removes edges, and reconsiders the owners that may have waited for that.
-func (g *Graph) unlink(n *node, edges []edge) {
-	for _, e := range edges {
-		t := e.target
-		// A reference may occur twice; then the node remains a dependent by the other edge.
-		if !slices.ContainsFunc(n.edges, func(other edge) bool { return other.target == t }) {
-			delete(t.dependents, n)
-		}
-		if e.block == True {
-			t.blocking--
-		}
-		g.edges--
-		if owner := t.observed(); owner != nil && owner.Deleting {
-			g.consider(owner)
-		}
-		if len(t.dependents) == 0 {
-			g.dismiss(t)
-		}
-	}
-}
-
-// dismiss drops a target without dependents.
-func (g *Graph) dismiss(t *target) {
-	i := slices.Index(t.entry.targets, t)
-	if i < 0 {
-		return // it was dismissed by the other of two edges
-	}
-	if t.observed() == nil {
-		g.virtual--
-	}
-	t.entry.targets = slices.Delete(t.entry.targets, i, i+1)
-	if t.state == absent {
-		g.gone.add(t.ref)
-	}
-	g.entries.release(t.entry)
 }
 
 // object returns the object as it was observed.
