@@ -51,19 +51,6 @@ func (s *NodeState) SetPod(uid string, ended bool) {
 // RemovePod records that a Pod was deleted.
 func (s *NodeState) RemovePod(uid string) { s.SetPod(uid, true) }
 
-// judgeAgent judges everything that names an agent. mu is held.
-func (s *NodeState) judgeAgent(uid string) {
-	now := s.clock.Now()
-	for _, e := range s.inventory.byAgent[uid] {
-		s.judge(e, now)
-	}
-	for _, r := range s.inventory.remnants {
-		if r.ownedBy(uid) {
-			s.judgeRemnant(r, now)
-		}
-	}
-}
-
 // SetSandbox records a Sandbox that is assigned to this node.
 func (s *NodeState) SetSandbox(meta *metav1.ObjectMeta) {
 	s.mu.Lock()
@@ -92,14 +79,6 @@ func (s *NodeState) RemoveSandbox(meta *metav1.ObjectMeta) {
 	}
 }
 
-// judgeName judges all containers of one name. mu is held.
-func (s *NodeState) judgeName(n name) {
-	now := s.clock.Now()
-	for _, e := range s.inventory.byName[n] {
-		s.judge(e, now)
-	}
-}
-
 // SetSynced records that all Pods and Sandboxes of the API server were received.
 func (s *NodeState) SetSynced() {
 	s.mu.Lock()
@@ -107,31 +86,4 @@ func (s *NodeState) SetSynced() {
 	s.synced = true
 	s.judgeAll() // verdicts before that were not reported
 	s.notify()
-}
-
-// judgeAll judges everything, and reports orphans again. mu is held.
-func (s *NodeState) judgeAll() {
-	now := s.clock.Now()
-	for _, e := range s.inventory.containers {
-		s.judge(e, now)
-		s.remind(&e.last)
-	}
-	for _, r := range s.inventory.remnants {
-		s.judgeRemnant(r, now)
-		s.remind(&r.last)
-	}
-}
-
-// remind reports an orphan again, and what only the API server's own answer can decide. mu is held.
-func (s *NodeState) remind(f *Finding) {
-	if f.Verdict.Action == verdict.Delete || f.Verdict.Reason == verdict.CreateInFlight {
-		s.orphan(f.Key)
-	}
-}
-
-// orphan reports an orphan once it can be confirmed. mu is held.
-func (s *NodeState) orphan(key Key) {
-	if s.unready() == nil {
-		s.config.Orphan(key)
-	}
 }

@@ -3,7 +3,6 @@ package observe
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -121,35 +120,6 @@ func traceparent(c Container) (string, error) {
 		return "", err
 	}
 	return record.GetTraceparent(), nil
-}
-
-// judgeRemnant judges a remnant by the cached state. mu is held.
-func (s *NodeState) judgeRemnant(r *remnant, now time.Time) {
-	s.concludeRemnant(r, func(uid string) verdict.Agent { return s.agent(uid, now) }, now)
-}
-
-// concludeRemnant judges the pieces of a remnant; the most careful verdict wins. mu is held.
-func (s *NodeState) concludeRemnant(r *remnant, agent func(uid string) verdict.Agent, now time.Time) {
-	f := r.last
-	f.Time, f.Remnant = now, nil
-	for _, p := range r.last.Pieces {
-		o := &verdict.Remnant{ContainerID: f.Key.ID, Kind: f.Key.Kind, Since: now.Sub(r.since)}
-		if p.Owner != "" {
-			o.Agent = agent(p.Owner)
-		}
-		if o.Kind == verdict.Log {
-			// A log directory without an owner file is one whose removal was interrupted.
-			o.Deleted = !p.Deleted.IsZero() || p.Owner == ""
-			if o.DeletedAge = now.Sub(p.Written); !p.Deleted.IsZero() {
-				o.DeletedAge = now.Sub(p.Deleted)
-			}
-		}
-		if v := verdict.DecideRemnant(*o, s.config.Policy); f.Remnant == nil || v.Action < f.Verdict.Action {
-			f.Remnant, f.Verdict = o, v
-		}
-	}
-	s.mark(&f, r.last.Verdict, r.last.Remnant == nil, now)
-	r.last = f
 }
 
 // confirmRemnant checks that the container does not exist, and that the agents are gone whose end the verdict depends on.

@@ -52,21 +52,21 @@ func (m *Metrics) scanned(d time.Duration, err error) {
 	m.duration.Observe(d.Seconds())
 }
 
-// count updates the gauges. mu is held.
-func (s *NodeState) count() {
-	m := s.config.Metrics
+// count updates the gauges.
+func (v *evidence) count() {
+	m := v.config.Metrics
 	if m == nil {
 		return
 	}
 	counts := map[verdict.Reason]int{}
 	defects := 0
-	for _, e := range s.inventory.containers {
+	for _, e := range v.inventory.containers {
 		counts[e.last.Verdict.Reason]++
 		if e.container.Defect != "" {
 			defects++
 		}
 	}
-	for _, r := range s.inventory.remnants {
+	for _, r := range v.inventory.remnants {
 		counts[r.last.Verdict.Reason]++
 	}
 	for _, r := range verdict.Reasons() {

@@ -18,16 +18,16 @@ const (
 
 // recheckLive schedules a request to the API server for the Sandbox of a container that waits for its grace period. The cache
 // shows only this node's Sandboxes; another sandbox may have taken the name, which runs elsewhere or is not assigned yet. Then
-// there is nothing to wait for. mu is held.
+// there is nothing to wait for.
 //
 //	the cache loses the Sandbox ------> request at once --+--> absent: again after a second, until the grace period is over
 //	the cache never had it --> a second --> request ------+--> present: judged by that; a deletion is confirmed first
-func (s *NodeState) recheckLive(e *entry, now time.Time) {
+func (v *evidence) recheckLive(e *entry, now time.Time) {
 	if e.asking || e.last.Verdict.Reason != verdict.WithinGrace {
 		return
 	}
 	e.asking = true
-	s.asks.AddAfter(e.container.ID, e.askAfter.Sub(now))
+	v.asks.AddAfter(e.container.ID, e.askAfter.Sub(now))
 }
 
 // rechecks makes the scheduled requests until ctx ends.

@@ -51,26 +51,6 @@ func (s *NodeState) Scan(ctx context.Context) error {
 	return surveyErr
 }
 
-// replace records a list of all containers. A container that was examined after the list was requested is newer. mu is held.
-func (s *NodeState) replace(list Listing, asked time.Time) {
-	s.agents.running = list.Pods
-	there := make(map[string]bool, len(list.Containers))
-	for _, c := range list.Containers {
-		there[c.ID] = true
-		if e := s.inventory.containers[c.ID]; e == nil || e.seen.Before(asked) {
-			s.put(c, asked)
-		}
-	}
-	for id, e := range s.inventory.containers {
-		if !there[id] && e.seen.Before(asked) {
-			s.drop(id)
-		}
-	}
-	if !s.scanned {
-		s.notify()
-	}
-}
-
 // refresh asks containerd about one container.
 func (s *NodeState) refresh(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
