@@ -110,14 +110,14 @@ func TestStreamErrors(t *testing.T) {
 	require.Equal(t, "OVERLOADED", failureOf(t, w).Details[0].Reason)
 
 	piece := &sandboxv1.StreamLogsResponse{Data: []byte("half")}
-	h.allocator.replies = []any{failingStream{[]proto.Message{piece}, broken}}
+	h.allocator.replies = []any{failingStream{messages: []proto.Message{piece}, err: broken}}
 	w = h.do(t, "GET", "/v1/namespaces/ns/sandboxes/a:logs", "")
 	lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n")
 	require.Len(t, lines, 2)
 	require.Equal(t, `{"result":{"data":"aGFsZg=="}}`, lines[0])
 	require.Contains(t, lines[1], `{"error":{"code":8,`)
 
-	h.allocator.replies = []any{failingStream{[]proto.Message{piece}, broken}}
+	h.allocator.replies = []any{failingStream{messages: []proto.Message{piece}, err: broken}}
 	require.PanicsWithValue(t, http.ErrAbortHandler, func() { h.do(t, "GET", "/v1/namespaces/ns/sandboxes/a:logs", "", "Accept", "text/plain") },
 		"net/http aborts the connection")
 }
@@ -129,6 +129,13 @@ func TestPanicIsAnInternalError(t *testing.T) {
 	w := h.do(t, "GET", "/v1/pools", "")
 	require.Equal(t, http.StatusInternalServerError, w.Code)
 	require.Equal(t, "internal error", failureOf(t, w).Message)
+}
+
+// TestPanicInAnAnswerAbortsIt has a stream panic after its first message: an answer that is cut must not look complete.
+func TestPanicInAnAnswerAbortsIt(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.allocator.replies = []any{failingStream{messages: []proto.Message{&sandboxv1.StreamLogsResponse{Data: []byte("half")}}, panics: "in the stream"}}
+	require.PanicsWithValue(t, http.ErrAbortHandler, func() { h.do(t, "GET", "/v1/namespaces/ns/sandboxes/a:logs", "") })
 }
 
 func TestRequestIDs(t *testing.T) {

@@ -75,8 +75,7 @@ func (a *api) exchanged(next http.Handler) http.Handler {
 		r.Header.Del("Authorization") // grpc-gateway would forward it, and no upstream takes it
 		begin := a.config.Clock.Now()
 		defer func() {
-			p := recover()
-			a.survive(e, r, p)
+			abort := a.survive(e, r, recover())
 			took := a.config.Clock.Since(begin)
 			a.metrics.observe(e, r.Method, took)
 			log := a.config.Log
@@ -85,23 +84,29 @@ func (a *api) exchanged(next http.Handler) http.Handler {
 			}
 			log.Info("served request", obs.KeyMethod, r.Method, obs.KeyPath, r.URL.Path, obs.KeyCode, e.code,
 				obs.KeyDuration, took.String(), obs.KeyRequestID, e.requestID)
-			if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
-				panic(p) // aborts the connection, as net/http defines
+			if abort {
+				panic(http.ErrAbortHandler) // aborts the connection, as net/http defines
 			}
 		}()
 		next.ServeHTTP(e, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, e)))
 	})
 }
 
-// survive converts a panic of a handler into an answer. If an answer has begun, the connection is aborted.
-func (a *api) survive(e *exchange, r *http.Request, p any) {
-	if err, ok := p.(error); p == nil || ok && errors.Is(err, http.ErrAbortHandler) {
-		return
+// survive converts a panic of a handler into an answer. It reports whether the connection has to be aborted: if an answer has
+// begun, it must not look complete.
+func (a *api) survive(e *exchange, r *http.Request, p any) (abort bool) {
+	if p == nil {
+		return false
+	}
+	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		return true
 	}
 	a.config.Log.Error(fmt.Errorf("panic: %v", p), "handling request", obs.KeyPath, r.URL.Path, obs.KeyStack, string(debug.Stack()))
-	if e.code == 0 {
-		a.writeError(r.Context(), e, fault.New(errdefs.ErrInternal, fault.Internal, "internal error"), 0)
+	if e.code != 0 {
+		return true
 	}
+	a.writeError(r.Context(), e, fault.New(errdefs.ErrInternal, fault.Internal, "internal error"), 0)
+	return false
 }
 
 // requestID returns the caller's id if it is safe in headers and logs, else a new one.

@@ -40,6 +40,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type failingStream struct {
 	messages []proto.Message
 	err      error
+	// opened: headers come before the first message. blocks: after the messages, the stream waits for the end of the call.
+	opened, blocks bool
+	// panics: after the messages, the stream panics.
+	panics panics
 }
 
 // panics is a reply that panics.
@@ -98,6 +102,9 @@ type stream struct {
 	method   string
 	rest     []proto.Message
 	err      error
+	// opened: the server sends headers before its first message. blocks: it sends nothing more and waits for the end of the call.
+	opened, blocks bool
+	panics         panics
 }
 
 func (s *stream) SendMsg(m any) error {
@@ -107,17 +114,29 @@ func (s *stream) SendMsg(m any) error {
 	case []proto.Message:
 		s.rest, s.err = reply, io.EOF
 	case failingStream:
-		s.rest, s.err = reply.messages, rpc.ToStatus(reply.err)
+		s.rest, s.err, s.opened, s.blocks = reply.messages, rpc.ToStatus(reply.err), reply.opened, reply.blocks
+		s.panics = reply.panics
 	}
 	return nil
 }
 
 func (s *stream) CloseSend() error { return nil }
 
-func (s *stream) Header() (metadata.MD, error) { return nil, nil }
+func (s *stream) Header() (metadata.MD, error) {
+	if s.opened {
+		return metadata.MD{}, nil
+	}
+	return nil, nil
+}
 
 func (s *stream) RecvMsg(m any) error {
-	if len(s.rest) == 0 {
+	switch {
+	case len(s.rest) == 0 && s.blocks:
+		<-s.ctx.Done()
+		return rpc.ToStatus(s.ctx.Err())
+	case len(s.rest) == 0 && s.panics != "":
+		panic(string(s.panics))
+	case len(s.rest) == 0:
 		return s.err
 	}
 	proto.Merge(m.(proto.Message), s.rest[0]) //nolint:forcetypeassert // a test
@@ -129,16 +148,20 @@ func (s *stream) RecvMsg(m any) error {
 type harness struct {
 	allocator, collector *upstream
 	handler              http.Handler
+	registry             *prometheus.Registry
+	draining             chan struct{}
+	// notReady is the result of the readiness check.
+	notReady error
 }
 
 func newHarness(t *testing.T, c clock.Clock) *harness {
 	t.Helper()
-	h := &harness{allocator: &upstream{}, collector: &upstream{}}
+	h := &harness{allocator: &upstream{}, collector: &upstream{}, registry: prometheus.NewRegistry(), draining: make(chan struct{})}
 	var err error
 	h.handler, err = rest.New(rest.Config{
-		Allocator: h.allocator, Collector: h.collector, Ready: func(context.Context) error { return nil },
+		Allocator: h.allocator, Collector: h.collector, Ready: func(context.Context) error { return h.notReady },
 		JSON: []byte(`{"openapi":"3.1.0"}`), YAML: []byte("openapi: 3.1.0\n"), MaxBodyBytes: 1 << 10, RequestTimeout: testkit.Timeout,
-		Draining: make(chan struct{}), Registry: prometheus.NewRegistry(), Log: logr.Discard(), Clock: c,
+		Draining: h.draining, Registry: h.registry, Log: logr.Discard(), Clock: c,
 	})
 	require.NoError(t, err)
 	return h
