@@ -61,7 +61,9 @@ func (s *service) admit(req *agentv1.CreateSandboxRequest) (existing *agentv1.Sa
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.creates++
-	if r := s.sandboxes[fence]; r != nil && !s.deleted[fence] {
+	if r := s.sandboxes[fence]; r.GetState() == agentv1.SandboxState_SANDBOX_STATE_FAILED {
+		delete(s.sandboxes, fence) // a create that has failed is removed before it is repeated
+	} else if r != nil && !s.deleted[fence] {
 		if !sameRecord(r.GetRecord(), record) {
 			return nil, fault.New(errdefs.ErrAlreadyExists, fault.SandboxExists, "attempt %d of sandbox %s exists with another record", fence.Attempt, fence.SandboxUID)
 		}

@@ -33,6 +33,8 @@ type Agent struct {
 	OnMark func(ctx context.Context, f *agentv1.Fence) error
 	// OnPull runs in a pull and may fail it.
 	OnPull func(ctx context.Context, image string) error
+	// Wrap, if set, returns the service that is served in place of the agent's own, for a test that records or fails calls.
+	Wrap func(own agentv1.AgentServiceServer) agentv1.AgentServiceServer
 	// Heartbeat is the interval of the status stream.
 	Heartbeat time.Duration
 	// Skip makes the status stream skip a number after its snapshot, once.
@@ -74,7 +76,11 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, tls rpc.TLS) error {
 	if err != nil {
 		return err
 	}
-	agentv1.RegisterAgentServiceServer(server, service)
+	var served agentv1.AgentServiceServer = service
+	if a.Wrap != nil {
+		served = a.Wrap(service)
+	}
+	agentv1.RegisterAgentServiceServer(server, served)
 	return server.Run(ctx)
 }
 

@@ -190,11 +190,13 @@ func TestDrainWaitsForTombstones(t *testing.T) {
 	env.start()
 	env.pool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1} })
 	a := env.startAgentIn(env.waitForAgents(1)[0])
-	a.set(func(a *agent) { a.kept = []*agentv1.Tombstone{{Name: "gone"}} })
+	deleted := &agentv1.Fence{SandboxUid: "gone", Attempt: 1, AgentUid: a.info.GetPodUid()}
+	a.fake.AddTombstone(&agentv1.Tombstone{Name: "gone", Fence: deleted})
 	env.changePool(func(p *v1alpha1.SandboxPool) { p.Spec.Capacity.PoolMin = 0 })
 	env.eventually(a.isDraining, func() string { return "it is not drained" })
 	env.consistently(500*time.Millisecond, "it was deleted with its tombstone", func() bool { return len(env.pods()) == 1 })
-	a.set(func(a *agent) { a.kept = nil })
+	_, err := a.ForgetTombstone(t.Context(), &agentv1.ForgetTombstoneRequest{Fence: deleted})
+	require.NoError(t, err)
 	env.waitForAgents(0)
 }
 

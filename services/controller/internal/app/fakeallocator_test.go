@@ -40,6 +40,8 @@ type allocator struct {
 	released         map[string]bool
 	watchers         map[chan *allocatorv1.WatchAgentsResponse]bool
 	heartbeatTimeout time.Duration // sent with SYNCED
+	// retained are reports that the Registry has although the agents do not, by the uid of the agent.
+	retained map[string][]*agentv1.SandboxReport
 	// refuse, while it is not nil, is the result of Allocate.
 	refuse error
 }
@@ -47,7 +49,7 @@ type allocator struct {
 func startAllocator(t *testing.T) *allocator {
 	t.Helper()
 	a := &allocator{agents: map[string]*agent{}, meta: map[string]*allocatorv1.Agent{}, reservations: map[string]string{},
-		released: map[string]bool{}, watchers: map[chan *allocatorv1.WatchAgentsResponse]bool{}, heartbeatTimeout: time.Second}
+		released: map[string]bool{}, retained: map[string][]*agentv1.SandboxReport{}, watchers: map[chan *allocatorv1.WatchAgentsResponse]bool{}, heartbeatTimeout: time.Second}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := grpc.NewServer()
@@ -153,12 +155,21 @@ func (a *allocator) setAccepting(x *agent, draining bool) {
 	a.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, uid, x.all())
 }
 
-func (a *allocator) changed(x *agent, r *agentv1.SandboxReport) {
+// changed receives reports of an agent. The agent may be missing in the Registry.
+func (a *allocator) changed(x *agent, reports []*agentv1.SandboxReport) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.agents[x.info.GetPodUid()] == x {
-		a.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, x.info.GetPodUid(), []*agentv1.SandboxReport{r})
+		a.publish(allocatorv1.WatchAgentsResponse_TYPE_SANDBOXES, x.info.GetPodUid(), reports)
 	}
+}
+
+// retain makes the Registry send a report to each new watcher, although the agent does not have it.
+func (a *allocator) retain(x *agent, r *agentv1.SandboxReport) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid := x.info.GetPodUid()
+	a.retained[uid] = append(a.retained[uid], r)
 }
 
 func (a *allocator) publish(kind allocatorv1.WatchAgentsResponse_Type, uid string, reports []*agentv1.SandboxReport) {
@@ -225,7 +236,8 @@ func (a *allocator) WatchAgents(_ *allocatorv1.WatchAgentsRequest, s grpc.Server
 	events := make(chan *allocatorv1.WatchAgentsResponse, 1024)
 	a.mu.Lock()
 	for _, uid := range a.order {
-		events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_AGENT, Agent: a.meta[uid], Sandboxes: a.agents[uid].all()}
+		events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_AGENT, Agent: a.meta[uid],
+			Sandboxes: append(a.agents[uid].all(), a.retained[uid]...)}
 	}
 	events <- &allocatorv1.WatchAgentsResponse{Type: allocatorv1.WatchAgentsResponse_TYPE_SYNCED, HeartbeatTimeout: durationpb.New(a.heartbeatTimeout)}
 	a.watchers[events] = true

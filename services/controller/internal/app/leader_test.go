@@ -47,7 +47,7 @@ func TestSupersededLeaderRaisesItsTerm(t *testing.T) {
 	env.start()
 	env.runSandbox("old", func(s *v1alpha1.Sandbox) { s.Spec.ExposedPorts = nil })
 	higher := a.seenTerm() + 100
-	a.set(func(a *agent) { a.term = higher })
+	a.raiseTerm(higher)
 	env.sandbox("s")
 	s := env.waitForPhase("s", v1alpha1.PhaseRunning)
 	require.Equal(t, "a", s.Status.AssignedPod)
@@ -55,7 +55,7 @@ func TestSupersededLeaderRaisesItsTerm(t *testing.T) {
 	require.Empty(t, b.createCalls())
 	require.Greater(t, a.seenTerm(), higher)
 
-	a.set(func(a *agent) { a.term += 100 })
+	a.raiseTerm(a.seenTerm() + 100)
 	env.delete("old")
 	env.waitForRemoval("old")
 	require.Len(t, a.all(), 1)

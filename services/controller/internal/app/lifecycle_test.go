@@ -285,7 +285,9 @@ func TestUnreportedRemovedContainer(t *testing.T) {
 	env.start()
 	a.set(func(a *agent) { a.unreported = true })
 	env.runSandbox("s")
-	a.set(func(a *agent) { clear(a.reports) })
+	for _, r := range a.all() {
+		a.removeContainer(r.GetContainerId())
+	}
 	s := env.waitForPhase("s", v1alpha1.PhaseFailed)
 	require.Equal(t, "ContainerGone", s.Status.Reason)
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
@@ -255,8 +256,8 @@ func TestClockSkew(t *testing.T) {
 			s := env.runSandbox("s", recreate)
 			require.Equal(t, "a", s.Status.AssignedPod)
 			// A draining agent is not ready, but it is not lost.
-			a.set(func(a *agent) { a.draining = true })
-			env.allocator.setAccepting(a, true)
+			_, err := a.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: a.info.GetPodUid()})
+			require.NoError(t, err)
 			env.consistently(1500*time.Millisecond, "lost because of the clock", func() bool {
 				s := env.get("s")
 				return s.Status.Attempt == 1 && condition(s, v1alpha1.ConditionAgentLost).Status != metav1.ConditionTrue

@@ -328,9 +328,11 @@ func (env *testEnv) fastSandbox(a *agent, name string, attempt int64, change ...
 }
 
 func (env *testEnv) exitProcess(a *agent, id string, code int32, reason string) {
-	a.mu.Lock()
-	r := proto.CloneOf(a.reports[id])
-	a.mu.Unlock()
-	r.State, r.ExitCode, r.Reason, r.FinishTime = agentv1.SandboxState_SANDBOX_STATE_STOPPED, proto.Int32(code), reason, timestamppb.Now()
-	a.put(r)
+	for _, r := range a.all() {
+		if r.GetContainerId() == id {
+			r = proto.CloneOf(r)
+			r.State, r.ExitCode, r.Reason, r.FinishTime = agentv1.SandboxState_SANDBOX_STATE_STOPPED, proto.Int32(code), reason, timestamppb.Now()
+			a.put(r)
+		}
+	}
 }

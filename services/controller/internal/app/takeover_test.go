@@ -28,7 +28,13 @@ func (env *testEnv) killWhileCreating(a *agent, state agentv1.SandboxState, reas
 	env.eventually(func() bool { return len(a.createCalls()) == 1 }, func() string { return "the agent was not called" })
 	record := a.createCalls()[0].GetRecord()
 	env.stop()
-	a.put(&agentv1.SandboxReport{Record: record, State: state, Reason: string(reason), Message: "the create was canceled"})
+	env.eventually(func() bool { return len(a.all()) == 0 }, func() string { return "the create was not canceled" })
+	report := &agentv1.SandboxReport{Record: record, State: state, Reason: string(reason), Message: "the create was canceled"}
+	if state == stateTerminated {
+		env.allocator.retain(a, report)
+	} else {
+		a.put(report)
+	}
 	a.set(func(a *agent) { a.gate = nil })
 }
 
