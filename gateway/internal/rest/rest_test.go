@@ -40,8 +40,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type failingStream struct {
 	messages []proto.Message
 	err      error
-	// opened: headers come before the first message. blocks: after the messages, the stream waits for the end of the call.
-	opened, blocks bool
+	// opened: headers come before the first message.
+	opened bool
+	// block, if set, runs after the messages; then the stream waits for the end of the call.
+	block func()
 	// panics: after the messages, the stream panics.
 	panics panics
 }
@@ -102,9 +104,9 @@ type stream struct {
 	method   string
 	rest     []proto.Message
 	err      error
-	// opened: the server sends headers before its first message. blocks: it sends nothing more and waits for the end of the call.
-	opened, blocks bool
-	panics         panics
+	opened   bool
+	block    func()
+	panics   panics
 }
 
 func (s *stream) SendMsg(m any) error {
@@ -114,7 +116,10 @@ func (s *stream) SendMsg(m any) error {
 	case []proto.Message:
 		s.rest, s.err = reply, io.EOF
 	case failingStream:
-		s.rest, s.err, s.opened, s.blocks = reply.messages, rpc.ToStatus(reply.err), reply.opened, reply.blocks
+		s.rest, s.opened, s.block = reply.messages, reply.opened, reply.block
+		if s.err = reply.err; !errors.Is(s.err, io.EOF) {
+			s.err = rpc.ToStatus(s.err)
+		}
 		s.panics = reply.panics
 	}
 	return nil
@@ -131,7 +136,8 @@ func (s *stream) Header() (metadata.MD, error) {
 
 func (s *stream) RecvMsg(m any) error {
 	switch {
-	case len(s.rest) == 0 && s.blocks:
+	case len(s.rest) == 0 && s.block != nil:
+		s.block()
 		<-s.ctx.Done()
 		return rpc.ToStatus(s.ctx.Err())
 	case len(s.rest) == 0 && s.panics != "":
