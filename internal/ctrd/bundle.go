@@ -62,7 +62,7 @@ func (r *Remover) removeBundle(ctx context.Context, id string) error {
 	if err != nil || proc == "" {
 		return err
 	}
-	if err := r.removeStrays(ctx, id, "", ""); err != nil {
+	if err := r.removeStrays(ctx, id, ""); err != nil {
 		return err
 	}
 	if err := r.unmount(ctx, id); err != nil {

@@ -3,6 +3,8 @@ package ctrd_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +20,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if strings.HasPrefix(filepath.Base(os.Args[0]), fakeShim) {
+		runFakeShim()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestParseHandler(t *testing.T) {
 	for handler, want := range map[string]string{

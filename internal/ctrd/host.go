@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -28,10 +27,10 @@ type stray struct {
 // removeStrays ends the processes of a container whose task containerd does not know, and removes its cgroup. When the client of
 // a create ends before the create has, containerd cancels the create and may leave the shim, the OCI runtime and a process that
 // is not completely started. It returns nil at once if the host's processes are not visible.
-func (r *Remover) removeStrays(ctx context.Context, id, group, cgroup string) error {
+func (r *Remover) removeStrays(ctx context.Context, id, cgroup string) error {
 	until := r.clock().Now().Add(strayTimeout)
 	for {
-		left := slices.Concat(r.strays(id), r.idleShim(ctx, group), r.members(cgroup))
+		left := slices.Concat(r.strays(id), r.members(cgroup))
 		kill(left)
 		r.removeCgroup(cgroup)
 		if len(left) == 0 && !r.cgroupExists(cgroup) {
@@ -59,7 +58,7 @@ func kill(list []stray) {
 }
 
 // strays returns the container's shim and its OCI runtime process, found by their command lines. A slot's shim is never
-// returned: it may serve other slots, and ends by itself after the last of them.
+// returned: it may serve other slots. endShim ends it after the last of them.
 func (r *Remover) strays(id string) []stray {
 	if r.ProcRoot == "" {
 		return nil
@@ -83,85 +82,6 @@ func (r *Remover) strays(id string) []stray {
 		}
 	}
 	return found
-}
-
-// idleShim returns the shim of a group of slots if it serves none: containerd knows no task in the group, and the shim has no
-// child that is about to become one. In doubt it returns none.
-func (r *Remover) idleShim(ctx context.Context, group string) []stray {
-	if group == "" || r.ProcRoot == "" {
-		return nil
-	}
-	var shims []stray
-	parents := map[int]bool{}
-	entries, err := os.ReadDir(r.ProcRoot)
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		parents[parent(r.ProcRoot, pid)] = true
-		raw, err := os.ReadFile(filepath.Join(r.ProcRoot, e.Name(), "cmdline"))
-		if err == nil && isShimOf(raw, r.Client.DefaultNamespace(), group) {
-			shims = append(shims, stray{pid: pid})
-		}
-	}
-	shims = slices.DeleteFunc(shims, func(s stray) bool { return parents[s.pid] })
-	if len(shims) == 0 || r.groupHasTask(ctx, group) {
-		return nil
-	}
-	return shims
-}
-
-// groupHasTask reports whether containerd has a task of any container in the group; true in doubt.
-func (r *Remover) groupHasTask(ctx context.Context, group string) bool {
-	step, cancel := r.step(ctx)
-	defer cancel()
-	list, err := r.Client.ContainerService().List(step, fmt.Sprintf("labels.%q==true", identity.KeyManaged))
-	if err != nil {
-		return true
-	}
-	running, err := r.Client.TaskService().List(step, &tasks.ListTasksRequest{})
-	if err != nil {
-		return true
-	}
-	has := map[string]bool{}
-	for _, t := range running.GetTasks() {
-		has[t.GetID()] = true
-	}
-	for _, c := range list {
-		if has[c.ID] && c.Spec != nil && parseSpec(c.Spec.GetValue()).Annotations[GroupAnnotation] == group {
-			return true
-		}
-	}
-	return false
-}
-
-// parent returns a process's parent; 0 if it is unknown.
-func parent(procRoot string, pid int) int {
-	raw, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0
-	}
-	// The command, in parentheses, may itself contain spaces and parentheses.
-	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
-	if len(fields) < 2 {
-		return 0
-	}
-	ppid, err := strconv.Atoi(fields[1])
-	if err != nil {
-		return 0
-	}
-	return ppid
-}
-
-// isShimOf reports whether a command line is that of the shim of a group of slots, which has the id of the first.
-func isShimOf(cmdline []byte, namespace, group string) bool {
-	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
-	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", group) &&
-		!slices.Contains(args, "delete")
 }
 
 func hasFlag(args []string, flag, value string) bool {

@@ -36,7 +36,7 @@ func (r *Remover) endLostOnce(ctx context.Context, id string) error {
 	}
 	_, err = r.removeTask(ctx, id)
 	if err == nil {
-		err = r.removeStrays(ctx, id, "", path)
+		err = r.removeStrays(ctx, id, path)
 	}
 	if err != nil {
 		return err // the record stays for the next attempt

@@ -46,6 +46,9 @@ type Remover struct {
 	CgroupParents []string
 	// KeepLog keeps the log directory, except a slot's private directory in it.
 	KeepLog bool
+	// JoinsGroup reports whether a container of this group is being created, or may be created, by this process: then the group's
+	// shim is not ended. It must not turn true again once it was false. Nil: no container is.
+	JoinsGroup func(group string) bool
 	// StepTimeout bounds each call to containerd. Zero: 5 s.
 	StepTimeout time.Duration
 	// Clock waits between retries. Nil: the real one.
@@ -53,7 +56,8 @@ type Remover struct {
 	// Before is called before each step of Remove; for tests.
 	Before func(Step)
 
-	lost singleflight.Group // of endLost
+	lost    singleflight.Group // of endLost
+	leaving leaving            // containers whose records are about to be removed
 }
 
 // Step is a part of a removal.
@@ -67,12 +71,13 @@ const (
 	StepFIFOs    Step = "fifos"
 	StepLog      Step = "log"
 	StepSnapshot Step = "snapshot"
+	StepShim     Step = "shim"
 	StepRecord   Step = "record"
 )
 
 // Steps returns all steps, in order.
 func Steps() []Step {
-	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepRecord}
+	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepShim, StepRecord}
 }
 
 const (
@@ -81,8 +86,8 @@ const (
 	strayInterval  = 50 * time.Millisecond
 )
 
-// Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory, snapshots and record, in
-// this order: the record is the evidence, so it is removed last, and an interrupted removal can be repeated. Parts that do not
+// Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory and snapshots, the shim of its
+// group if no other container of the group is left, and its record, in this order: the record is the evidence, so it is removed last, and an interrupted removal can be repeated. Parts that do not
 // exist are skipped. It blocks for at most about 30 s; an error says what is left. Safe to repeat.
 func (r *Remover) Remove(ctx context.Context, id string) error {
 	if !validID(id) {
@@ -100,7 +105,7 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	r.before(StepStrays)
 	if had {
 		r.removeCgroup(known.cgroup)
-	} else if err := r.removeStrays(ctx, id, known.group, known.cgroup); err != nil {
+	} else if err := r.removeStrays(ctx, id, known.cgroup); err != nil {
 		return err
 	}
 	r.before(StepMounts)
@@ -117,6 +122,11 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	}
 	r.before(StepSnapshot)
 	if err := r.removeSnapshots(ctx, known); err != nil {
+		return err
+	}
+	defer r.leaving.enter(id, known.group)()
+	r.before(StepShim)
+	if err := r.endShim(ctx, id, known.group); err != nil {
 		return err
 	}
 	r.before(StepRecord)

@@ -3,6 +3,7 @@ package ctrd_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
@@ -29,6 +31,7 @@ type host struct {
 	calls  []string
 
 	labels  map[string]string // of the container
+	groups  map[string]string // of slots, which have a record, by id
 	removed []string          // keys of snapshots
 }
 
@@ -98,10 +101,32 @@ type store struct {
 }
 
 func (s store) Get(_ context.Context, id string) (containers.Container, error) {
-	return containers.Container{ID: id, Snapshotter: "overlayfs", SnapshotKey: id, Labels: s.h.labels}, nil
+	c := containers.Container{ID: id, Snapshotter: "overlayfs", SnapshotKey: id, Labels: s.h.labels}
+	if group, ok := s.h.groups[id]; ok {
+		c.Spec = &anypb.Any{Value: fmt.Appendf(nil, `{"annotations":{%q:%q}}`, ctrd.GroupAnnotation, group)}
+	}
+	return c, nil
 }
 
-func (s store) Delete(context.Context, string) error { return s.h.call("delete container") }
+func (s store) List(ctx context.Context, _ ...string) ([]containers.Container, error) {
+	var out []containers.Container
+	for id := range s.h.groups {
+		c, err := s.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	return out, s.h.call("list containers")
+}
+
+func (s store) Delete(_ context.Context, id string) error {
+	err := s.h.call("delete container")
+	if err == nil {
+		delete(s.h.groups, id)
+	}
+	return err
+}
 
 type snapshotter struct {
 	snapshots.Snapshotter

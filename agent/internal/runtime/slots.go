@@ -37,7 +37,8 @@ type Slot struct {
 	ID string
 	// Labels of the container while it is a slot.
 	Labels map[string]string
-	// Group is the ID of the first of the slots that may share a helper process of the runtime; the first slot's is its own.
+	// Group is the ID of the first of the slots that may share a helper process of the runtime; the first slot's is its own. A slot
+	// whose group has ended gets a helper process of its own.
 	Group string
 	// LogPath and HostnamePath are as for a Container, and the sandbox's after the claim. Delete removes their directory.
 	LogPath, HostnamePath string

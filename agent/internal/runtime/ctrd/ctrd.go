@@ -67,6 +67,7 @@ type Runtime struct {
 	remover *shared.Remover
 	oom     int // oom_score_adj of containers
 	slots   *slots
+	groups  *groups
 	seccomp *specs.LinuxSeccomp    // of all containers; does not change
 	filter  func() ([]byte, error) // the same, compiled once
 
@@ -92,12 +93,13 @@ func New(cfg Config) *Runtime {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot
 	}
 	r := &Runtime{
-		imageStore: newImageStore(cfg), config: cfg, client: cfg.Client, oom: oomScoreAdj(), slots: &slots{held: map[string]*slot{}},
+		imageStore: newImageStore(cfg), config: cfg, client: cfg.Client, oom: oomScoreAdj(), slots: &slots{held: map[string]*slot{}}, groups: newGroups(),
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
 			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock,
 		},
 	}
+	r.remover.JoinsGroup = r.groups.joined
 	r.seccomp = profile()
 	r.filter = sync.OnceValues(func() ([]byte, error) { return seccomp.Compile(r.seccomp) })
 	return r
@@ -158,6 +160,7 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 // Delete removes a container and everything that belongs to it.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
 	r.slots.end(id)
+	r.groups.leave(id)
 	err := r.remover.Remove(ctx, id)
 	if err == nil {
 		return nil

@@ -72,3 +72,18 @@ func (p Pulls) Close() { p.close() }
 
 // PrepareMountpoints creates the mount points that a claim needs in a root.
 var PrepareMountpoints = prepareMountpoints
+
+// Groups has the slots of a process by group.
+type Groups struct{ *groups }
+
+// NewGroups returns Groups without slots.
+func NewGroups() Groups { return Groups{newGroups()} }
+
+// Join adds a slot and returns its group.
+func (g Groups) Join(id, wanted string) string { return g.join(id, wanted) }
+
+// Leave removes a slot.
+func (g Groups) Leave(id string) { g.leave(id) }
+
+// Joined reports whether a group has slots.
+func (g Groups) Joined(group string) bool { return g.joined(group) }

@@ -158,6 +158,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return fmt.Errorf("starting slot %s: %w", s.ID, err)
 	}
+	s.Group = r.groups.join(s.ID, s.Group)
 	raw, err := json.Marshal(r.slotSpec(s, pod, rootfs, dir))
 	if err != nil {
 		return fmt.Errorf("encoding the OCI spec of slot %s: %w", s.ID, err)

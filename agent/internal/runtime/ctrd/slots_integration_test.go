@@ -15,9 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -27,6 +31,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/conformance"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -352,5 +357,125 @@ func TestListedImagesArePinned(t *testing.T) {
 	require.NoError(t, err)
 	for key := range img.Labels {
 		require.NotContains(t, key, "fast-sandbox.io/", "no label of ours is left")
+	}
+}
+
+// groupMember returns a slot to start in a group; in one of its own if group is empty.
+func groupMember(t *testing.T, s *containerd.Server, group string) runtime.Slot {
+	t.Helper()
+	b := box(t, s, true, "")
+	if group == "" {
+		group = b.ID
+	}
+	return runtime.Slot{
+		ID: b.ID, Labels: identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels(), Group: group, LogPath: b.LogPath, HostnamePath: b.HostnamePath,
+	}
+}
+
+// shims returns the shims that were started with a container.
+func shims(t *testing.T, id string) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	require.NoError(t, err)
+	var out []string
+	for _, e := range entries {
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		args := strings.Split(string(raw), "\x00")
+		if i := slices.Index(args, "-id"); strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && i > 0 && args[i+1] == id {
+			out = append(out, fmt.Sprint(e.Name(), args))
+		}
+	}
+	return out
+}
+
+// cancelCreate creates a slot's task in its group, and cancels the call when the OCI runtime has ended and the shim does not know the
+// task yet: containerd has it deleted, the shim answers that it does not know it, and keeps it from then on.
+func cancelCreate(t *testing.T, s *containerd.Server, slot runtime.Slot) {
+	t.Helper()
+	dir := t.TempDir()
+	runc := filepath.Join(dir, "runc")
+	script := fmt.Sprintf(`#!/bin/sh
+cd %s
+case " $* " in
+*" create "*)
+	runc "$@" || exit
+	while [ $1 != --pid-file ]; do shift; done
+	mv $2 pid && mkfifo $2 && ln -s $2 fifo
+	exit;;
+*" delete "*)
+	touch deleting
+	while [ ! -e known ]; do sleep 0.01; done;;
+esac
+exec runc "$@"
+`, dir)
+	require.NoError(t, os.WriteFile(runc, []byte(script), 0o700)) //nolint:gosec // it is executed
+	handler, err := anypb.New(&runcoptions.Options{BinaryName: runc})
+	require.NoError(t, err)
+	handler.TypeUrl = strings.TrimPrefix(handler.GetTypeUrl(), "type.googleapis.com/")
+	first, err := s.Client.ContainerService().Get(t.Context(), slot.Group)
+	require.NoError(t, err)
+	var spec specs.Spec
+	require.NoError(t, json.Unmarshal(first.Spec.GetValue(), &spec))
+	spec.Linux.CgroupsPath = filepath.Join(s.CgroupParent, shared.CgroupPrefix+slot.ID)
+	raw, err := json.Marshal(spec)
+	require.NoError(t, err)
+	_, err = s.Client.ContainerService().Create(t.Context(), containers.Container{
+		ID: slot.ID, Labels: slot.Labels, Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2", Options: handler},
+		Spec: &anypb.Any{TypeUrl: first.Spec.GetTypeUrl(), Value: raw},
+	})
+	require.NoError(t, err)
+	followed, stop := context.WithCancel(t.Context())
+	defer stop()
+	created, failed := s.Client.EventService().Subscribe(followed, fmt.Sprintf(`topic=="/tasks/create",event.container_id==%q`, slot.ID))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Client.TaskService().Create(ctx, &tasks.CreateTaskRequest{ContainerID: slot.ID, Options: handler})
+		ended <- err
+	}()
+	await := func(name string) {
+		require.Eventually(t, func() bool { _, err := os.Lstat(filepath.Join(dir, name)); return err == nil }, testkit.Timeout, testkit.Tick, name)
+	}
+	await("fifo") // the shim reads the pid from it
+	cancel()
+	require.ErrorContains(t, <-ended, "canceled")
+	await("deleting")
+	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "fifo"), pid, 0o600))
+	select {
+	case <-created:
+	case err := <-failed:
+		require.NoError(t, err)
+	case <-time.After(20 * time.Second):
+		t.Fatal("the shim did not create the task")
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "known"), nil, 0o600))
+}
+
+// TestCanceledCreateLeavesNoShim: a create that was canceled in a group must not keep the group's shim after its last slot. This
+// happened when an agent was killed while it started a slot.
+func TestCanceledCreateLeavesNoShim(t *testing.T) {
+	for name, canceledLast := range map[string]bool{"canceled slot first": false, "canceled slot last": true} {
+		t.Run(name, func(t *testing.T) {
+			s := containerd.Start(t)
+			first, next := withSlots(t, s), withSlots(t, s)
+			slot := groupMember(t, s, "")
+			require.NoError(t, first.StartSlot(t.Context(), slot))
+			canceled := groupMember(t, s, slot.ID)
+			cancelCreate(t, s, canceled)
+			first.Close() // the agent was killed
+
+			order := []string{canceled.ID, slot.ID}
+			if canceledLast {
+				slices.Reverse(order)
+			}
+			require.NoError(t, next.Delete(t.Context(), order[0]))
+			require.NotEmpty(t, shims(t, slot.ID))
+			require.NoError(t, next.Delete(t.Context(), order[1]))
+			require.Empty(t, shims(t, slot.ID))
+		})
 	}
 }

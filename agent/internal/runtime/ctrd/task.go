@@ -163,6 +163,7 @@ func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) erro
 		}
 		return classify(err, "keeping the report of container %s", id)
 	}
+	r.groups.leave(id) // the shim may end with the task
 	if err := r.remover.RemoveTask(ctx, id); err != nil {
 		return classify(err, "finishing container %s", id)
 	}

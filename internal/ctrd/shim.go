@@ -1,0 +1,176 @@
+package ctrd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+const (
+	// shimGrace is how long the shim of a group has to end by itself after the group's last task was deleted.
+	shimGrace = 500 * time.Millisecond
+	// shimTimeout is how long a removal waits for the shim's end.
+	shimTimeout = 3 * time.Second
+)
+
+// shimPolls is the policy of checks whether a shim has ended, which takes it a few milliseconds.
+var shimPolls = backoff.Policy{Initial: 5 * time.Millisecond, Max: 100 * time.Millisecond}
+
+// leaving holds, by group, the containers without a task whose records are about to be removed. Of two concurrent removals at
+// least the one that enters later finds the other here or without a record, and so ends the shim.
+type leaving struct {
+	mu  sync.Mutex
+	ids map[string]map[string]bool
+}
+
+// enter adds a container until done is called.
+func (l *leaving) enter(id, group string) (done func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ids[group] == nil {
+		if l.ids == nil {
+			l.ids = map[string]map[string]bool{}
+		}
+		l.ids[group] = map[string]bool{}
+	}
+	l.ids[group][id] = true
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if delete(l.ids[group], id); len(l.ids[group]) == 0 {
+			delete(l.ids, group)
+		}
+	}
+}
+
+// of returns the containers of a group.
+func (l *leaving) of(group string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]string, 0, len(l.ids[group]))
+	for id := range l.ids[group] {
+		out = append(out, id)
+	}
+	return out
+}
+
+// endShim ends the shim of a slot's group if no other container of the group has a record. Usually the shim has ended by itself
+// then. It has not if the client of a create ended at the wrong moment: containerd cancels the create, asks the shim, which does not
+// know the task yet, to delete it, and the shim then keeps the task that nobody knows. A create makes the record before it joins the
+// shim, so a shim without a record in its group serves no create, except one that JoinsGroup reports.
+func (r *Remover) endShim(ctx context.Context, id, group string) error {
+	if group == "" || r.ProcRoot == "" || (r.JoinsGroup != nil && r.JoinsGroup(group)) {
+		return nil
+	}
+	shims := r.shims(group, id)
+	if len(shims) == 0 {
+		return nil
+	}
+	used, err := r.groupHasRecord(ctx, group, r.leaving.of(group))
+	if err != nil || used {
+		return err
+	}
+	begun, polls := r.clock().Now(), backoff.New(r.clock(), shimPolls)
+	for {
+		if shims = slices.DeleteFunc(shims, func(pid int) bool { return !r.isShim(pid, group, id) }); len(shims) == 0 {
+			return nil
+		}
+		waited := r.clock().Since(begun)
+		if waited >= shimTimeout {
+			return fmt.Errorf("ending the shim of group %s: %w", group, errdefs.ErrUnavailable)
+		}
+		if waited >= shimGrace {
+			shims = slices.DeleteFunc(shims, r.hasChild) // it runs a task without a record
+			for _, pid := range shims {
+				_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+			}
+		}
+		if err := polls.Wait(ctx); err != nil {
+			return fmt.Errorf("ending the shim of group %s: %w", group, err)
+		}
+	}
+}
+
+// groupHasRecord reports whether a container of the group has a record, besides those in except.
+func (r *Remover) groupHasRecord(ctx context.Context, group string, except []string) (bool, error) {
+	step, cancel := r.step(ctx)
+	defer cancel()
+	list, err := r.Client.ContainerService().List(step, fmt.Sprintf("labels.%q==true", identity.KeyManaged))
+	if err != nil {
+		return false, fmt.Errorf("listing the containers of group %s: %w", group, err)
+	}
+	for _, c := range list {
+		if c.Spec != nil && !slices.Contains(except, c.ID) && parseSpec(c.Spec.GetValue()).Annotations[GroupAnnotation] == group {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// shims returns the shims that were started with one of these containers.
+func (r *Remover) shims(ids ...string) []int {
+	entries, err := os.ReadDir(r.ProcRoot)
+	if err != nil {
+		return nil
+	}
+	var out []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && r.isShim(pid, ids...) {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// isShim reports whether a process is a shim that was started with one of these containers.
+func (r *Remover) isShim(pid int, ids ...string) bool {
+	raw, err := os.ReadFile(filepath.Join(r.ProcRoot, strconv.Itoa(pid), "cmdline"))
+	return err == nil && slices.ContainsFunc(ids, func(id string) bool { return isShimOf(raw, r.Client.DefaultNamespace(), id) })
+}
+
+// hasChild reports whether a process has a child; true in doubt.
+func (r *Remover) hasChild(pid int) bool {
+	entries, err := os.ReadDir(r.ProcRoot)
+	return err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		child, err := strconv.Atoi(e.Name())
+		return err == nil && parent(r.ProcRoot, child) == pid
+	})
+}
+
+// parent returns a process's parent; 0 if it is unknown.
+func parent(procRoot string, pid int) int {
+	raw, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	// The command, in parentheses, may itself contain spaces and parentheses.
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	ppid, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return 0
+	}
+	return ppid
+}
+
+// isShimOf reports whether a command line is that of the shim of a group of slots, which has the id of the first.
+func isShimOf(cmdline []byte, namespace, group string) bool {
+	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
+	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", group) &&
+		!slices.Contains(args, "delete")
+}
