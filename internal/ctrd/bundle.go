@@ -26,18 +26,20 @@ func podOf(cgroup string) string {
 	return strings.ReplaceAll(m[1], "_", "-")
 }
 
-// leftBundles returns the bundles in a directory of the containers that wanted selects. They are listed in containerd's mount
-// namespace, in which their paths are valid.
-func leftBundles(dir, proc string, wanted func(id string) bool) ([]Piece, error) {
+// list returns the bundles of the containers that wanted selects. They are listed in containerd's mount namespace.
+func (b bundles) list(wanted func(id string) bool) ([]Piece, error) {
+	if b.proc == "" {
+		return nil, nil
+	}
 	var out []Piece
-	err := inMountNamespace(filepath.Join(proc, "ns", "mnt"), func() error {
-		entries, err := os.ReadDir(dir)
+	err := inMountNamespace(filepath.Join(b.proc, "ns", "mnt"), func() error {
+		entries, err := os.ReadDir(b.dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		for _, e := range entries {
 			if e.IsDir() && wanted(e.Name()) {
-				out = append(out, Piece{ID: e.Name(), Part: PartBundle, Owner: bundleOwner(filepath.Join(dir, e.Name()))})
+				out = append(out, Piece{ID: e.Name(), Part: PartBundle, Owner: bundleOwner(filepath.Join(b.dir, e.Name()))})
 			}
 		}
 		return err
@@ -58,24 +60,24 @@ func bundleOwner(bundle string) string {
 // processes that work on it, its mounts, the directory, and the working directory that belongs to it. Nothing is removed through a
 // mount: a bundle in which something is still mounted is an error.
 func (r *Remover) removeBundle(ctx context.Context, id string) error {
-	proc, err := r.hostProc(ctx)
-	if err != nil || proc == "" {
+	b, err := r.bundles(ctx)
+	if err != nil || b.proc == "" {
 		return err
 	}
 	if err := r.removeStrays(ctx, id, ""); err != nil {
 		return err
 	}
-	if err := r.unmount(ctx, id); err != nil {
+	if err := b.unmount(id); err != nil {
 		return err
 	}
-	points, err := r.mountPoints(proc, func(owner string) bool { return owner == id })
+	points, err := b.mountPoints(func(owner string) bool { return owner == id })
 	if err != nil {
 		return fmt.Errorf("looking for mounts of container %s: %w", id, err)
 	}
 	if len(points) > 0 {
 		return fmt.Errorf("removing the bundle of container %s, in which something is mounted: %w", id, errdefs.ErrUnavailable)
 	}
-	err = inMountNamespace(filepath.Join(proc, "ns", "mnt"), func() error { return removeBundleDir(filepath.Join(r.bundles(), id)) })
+	err = inMountNamespace(filepath.Join(b.proc, "ns", "mnt"), func() error { return removeBundleDir(filepath.Join(b.dir, id)) })
 	if err != nil {
 		return fmt.Errorf("removing the bundle of container %s: %w", id, err)
 	}

@@ -17,10 +17,10 @@ var (
 func CgroupsPath(raw []byte) string { return parseSpec(raw).Linux.CgroupsPath }
 
 // RemoveLog removes a log directory.
-func (r *Remover) RemoveLog(id string) error { return r.removeLog(id) }
+func (r *Remover) RemoveLog(id string) error { return r.logs().remove(id) }
 
 // Unmount detaches a container's mounts.
 func (r *Remover) Unmount(ctx context.Context, id string) error { return r.unmount(ctx, id) }
 
 // RemoveFIFOs removes a container's FIFOs.
-func (r *Remover) RemoveFIFOs(id string) error { return r.removeFIFOs(id) }
+func (r *Remover) RemoveFIFOs(id string) error { return fifoDir(r.FIFORoot).remove(id) }

@@ -25,12 +25,15 @@ func fifoOwner(name string) string {
 // fifo is a file with the name of a FIFO.
 type fifo struct{ id, path string }
 
-// fifos returns all FIFOs. A client creates a directory for each process, with a random name, and the streams in it.
-func (r *Remover) fifos() ([]fifo, error) {
-	if r.FIFORoot == "" {
+// fifoDir is the directory in which containerd's clients create FIFOs; empty for none.
+type fifoDir string
+
+// list returns all FIFOs. A client creates a directory for each process, with a random name, and the streams in it.
+func (d fifoDir) list() ([]fifo, error) {
+	if d == "" {
 		return nil, nil
 	}
-	dirs, err := os.ReadDir(r.FIFORoot)
+	dirs, err := os.ReadDir(string(d))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -38,26 +41,27 @@ func (r *Remover) fifos() ([]fifo, error) {
 		return nil, err
 	}
 	var out []fifo
-	for _, d := range dirs {
-		if !d.IsDir() {
+	for _, e := range dirs {
+		if !e.IsDir() {
 			continue
 		}
-		entries, err := os.ReadDir(filepath.Join(r.FIFORoot, d.Name()))
+		dir := filepath.Join(string(d), e.Name())
+		entries, err := os.ReadDir(dir)
 		if err != nil {
 			continue // removed concurrently
 		}
 		for _, e := range entries {
 			if id := fifoOwner(e.Name()); id != "" && !e.IsDir() {
-				out = append(out, fifo{id, filepath.Join(r.FIFORoot, d.Name(), e.Name())})
+				out = append(out, fifo{id, filepath.Join(dir, e.Name())})
 			}
 		}
 	}
 	return out, nil
 }
 
-// removeFIFOs removes a container's FIFOs, and the directories that are then empty.
-func (r *Remover) removeFIFOs(id string) error {
-	all, err := r.fifos()
+// remove removes a container's FIFOs, and the directories that are then empty.
+func (d fifoDir) remove(id string) error {
+	all, err := d.list()
 	for _, f := range all {
 		if f.id != id || err != nil {
 			continue

@@ -4,18 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
-	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
@@ -71,7 +65,7 @@ func (r *Remover) InventoryExcept(ctx context.Context, skip map[string]bool) ([]
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing snapshots: %w", err))
 	}
-	streams, err := r.fifos()
+	streams, err := fifoDir(r.FIFORoot).list()
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing FIFOs: %w", err))
 	}
@@ -80,134 +74,36 @@ func (r *Remover) InventoryExcept(ctx context.Context, skip map[string]bool) ([]
 			out = append(out, Piece{ID: f.id, Part: PartFIFOs})
 		}
 	}
-	proc, err := r.hostProc(ctx)
+	bundles, err := r.bundles(ctx)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing mounts: %w", err))
 	}
-	if proc != "" {
-		points, err := r.mountPoints(proc, wanted)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("listing mounts: %w", err))
-		}
-		for _, p := range points {
-			out = append(out, Piece{ID: p.id, Part: PartMount})
-		}
-		bundles, err := leftBundles(r.bundles(), proc, wanted)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("listing bundles: %w", err))
-		}
-		out = append(out, bundles...)
+	points, err := bundles.mountPoints(wanted)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing mounts: %w", err))
 	}
-	groups, err := r.freeCgroups(ctx, wanted)
+	for _, p := range points {
+		out = append(out, Piece{ID: p.id, Part: PartMount})
+	}
+	left, err := bundles.list(wanted)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing bundles: %w", err))
+	}
+	out = append(out, left...)
+	groups, err := r.cgroups().free(wanted, func() (map[string]bool, error) { return r.tasks().ids(ctx) })
 	if err != nil {
 		errs = append(errs, err)
 	}
 	out = append(out, groups...)
-	logs, err := r.logs(wanted)
+	logs, err := r.logs().list(wanted)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing logs: %w", err))
 	}
 	return append(out, logs...), errors.Join(errs...)
 }
 
-// freeCgroups returns our cgroups that are empty, or whose processes belong to a task of this containerd.
-func (r *Remover) freeCgroups(ctx context.Context, wanted func(id string) bool) ([]Piece, error) {
-	all := r.cgroups()
-	maps.DeleteFunc(all, func(id, _ string) bool { return !wanted(id) })
-	if len(all) == 0 {
-		return nil, nil
-	}
-	known, err := r.taskIDs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var out []Piece
-	for id, path := range all {
-		if known[id] || len(r.members(path)) == 0 {
-			out = append(out, Piece{ID: id, Part: PartCgroup, Path: path, Owner: podOf(path)})
-		}
-	}
-	return out, nil
-}
-
-// taskIDs returns the ids of all tasks, including those without a record.
-func (r *Remover) taskIDs(ctx context.Context) (map[string]bool, error) {
-	step, cancel := r.step(ctx)
-	defer cancel()
-	resp, err := r.Client.TaskService().List(step, &tasks.ListTasksRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("listing tasks: %w", errgrpc.ToNative(err))
-	}
-	ids := make(map[string]bool, len(resp.GetTasks()))
-	for _, t := range resp.GetTasks() {
-		ids[t.GetID()] = true
-	}
-	return ids, nil
-}
-
-// logs returns the log directories of the wanted containers, including those that are being created.
-func (r *Remover) logs(wanted func(id string) bool) ([]Piece, error) {
-	if r.LogRoot == "" {
-		return nil, nil
-	}
-	entries, err := os.ReadDir(r.LogRoot)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var out []Piece
-	for _, e := range entries {
-		p := Piece{ID: e.Name(), Part: PartLog, Path: filepath.Join(r.LogRoot, e.Name())}
-		name, isNew := strings.CutPrefix(e.Name(), NewLogPrefix)
-		if isNew {
-			// The owner is a uid, 36 characters long.
-			if p.ID = ""; len(name) > 37 {
-				p.Owner, p.ID = name[:36], name[37:]
-			}
-		}
-		if !e.IsDir() || !wanted(p.ID) {
-			continue
-		}
-		if raw, err := os.ReadFile(filepath.Join(p.Path, OwnerFile)); err == nil && !isNew {
-			p.Owner = string(raw)
-		}
-		p.Deleted, p.Written = modified(filepath.Join(p.Path, deletedFile)), modified(filepath.Join(p.Path, OutputFile))
-		if p.Written.IsZero() {
-			p.Written = modified(p.Path)
-		}
-		out = append(out, p)
-	}
-	return out, nil
-}
-
-// deletedFile, in a log directory, marks when the container was deleted.
-const deletedFile = "deleted"
-
-// modified returns when a file was last written; zero if it does not exist.
-func modified(path string) time.Time {
-	info, err := os.Stat(path)
-	if err != nil {
-		return time.Time{}
-	}
-	return info.ModTime()
-}
-
 // MarkDeleted marks a container's log directory, if there is one, as that of a deleted container.
-func (r *Remover) MarkDeleted(id string) error {
-	if r.LogRoot == "" || !validID(id) {
-		return nil
-	}
-	f, err := os.OpenFile(filepath.Join(r.LogRoot, id, deletedFile), os.O_CREATE|os.O_WRONLY, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("marking the log of container %s: %w", id, err)
-	}
-	return f.Close()
-}
+func (r *Remover) MarkDeleted(id string) error { return r.logs().markDeleted(id) }
 
 // RemovePiece removes a resource whose container has no record, and ends the container's task if containerd still runs one. The
 // caller has verified that there is no record. Safe to repeat.
@@ -224,14 +120,14 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	case PartSnapshot:
 		return r.removeSnapshots(ctx, holdings{snapshots: []snapshotRef{{r.Snapshotter, p.ID}}})
 	case PartFIFOs:
-		return r.removeFIFOs(p.ID)
+		return fifoDir(r.FIFORoot).remove(p.ID)
 	case PartMount:
 		return r.unmount(ctx, p.ID)
 	case PartBundle:
 		return r.removeBundle(ctx, p.ID)
 	case PartCgroup:
-		r.removeCgroup(p.Path)
-		if r.cgroupExists(p.Path) {
+		r.cgroups().remove(p.Path)
+		if r.cgroups().exists(p.Path) {
 			return fmt.Errorf("removing the cgroup of container %s, which has processes: %w", p.ID, errdefs.ErrUnavailable)
 		}
 		return nil
@@ -265,25 +161,5 @@ func (r *Remover) Measure(ctx context.Context, id string) int64 {
 			sum += usage.Size
 		}
 	}
-	if r.LogRoot != "" && !r.KeepLog {
-		sum += diskUsage(filepath.Join(r.LogRoot, id))
-	}
-	return sum
-}
-
-// diskUsage returns the disk space that the files below a directory take.
-func diskUsage(dir string) int64 {
-	var sum int64
-	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return nil //nolint:nilerr // removed concurrently
-		}
-		if info, err := e.Info(); err == nil {
-			if s, ok := info.Sys().(*syscall.Stat_t); ok {
-				sum += s.Blocks * 512
-			}
-		}
-		return nil
-	})
-	return sum
+	return sum + r.logs().usage(id)
 }

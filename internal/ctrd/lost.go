@@ -26,15 +26,15 @@ func (r *Remover) endLost(ctx context.Context, id string) error {
 }
 
 func (r *Remover) endLostOnce(ctx context.Context, id string) error {
-	known, err := r.taskIDs(ctx)
+	known, err := r.tasks().ids(ctx)
 	if err != nil || !known[id] {
 		return err
 	}
-	path := r.cgroups()[id]
-	if err := r.createTemporaryRecord(ctx, id, path); err != nil {
+	path := r.cgroups().all()[id]
+	if err := r.tasks().createRecord(ctx, id, path); err != nil {
 		return err
 	}
-	_, err = r.removeTask(ctx, id)
+	_, err = r.tasks().remove(ctx, id)
 	if err == nil {
 		err = r.removeStrays(ctx, id, path)
 	}
@@ -49,17 +49,17 @@ func (r *Remover) endLostOnce(ctx context.Context, id string) error {
 	return nil
 }
 
-// createTemporaryRecord creates a record for a task that has none.
-func (r *Remover) createTemporaryRecord(ctx context.Context, id, cgroup string) error {
-	var s spec
-	s.Linux.CgroupsPath = cgroup
-	raw, err := json.Marshal(s)
+// createRecord creates a temporary record for a task that has none.
+func (s *taskSet) createRecord(ctx context.Context, id, cgroup string) error {
+	var described spec
+	described.Linux.CgroupsPath = cgroup
+	raw, err := json.Marshal(described)
 	if err != nil {
 		return fmt.Errorf("encoding the temporary record of task %s: %w", id, err)
 	}
-	step, cancel := r.step(ctx)
+	step, cancel := s.step(ctx)
 	defer cancel()
-	_, err = r.Client.ContainerService().Create(step, containers.Container{
+	_, err = s.client.ContainerService().Create(step, containers.Container{
 		ID: id, Labels: identity.Identity{AgentUID: lostAgent, State: identity.StateSlot}.Labels(),
 		Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2"}, Spec: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: raw},
 	})

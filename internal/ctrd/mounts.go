@@ -19,6 +19,21 @@ import (
 // ProcOfContainerd is the HostProc that stands for containerd's own process.
 const ProcOfContainerd = "containerd"
 
+// bundles is the directory in which containerd has a bundle for each container with a task.
+type bundles struct {
+	dir string
+	// proc is the /proc directory of a process in containerd's mount namespace, in which the directory's path is valid. Empty: the
+	// directory is not visible, and counts as empty.
+	proc string
+}
+
+// bundles returns the bundles of containerd's namespace.
+func (r *Remover) bundles(ctx context.Context) (bundles, error) {
+	proc, err := r.hostProc(ctx)
+	dir := filepath.Join(cmp.Or(r.StateDir, DefaultStateDir), "io.containerd.runtime.v2.task", r.Client.DefaultNamespace())
+	return bundles{dir: dir, proc: proc}, err
+}
+
 // hostProc returns the /proc directory whose mount namespace is searched; "" for none. containerd is asked for its process each
 // time, because it may have been restarted; if that process is not visible here, the host's first process is used.
 func (r *Remover) hostProc(ctx context.Context) (string, error) {
@@ -38,13 +53,17 @@ func (r *Remover) hostProc(ctx context.Context) (string, error) {
 	return filepath.Join(r.ProcRoot, strconv.FormatUint(server.GetPid(), 10)), nil
 }
 
-// unmount detaches the mounts of a container's root file system that its shim has left.
 func (r *Remover) unmount(ctx context.Context, id string) error {
-	proc, err := r.hostProc(ctx)
-	if err != nil || proc == "" {
+	b, err := r.bundles(ctx)
+	if err != nil {
 		return err
 	}
-	points, err := r.mountPoints(proc, func(owner string) bool { return owner == id })
+	return b.unmount(id)
+}
+
+// unmount detaches the mounts of a container's root file system that its shim has left.
+func (b bundles) unmount(id string) error {
+	points, err := b.mountPoints(func(owner string) bool { return owner == id })
 	if err != nil {
 		return fmt.Errorf("listing the mounts of container %s: %w", id, err)
 	}
@@ -52,7 +71,7 @@ func (r *Remover) unmount(ctx context.Context, id string) error {
 		return nil
 	}
 	slices.Reverse(points) // the last mount first
-	err = inMountNamespace(filepath.Join(proc, "ns", "mnt"), func() error {
+	err = inMountNamespace(filepath.Join(b.proc, "ns", "mnt"), func() error {
 		for _, p := range points {
 			err := unix.Unmount(p.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // unmounted concurrently
@@ -70,18 +89,15 @@ func (r *Remover) unmount(ctx context.Context, id string) error {
 // mountPoint is a mount point in a container's bundle.
 type mountPoint struct{ id, path string }
 
-// bundles returns the directory in which containerd has a bundle for each container with a task.
-func (r *Remover) bundles() string {
-	return filepath.Join(cmp.Or(r.StateDir, DefaultStateDir), "io.containerd.runtime.v2.task", r.Client.DefaultNamespace()) + "/"
-}
-
 // mountPoints returns the mount points in the bundles of the wanted containers, in the order in which they were mounted.
-func (r *Remover) mountPoints(proc string, want func(id string) bool) ([]mountPoint, error) {
-	raw, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
+func (b bundles) mountPoints(want func(id string) bool) ([]mountPoint, error) {
+	if b.proc == "" {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(filepath.Join(b.proc, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}
-	bundles := r.bundles()
 	var out []mountPoint
 	for line := range strings.Lines(string(raw)) {
 		fields := strings.Fields(line)
@@ -89,7 +105,7 @@ func (r *Remover) mountPoints(proc string, want func(id string) bool) ([]mountPo
 			continue
 		}
 		path := unescape(fields[4])
-		rest, within := strings.CutPrefix(path, bundles)
+		rest, within := strings.CutPrefix(path, b.dir+"/")
 		if id, _, _ := strings.Cut(rest, "/"); within && want(id) {
 			out = append(out, mountPoint{id, path})
 		}

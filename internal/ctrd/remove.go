@@ -2,19 +2,12 @@ package ctrd
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
-	"github.com/containerd/containerd/api/services/tasks/v1"
-	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/utils/clock"
 
@@ -87,8 +80,9 @@ const (
 )
 
 // Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory and snapshots, the shim of its
-// group if no other container of the group is left, and its record, in this order: the record is the evidence, so it is removed last, and an interrupted removal can be repeated. Parts that do not
-// exist are skipped. It blocks for at most about 30 s; an error says what is left. Safe to repeat.
+// group if no other container of the group is left, and its record, in this order: the record is the evidence, so it is removed last,
+// and an interrupted removal can be repeated. Parts that do not exist are skipped. It blocks for at most about 30 s; an error says
+// what is left. Safe to repeat.
 func (r *Remover) Remove(ctx context.Context, id string) error {
 	if !validID(id) {
 		return fmt.Errorf("container id %q: %w", id, errdefs.ErrInvalidArgument)
@@ -98,13 +92,13 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	r.before(StepTask)
-	had, err := r.removeTask(ctx, id)
+	had, err := r.tasks().remove(ctx, id)
 	if err != nil {
 		return err
 	}
 	r.before(StepStrays)
 	if had {
-		r.removeCgroup(known.cgroup)
+		r.cgroups().remove(known.cgroup)
 	} else if err := r.removeStrays(ctx, id, known.cgroup); err != nil {
 		return err
 	}
@@ -113,11 +107,11 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	r.before(StepFIFOs)
-	if err := r.removeFIFOs(id); err != nil {
+	if err := fifoDir(r.FIFORoot).remove(id); err != nil {
 		return err
 	}
 	r.before(StepLog)
-	if err := r.removeLog(id); err != nil {
+	if err := r.logs().remove(id); err != nil {
 		return err
 	}
 	r.before(StepSnapshot)
@@ -177,106 +171,10 @@ func (r *Remover) inspect(ctx context.Context, id string) (holdings, error) {
 	return h, nil
 }
 
-// removeLog removes the log directory. An agent that checks the log may create a file in the directory after it was listed
-// and before it is removed: then the removal is repeated.
-func (r *Remover) removeLog(id string) error {
-	if r.LogRoot == "" {
-		return nil
-	}
-	dir := filepath.Join(r.LogRoot, id)
-	if r.KeepLog {
-		dir = filepath.Join(dir, ClaimDir)
-	}
-	var err error
-	for range removeAttempts {
-		if err = os.RemoveAll(dir); !errors.Is(err, syscall.ENOTEMPTY) {
-			break
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("removing the log of container %s: %w", id, err)
-	}
-	return nil
-}
-
 // RemoveTask kills and deletes the container's task. A shim that does not answer is killed, after which containerd cleans up.
 func (r *Remover) RemoveTask(ctx context.Context, id string) error {
-	_, err := r.removeTask(ctx, id)
+	_, err := r.tasks().remove(ctx, id)
 	return err
-}
-
-// removeTask also reports whether containerd knew the task.
-func (r *Remover) removeTask(ctx context.Context, id string) (bool, error) {
-	var last error
-	for attempt := range removeAttempts {
-		if attempt > 0 {
-			// A task that has ended and cannot be deleted (no such device: its cgroup or mount was removed first) needs its shim
-			// killed, too.
-			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) || IsGone(last) {
-				kill(r.strays(id))
-			}
-			select {
-			case <-ctx.Done():
-				return true, fmt.Errorf("removing task %s: %w", id, errors.Join(last, ctx.Err()))
-			case <-r.clock().After(time.Duration(attempt) * 100 * time.Millisecond):
-			}
-		}
-		var known bool
-		if known, last = r.tryRemoveTask(ctx, id); last == nil {
-			return known || attempt > 0, nil
-		}
-	}
-	return true, fmt.Errorf("removing task %s: %w", id, last)
-}
-
-func (r *Remover) tryRemoveTask(ctx context.Context, id string) (known bool, err error) {
-	step, cancel := r.step(ctx)
-	defer cancel()
-	service := r.Client.TaskService()
-	// A task that has not ended is not deleted: for one that was created and never started, this would block the shim for many
-	// seconds.
-	resp, err := service.Get(step, &tasks.GetRequest{ContainerID: id})
-	if err = errgrpc.ToNative(err); err != nil {
-		if errdefs.IsNotFound(err) {
-			return false, nil
-		}
-		return true, err
-	}
-	if resp.GetProcess().GetStatus() != task.Status_STOPPED {
-		// It may end concurrently, for which shims have several messages: killing an ended process is not an error.
-		_, err = service.Kill(step, &tasks.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL), All: true})
-		if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
-			return true, err
-		}
-		_, err = service.Wait(step, &tasks.WaitRequest{ContainerID: id})
-		if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
-			return true, err
-		}
-	}
-	_, err = service.Delete(step, &tasks.DeleteTaskRequest{ContainerID: id})
-	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
-		return true, err
-	}
-	return true, nil
-}
-
-// IsGone reports whether an error of a task's call means that the process has ended.
-func IsGone(err error) bool {
-	if err == nil {
-		return false
-	}
-	for _, s := range []string{"process already finished", "no such process", "no such device", "container not running", "container is not running", "not created"} {
-		if strings.Contains(err.Error(), s) {
-			return true
-		}
-	}
-	return false
-}
-
-// isBroken reports whether the shim's connection is broken: it ended, or containerd is about to clean it up.
-func isBroken(err error) bool {
-	return err != nil && (strings.Contains(err.Error(), "ttrpc: closed") || strings.Contains(err.Error(), "ttrpc: server closed") ||
-		strings.Contains(err.Error(), "connection refused") && strings.Contains(err.Error(), "shim"))
 }
 
 func (r *Remover) step(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -292,6 +190,20 @@ func (r *Remover) clock() clock.Clock {
 		return r.Clock
 	}
 	return clock.RealClock{}
+}
+
+// The parts of the host that a removal needs, each a view of this Remover's fields.
+
+func (r *Remover) processes() processes {
+	return processes{root: r.ProcRoot, namespace: r.Client.DefaultNamespace()}
+}
+
+func (r *Remover) cgroups() cgroups { return cgroups{root: r.CgroupRoot, parents: r.CgroupParents} }
+
+func (r *Remover) logs() logs { return logs{root: r.LogRoot, keep: r.KeepLog} }
+
+func (r *Remover) tasks() *taskSet {
+	return &taskSet{client: r.Client, processes: r.processes(), clock: r.clock(), step: r.step}
 }
 
 func validID(id string) bool {

@@ -1,14 +1,9 @@
 package ctrd
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -72,10 +67,11 @@ func (l *leaving) of(group string) []string {
 // know the task yet, to delete it, and the shim then keeps the task that nobody knows. A create makes the record before it joins the
 // shim, so a shim without a record in its group serves no create, except one that JoinsGroup reports.
 func (r *Remover) endShim(ctx context.Context, id, group string) error {
-	if group == "" || r.ProcRoot == "" || (r.JoinsGroup != nil && r.JoinsGroup(group)) {
+	if group == "" || (r.JoinsGroup != nil && r.JoinsGroup(group)) {
 		return nil
 	}
-	shims := r.shims(group, id)
+	host := r.processes()
+	shims := host.shims(group, id)
 	if len(shims) == 0 {
 		return nil
 	}
@@ -85,7 +81,7 @@ func (r *Remover) endShim(ctx context.Context, id, group string) error {
 	}
 	begun, polls := r.clock().Now(), backoff.New(r.clock(), shimPolls)
 	for {
-		if shims = slices.DeleteFunc(shims, func(pid int) bool { return !r.isShim(pid, group, id) }); len(shims) == 0 {
+		if shims = slices.DeleteFunc(shims, func(pid int) bool { return !host.isShim(pid, group, id) }); len(shims) == 0 {
 			return nil
 		}
 		waited := r.clock().Since(begun)
@@ -93,7 +89,7 @@ func (r *Remover) endShim(ctx context.Context, id, group string) error {
 			return fmt.Errorf("ending the shim of group %s: %w", group, errdefs.ErrUnavailable)
 		}
 		if waited >= shimGrace {
-			shims = slices.DeleteFunc(shims, r.hasChild) // it runs a task without a record
+			shims = slices.DeleteFunc(shims, host.hasChild) // it runs a task without a record
 			for _, pid := range shims {
 				_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
 			}
@@ -118,59 +114,4 @@ func (r *Remover) groupHasRecord(ctx context.Context, group string, except []str
 		}
 	}
 	return false, nil
-}
-
-// shims returns the shims that were started with one of these containers.
-func (r *Remover) shims(ids ...string) []int {
-	entries, err := os.ReadDir(r.ProcRoot)
-	if err != nil {
-		return nil
-	}
-	var out []int
-	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && r.isShim(pid, ids...) {
-			out = append(out, pid)
-		}
-	}
-	return out
-}
-
-// isShim reports whether a process is a shim that was started with one of these containers.
-func (r *Remover) isShim(pid int, ids ...string) bool {
-	raw, err := os.ReadFile(filepath.Join(r.ProcRoot, strconv.Itoa(pid), "cmdline"))
-	return err == nil && slices.ContainsFunc(ids, func(id string) bool { return isShimOf(raw, r.Client.DefaultNamespace(), id) })
-}
-
-// hasChild reports whether a process has a child; true in doubt.
-func (r *Remover) hasChild(pid int) bool {
-	entries, err := os.ReadDir(r.ProcRoot)
-	return err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		child, err := strconv.Atoi(e.Name())
-		return err == nil && parent(r.ProcRoot, child) == pid
-	})
-}
-
-// parent returns a process's parent; 0 if it is unknown.
-func parent(procRoot string, pid int) int {
-	raw, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0
-	}
-	// The command, in parentheses, may itself contain spaces and parentheses.
-	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
-	if len(fields) < 2 {
-		return 0
-	}
-	ppid, err := strconv.Atoi(fields[1])
-	if err != nil {
-		return 0
-	}
-	return ppid
-}
-
-// isShimOf reports whether a command line is that of the shim of a group of slots, which has the id of the first.
-func isShimOf(cmdline []byte, namespace, group string) bool {
-	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
-	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", group) &&
-		!slices.Contains(args, "delete")
 }
