@@ -11,6 +11,9 @@ import (
 	"time"
 )
 
+// logAttempts is how often the removal of a log directory is attempted, at once: only a file that is created meanwhile makes it fail.
+const logAttempts = 4
+
 // logs is the directory of the log directories.
 type logs struct {
 	// root holds a directory for each container, named by its id; empty for none.
@@ -94,7 +97,7 @@ func (l logs) remove(id string) error {
 		dir = filepath.Join(dir, ClaimDir)
 	}
 	var err error
-	for range removeAttempts {
+	for range logAttempts {
 		if err = os.RemoveAll(dir); !errors.Is(err, syscall.ENOTEMPTY) {
 			break
 		}

@@ -73,12 +73,6 @@ func Steps() []Step {
 	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepShim, StepRecord}
 }
 
-const (
-	removeAttempts = 4
-	strayTimeout   = 10 * time.Second
-	strayInterval  = 50 * time.Millisecond
-)
-
 // Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory and snapshots, the shim of its
 // group if no other container of the group is left, and its record, in this order: the record is the evidence, so it is removed last,
 // and an interrupted removal can be repeated. Parts that do not exist are skipped. It blocks for at most about 30 s; an error says

@@ -16,9 +16,9 @@ import (
 
 const (
 	// shimGrace is how long the shim of a group has to end by itself after the group's last task was deleted.
-	shimGrace = 500 * time.Millisecond
+	shimGrace = 2 * time.Second
 	// shimTimeout is how long a removal waits for the shim's end.
-	shimTimeout = 3 * time.Second
+	shimTimeout = 5 * time.Second
 )
 
 // shimPolls is the policy of checks whether a shim has ended, which takes it a few milliseconds.

@@ -8,13 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -87,6 +90,36 @@ func slots(n int) []string {
 	return out
 }
 
+// hurry returns a clock on which time passes whenever it is waited for, once begin is closed; at once if begin is nil.
+func hurry(t *testing.T, begin <-chan struct{}) *clocktesting.FakeClock {
+	t.Helper()
+	clock, stop := clocktesting.NewFakeClock(time.Now()), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if begin != nil {
+			select {
+			case <-begin:
+			case <-stop:
+				return
+			}
+		}
+		ticker := time.NewTicker(time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-ticker.C:
+				if clock.HasWaiters() {
+					clock.Step(10 * time.Millisecond)
+				}
+			}
+		}
+	})
+	t.Cleanup(func() { close(stop); wg.Wait() })
+	return clock
+}
+
 // TestRemoveEndsTheShimOfItsGroup: the shim that still runs is that of a group, or of the removed slot itself, which had joined the
 // group after its first shim.
 func TestRemoveEndsTheShimOfItsGroup(t *testing.T) {
@@ -115,7 +148,7 @@ func TestRemoveEndsTheShimOfItsGroup(t *testing.T) {
 			defer s.end()
 			h := &host{status: task.Status_RUNNING, groups: test.groups}
 			r := h.remover(t)
-			r.ProcRoot = "/proc"
+			r.ProcRoot, r.Clock = "/proc", hurry(t, nil)
 			if test.joins != "" {
 				r.JoinsGroup = func(group string) bool { return group == test.joins }
 			}
@@ -135,10 +168,10 @@ func TestShimThatEndsByItselfIsNotKilled(t *testing.T) {
 	s := startShim(t, id)
 	h := &host{status: task.Status_RUNNING, groups: map[string]string{id: id}}
 	r := h.remover(t)
-	r.ProcRoot = "/proc"
+	r.ProcRoot, r.Clock = "/proc", hurry(t, s.ended)
 	r.Before = func(step ctrd.Step) {
 		if step == ctrd.StepShim {
-			require.NoError(t, s.stdin.Close()) // it takes a moment
+			require.NoError(t, s.stdin.Close()) // its end takes a moment, in which no time passes
 		}
 	}
 	require.NoError(t, r.Remove(t.Context(), id))
@@ -156,7 +189,7 @@ func TestConcurrentRemovalsEndTheShim(t *testing.T) {
 			s := startShim(t, id[0])
 			h := &host{status: task.Status_RUNNING, groups: map[string]string{id[0]: id[0], id[1]: id[0]}}
 			r := h.remover(t)
-			r.ProcRoot = "/proc"
+			r.ProcRoot, r.Clock = "/proc", hurry(t, nil)
 			begun := false
 			r.Before = func(step ctrd.Step) {
 				if step == at && !begun {
@@ -193,7 +226,7 @@ func TestRecordStaysUntilTheShimHasEnded(t *testing.T) {
 	require.PanicsWithError(t, died.Error(), func() { _ = r.Remove(t.Context(), id) })
 	require.Contains(t, h.groups, id)
 	next := h.remover(t)
-	next.ProcRoot = "/proc"
+	next.ProcRoot, next.Clock = "/proc", hurry(t, nil)
 	require.NoError(t, next.Remove(t.Context(), id))
 	<-s.ended
 	require.True(t, s.killed())

@@ -14,7 +14,15 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 )
+
+// taskAttempts is how often the removal of a task is attempted; each attempt takes up to some seconds.
+const taskAttempts = 4
+
+// taskRetries is the policy of the delays in between.
+var taskRetries = backoff.Policy{Initial: 100 * time.Millisecond, Max: 300 * time.Millisecond}
 
 // taskSet lists and removes containerd's tasks.
 type taskSet struct {
@@ -45,17 +53,16 @@ func (s *taskSet) ids(ctx context.Context) (map[string]bool, error) {
 // remove kills and deletes a container's task, and reports whether containerd knew it.
 func (s *taskSet) remove(ctx context.Context, id string) (bool, error) {
 	var last error
-	for attempt := range removeAttempts {
+	delays := backoff.New(s.clock, taskRetries)
+	for attempt := range taskAttempts {
 		if attempt > 0 {
 			// A task that has ended and cannot be deleted (no such device: its cgroup or mount was removed first) needs its shim
 			// killed, too.
 			if errdefs.IsDeadlineExceeded(last) || errors.Is(last, context.DeadlineExceeded) || isBroken(last) || IsGone(last) {
 				kill(s.processes.strays(id))
 			}
-			select {
-			case <-ctx.Done():
-				return true, fmt.Errorf("removing task %s: %w", id, errors.Join(last, ctx.Err()))
-			case <-s.clock.After(time.Duration(attempt) * 100 * time.Millisecond):
+			if err := delays.Wait(ctx); err != nil {
+				return true, fmt.Errorf("removing task %s: %w", id, errors.Join(last, err))
 			}
 		}
 		var known bool
