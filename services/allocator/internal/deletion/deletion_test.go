@@ -58,15 +58,15 @@ func TestDeletionIsRepeatedUntilRemoved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, script, func(e *env) {
 				d := e.manager.Container(fence)
-				require.Same(t, d, e.manager.Request(order()), "the same request joins it")
+				require.Same(e, d, e.manager.Request(order()), "the same request joins it")
 				e.pass(time.Minute)
-				require.True(t, closed(d.Removed()))
-				require.True(t, d.Acknowledged())
-				require.Equal(t, state.Done, d.State())
-				require.False(t, e.owns())
-				require.Equal(t, 1, e.agent.released, "its capacity is free, once")
-				require.True(t, e.store.ContainerRemoved(identity.FenceOf(fence)))
-				require.Len(t, e.agent.calls(), len(script))
+				require.True(e, closed(d.Removed()))
+				require.True(e, d.Acknowledged())
+				require.Equal(e, state.Done, d.State())
+				require.False(e, e.owns())
+				require.Equal(e, 1, e.agent.released, "its capacity is free, once")
+				require.True(e, e.store.ContainerRemoved(identity.FenceOf(fence)))
+				require.Len(e, e.agent.calls(), len(script))
 			})
 		})
 	}
@@ -102,18 +102,18 @@ func TestStateFollowsTheAgent(t *testing.T) {
 			bubble(t, test.script, func(e *env) {
 				d := e.manager.Request(withTombstone())
 				e.pass(time.Hour + time.Millisecond) // between two calls, if they are repeated
-				require.Equal(t, test.want, d.State())
-				require.Equal(t, test.withdraw, d.Withdraw(), "only what no agent has received is withdrawn")
-				require.Equal(t, !test.withdraw, e.owns())
+				require.Equal(e, test.want, d.State())
+				require.Equal(e, test.withdraw, d.Withdraw(), "only what no agent has received is withdrawn")
+				require.Equal(e, !test.withdraw, e.owns())
 				n := len(e.agent.calls())
 				e.pass(time.Hour)
 				if test.withdraw {
-					require.Len(t, e.agent.calls(), n, "no call follows a withdrawal")
-					require.Equal(t, state.Withdrawn, d.State())
+					require.Len(e, e.agent.calls(), n, "no call follows a withdrawal")
+					require.Equal(e, state.Withdrawn, d.State())
 					e.agent.set(func(a *agent) { a.script = []answer{removes} })
 					again := e.manager.Request(withTombstone())
 					e.pass(time.Minute)
-					require.True(t, closed(again.Removed()), "a new request begins again")
+					require.True(e, closed(again.Removed()), "a new request begins again")
 				}
 			})
 		})
@@ -123,14 +123,14 @@ func TestStateFollowsTheAgent(t *testing.T) {
 func TestErrorOfTheLastCall(t *testing.T) {
 	bubble(t, []answer{fails(fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "full")), breaks}, func(e *env) {
 		d := e.manager.Request(order())
-		require.NoError(t, d.Err())
+		require.NoError(e, d.Err())
 		synctest.Wait()
-		require.Equal(t, fault.Overloaded, fault.ReasonOf(d.Err()))
+		require.Equal(e, fault.Overloaded, fault.ReasonOf(d.Err()))
 		e.pass(time.Minute)
-		require.ErrorContains(t, d.Err(), "connection reset")
+		require.ErrorContains(e, d.Err(), "connection reset")
 		e.agent.set(func(a *agent) { a.script = []answer{removes} })
 		e.pass(time.Minute)
-		require.ErrorContains(t, d.Err(), "connection reset", "a success does not replace it")
+		require.ErrorContains(e, d.Err(), "connection reset", "a success does not replace it")
 	})
 }
 
@@ -139,11 +139,11 @@ func TestOnlyLeaderDeletes(t *testing.T) {
 		e.leads.Store(false)
 		d := e.manager.Request(order())
 		e.pass(time.Hour)
-		require.Empty(t, e.agent.calls(), "a standby deletes nothing")
-		require.False(t, closed(d.Removed()))
+		require.Empty(e, e.agent.calls(), "a standby deletes nothing")
+		require.False(e, closed(d.Removed()))
 		e.leads.Store(true)
 		e.pass(time.Minute)
-		require.True(t, closed(d.Removed()))
+		require.True(e, closed(d.Removed()))
 	})
 }
 
@@ -152,14 +152,14 @@ func TestUnreachableAgentIsNotGone(t *testing.T) {
 		e.agent.set(func(a *agent) { a.away = true })
 		d := e.manager.Request(order())
 		e.pass(time.Hour)
-		require.False(t, closed(d.Removed()), "an agent that cannot be reached is not gone")
-		require.True(t, e.manager.Deleting(identity.FenceOf(fence)))
+		require.False(e, closed(d.Removed()), "an agent that cannot be reached is not gone")
+		require.True(e, e.manager.Deleting(identity.FenceOf(fence)))
 		e.agent.set(func(a *agent) { a.gone = true })
 		e.pass(time.Minute)
-		require.True(t, closed(d.Removed()), "the containers of a Pod that is gone are the janitor's")
-		require.False(t, e.manager.Deleting(identity.FenceOf(fence)))
-		require.False(t, d.Kept())
-		require.Empty(t, e.agent.calls())
+		require.True(e, closed(d.Removed()), "the containers of a Pod that is gone are the janitor's")
+		require.False(e, e.manager.Deleting(identity.FenceOf(fence)))
+		require.False(e, d.Kept())
+		require.Empty(e, e.agent.calls())
 	})
 }
 
@@ -167,10 +167,10 @@ func TestFirstStageAcceptsTombstone(t *testing.T) {
 	bubble(t, []answer{accepts}, func(e *env) {
 		d := e.manager.Request(withTombstone())
 		synctest.Wait()
-		require.True(t, d.Acknowledged())
-		require.True(t, d.Kept())
-		require.False(t, closed(d.Removed()))
-		require.False(t, d.Withdraw(), "it is durable")
+		require.True(e, d.Acknowledged())
+		require.True(e, d.Kept())
+		require.False(e, closed(d.Removed()))
+		require.False(e, d.Withdraw(), "it is durable")
 	})
 }
 
@@ -200,18 +200,18 @@ func TestRequestJoinsRunningDeletion(t *testing.T) {
 			bubble(t, []answer{accepts}, func(e *env) {
 				d := e.manager.Request(test.first)
 				synctest.Wait()
-				require.True(t, d.Acknowledged())
-				require.Same(t, d, e.manager.Request(test.second))
+				require.True(e, d.Acknowledged())
+				require.Same(e, d, e.manager.Request(test.second))
 				synctest.Wait()
-				require.True(t, d.Acknowledged(), "as it stands")
+				require.True(e, d.Acknowledged(), "as it stands")
 				calls := e.agent.calls()
-				require.Len(t, calls, test.calls)
+				require.Len(e, calls, test.calls)
 				last := calls[len(calls)-1]
-				require.Equal(t, test.grace, last.GetGracePeriod().GetSeconds())
-				require.Equal(t, test.kept, last.GetTombstone() != nil)
-				require.Equal(t, test.kept, d.Kept())
+				require.Equal(e, test.grace, last.GetGracePeriod().GetSeconds())
+				require.Equal(e, test.kept, last.GetTombstone() != nil)
+				require.Equal(e, test.kept, d.Kept())
 				if test.kept {
-					require.Equal(t, test.grace, last.GetTombstone().GetGracePeriod().GetSeconds(), "the next leader finds it")
+					require.Equal(e, test.grace, last.GetTombstone().GetGracePeriod().GetSeconds(), "the next leader finds it")
 				}
 			})
 		})

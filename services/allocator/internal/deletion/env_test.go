@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,6 +41,7 @@ var (
 	name  = store.Key{Namespace: "ns", Name: "one"}                    //nolint:gochecknoglobals // a constant
 	kind  = v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource()
 
+	errLost    = context.DeadlineExceeded
 	errRefused = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
 )
 
@@ -163,6 +166,10 @@ func (a *agent) DeleteSandbox(ctx context.Context, req *agentv1.DeleteSandboxReq
 	return s, nil
 }
 
+func (a *agent) MarkPersisted(context.Context, *agentv1.MarkPersistedRequest, ...grpc.CallOption) (*agentv1.MarkPersistedResponse, error) {
+	return &agentv1.MarkPersistedResponse{}, nil
+}
+
 func (a *agent) ForgetTombstone(_ context.Context, req *agentv1.ForgetTombstoneRequest, _ ...grpc.CallOption) (*agentv1.ForgetTombstoneResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -204,13 +211,14 @@ const maxCalls = 20_000
 
 // server is an API server with at most one custom resource, which has a finalizer.
 type server struct {
-	mu     sync.Mutex
-	there  *v1alpha1.Sandbox
-	down   bool
-	fail   map[string]error // by verb
-	verbs  []string         // the calls
-	total  int
-	before func(verb string)
+	mu      sync.Mutex
+	there   *v1alpha1.Sandbox
+	down    bool
+	fail    map[string]error // by verb
+	verbs   []string         // the calls
+	total   int
+	version int
+	before  func(verb string)
 }
 
 // call notes a call and returns its error. mu is held when it returns nil.
@@ -242,10 +250,17 @@ func (s *server) set(change func(s *server)) {
 	change(s)
 }
 
+// resource returns the custom resource; nil if there is none.
 func (s *server) resource() *v1alpha1.Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.there
+	return s.there.DeepCopy()
+}
+
+// written gives the custom resource its next version. mu is held.
+func (s *server) written() {
+	s.version++
+	s.there.ResourceVersion = strconv.Itoa(s.version)
 }
 
 // called returns the number of calls since the last time, of all verbs.
@@ -278,6 +293,7 @@ func (s *server) Create(_ context.Context, obj client.Object, _ ...client.Create
 		return apierrors.NewAlreadyExists(kind, obj.GetName())
 	}
 	s.there = obj.DeepCopyObject().(*v1alpha1.Sandbox)
+	s.written()
 	return nil
 }
 
@@ -293,7 +309,11 @@ func (s *server) Patch(_ context.Context, obj client.Object, _ client.Patch, _ .
 	if s.there == nil {
 		return apierrors.NewNotFound(kind, obj.GetName())
 	}
-	s.there.Annotations = obj.GetAnnotations()
+	if s.there.ResourceVersion != obj.GetResourceVersion() {
+		return apierrors.NewConflict(kind, obj.GetName(), errors.New("the resource version is another"))
+	}
+	s.there.Annotations = maps.Clone(obj.GetAnnotations())
+	s.written()
 	return nil
 }
 
@@ -311,6 +331,7 @@ func (s *server) Delete(_ context.Context, obj client.Object, opts ...client.Del
 	case s.there.DeletionTimestamp == nil:
 		now := metav1.Now()
 		s.there.DeletionTimestamp = &now
+		s.written()
 	}
 	return nil
 }
@@ -332,7 +353,7 @@ type env struct {
 func bubble(t *testing.T, script []answer, test func(e *env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		e := &env{T: t, agent: &agent{script: script, reported: true, tombstones: map[identity.Fence]*agentv1.Tombstone{}}, api: &server{fail: map[string]error{}}}
+		e := &env{T: t, agent: &agent{script: script, reported: true, tombstones: map[identity.Fence]*agentv1.Tombstone{}}, api: &server{fail: map[string]error{}, version: 1}}
 		e.start()
 		t.Cleanup(func() { e.stop() })
 		test(e)
@@ -364,11 +385,16 @@ func (e *env) start() {
 func (e *env) restart() {
 	e.stop()
 	e.start()
+	e.informed()
 	e.store.AgentTombstones(e.agent.Tombstones(), nil)
+	e.manager.Resume()
+}
+
+// informed shows the store the custom resource, as the informer does.
+func (e *env) informed() {
 	if sb := e.api.resource(); sb != nil {
 		e.store.SetResource(sb)
 	}
-	e.manager.Resume()
 }
 
 // pass lets time pass, and everything happen that can happen by then.

@@ -112,7 +112,7 @@ func (e *env) recover() {
 	e.leads.Store(true)
 	e.down(false)
 	e.agent.set(func(a *agent) {
-		a.script, a.forgetErr, a.holds = []answer{removes}, nil, false
+		a.script, a.forgetErr, a.holds, a.away = []answer{removes}, nil, false, false
 		a.finish()
 		a.disconnect()
 		if a.forgets > 0 {
@@ -145,11 +145,11 @@ func TestEveryStateIsReached(t *testing.T) {
 		t.Run(s.String(), func(t *testing.T) {
 			bubble(t, []answer{removes}, func(e *env) {
 				reach := stages()[s]
-				require.NotNil(t, reach)
+				require.NotNil(e, reach)
 				d := reach(e)
-				require.Equal(t, s, d.State())
+				require.Equal(e, s, d.State())
 				e.pass(10 * time.Second)
-				require.Equal(t, s, d.State(), "it stays while nothing changes")
+				require.Equal(e, s, d.State(), "it stays while nothing changes")
 				e.recover()
 				e.over()
 			})
@@ -171,10 +171,10 @@ func TestLostLeadershipInEachState(t *testing.T) {
 				calls, forgets := len(e.agent.calls()), e.agent.forgets
 				e.api.called()
 				e.pass(time.Hour)
-				require.Len(t, e.agent.calls(), calls)
-				require.Equal(t, forgets, e.agent.forgets)
-				require.Zero(t, e.api.called())
-				require.NotEqual(t, state.Done, d.State())
+				require.Len(e, e.agent.calls(), calls)
+				require.Equal(e, forgets, e.agent.forgets)
+				require.Zero(e, e.api.called())
+				require.NotEqual(e, state.Done, d.State())
 				e.leads.Store(true)
 				e.over()
 			})
@@ -193,10 +193,10 @@ func TestRestartInEachState(t *testing.T) {
 				e.recover()
 				e.restart()
 				if !durable {
-					require.False(t, e.owns(), "it was not acknowledged, and no process remembers it")
+					require.False(e, e.owns(), "it was not acknowledged, and no process remembers it")
 					item, ok := e.store.Get(name)
-					require.True(t, ok)
-					require.NoError(t, e.deletes(item, deletion.Options{}), "its caller repeats the call")
+					require.True(e, ok)
+					require.NoError(e, e.deletes(item, deletion.Options{}), "its caller repeats the call")
 				}
 				e.over()
 			})
@@ -218,9 +218,9 @@ func TestAgentGoneInEachState(t *testing.T) {
 				})
 				e.down(false)
 				e.over()
-				require.Equal(t, state.Done, d.State())
-				require.Equal(t, forgets, e.agent.forgets)
-				require.Len(t, e.agent.calls(), calls)
+				require.Equal(e, state.Done, d.State())
+				require.Equal(e, forgets, e.agent.forgets)
+				require.Len(e, e.agent.calls(), calls)
 			})
 		})
 	}
@@ -260,15 +260,15 @@ func TestRecordFollowsTheAPIServer(t *testing.T) {
 				e.api.set(test.set)
 				d := e.inherit()
 				e.pass(20 * time.Second)
-				require.Equal(t, test.want, d.State())
+				require.Equal(e, test.want, d.State())
 				sb := e.api.resource()
-				require.Equal(t, test.marked, sb != nil && sb.DeletionTimestamp != nil)
+				require.Equal(e, test.marked, sb != nil && sb.DeletionTimestamp != nil)
 				e.api.set(func(s *server) { clear(s.fail) })
 				if sb != nil && sb.EffectiveUID() != fence.GetSandboxUid() {
 					e.removed()
 					e.pass(time.Hour)
-					require.Nil(t, e.api.resource().DeletionTimestamp, "the other sandbox of the name stays")
-					require.False(t, e.owns())
+					require.Nil(e, e.api.resource().DeletionTimestamp, "the other sandbox of the name stays")
+					require.False(e, e.owns())
 					return
 				}
 				e.recover()
@@ -298,7 +298,7 @@ func TestWriteThatLandsDuringADeletion(t *testing.T) {
 				e.exists()
 				e.removed()
 				e.pass(2 * deletion.DefaultSettle)
-				require.NotNil(t, e.api.resource().DeletionTimestamp)
+				require.NotNil(e, e.api.resource().DeletionTimestamp)
 				e.over()
 			})
 		})
@@ -306,7 +306,7 @@ func TestWriteThatLandsDuringADeletion(t *testing.T) {
 	t.Run("and the informer shows it before the name is free", func(t *testing.T) {
 		bubble(t, []answer{removes}, func(e *env) {
 			d := e.inherit()
-			require.Equal(t, state.Absent, d.State())
+			require.Equal(e, state.Absent, d.State())
 			e.exists()
 			e.store.SetResource(resource(fence.GetSandboxUid()))
 			e.removed()
@@ -314,7 +314,7 @@ func TestWriteThatLandsDuringADeletion(t *testing.T) {
 			if e.store.Gone(fence.GetSandboxUid()) {
 				return // the tombstone has hidden it from the store
 			}
-			require.NotNil(t, e.api.resource().DeletionTimestamp, "it is deleted at once")
+			require.NotNil(e, e.api.resource().DeletionTimestamp, "it is deleted at once")
 			e.over()
 		})
 	})
@@ -344,7 +344,7 @@ func TestTombstoneIsDroppedByItsAgent(t *testing.T) {
 				e.agent.set(func(a *agent) { a.forgetErr, a.away, a.holds = test.err, test.away, true })
 				d := e.inherit()
 				e.pass(10 * time.Second)
-				require.Equal(t, test.want, d.State())
+				require.Equal(e, test.want, d.State())
 				e.agent.set(func(a *agent) { a.away = false })
 				e.recover()
 				e.over()
@@ -361,17 +361,17 @@ func TestConfirmation(t *testing.T) {
 		e.exists()
 		d := e.inherit()
 		e.pass(time.Hour)
-		require.Equal(t, state.Confirming, d.State(), "the custom resource has its finalizer")
+		require.Equal(e, state.Confirming, d.State(), "the custom resource has its finalizer")
 		item, ok := e.store.Get(name)
-		require.True(t, ok)
-		require.Equal(t, sandboxv1.Phase_PHASE_TERMINATING, item.Sandbox.GetStatus().GetPhase())
+		require.True(e, ok)
+		require.Equal(e, sandboxv1.Phase_PHASE_TERMINATING, item.Sandbox.GetStatus().GetPhase())
 		e.api.set(func(s *server) { s.there, s.down = nil, true })
 		e.pass(time.Hour)
-		require.Equal(t, state.Confirming, d.State(), "without an answer nothing is confirmed")
+		require.Equal(e, state.Confirming, d.State(), "without an answer nothing is confirmed")
 		e.down(false)
 		e.store.RemoveResource(resource(fence.GetSandboxUid())) // as the informer does
 		e.pass(10 * time.Second)
-		require.Equal(t, state.Done, d.State())
+		require.Equal(e, state.Done, d.State())
 	})
 }
 
@@ -384,11 +384,11 @@ func TestConfirmationWithoutTheInformer(t *testing.T) {
 		e.agent.set(func(a *agent) { a.holds = true })
 		d := e.inherit()
 		e.pass(time.Minute)
-		require.Equal(t, state.Confirming, d.State())
+		require.Equal(e, state.Confirming, d.State())
 		e.api.set(func(s *server) { s.there = nil })
 		e.agent.set(func(a *agent) { clear(a.tombstones) })
 		e.pass(time.Minute)
-		require.Equal(t, state.Done, d.State())
+		require.Equal(e, state.Done, d.State())
 	})
 }
 
@@ -398,8 +398,8 @@ func TestResumeWaitsForTheAnnouncement(t *testing.T) {
 		e.agent.set(func(a *agent) { a.tombstones[identity.FenceOf(fence)] = withTombstone().Tombstone })
 		e.manager.Resume()
 		e.pass(time.Minute)
-		require.False(t, e.owns(), "a former leader may still act on the agent")
-		require.Zero(t, e.api.called())
+		require.False(e, e.owns(), "a former leader may still act on the agent")
+		require.Zero(e, e.api.called())
 		e.announced.Store(true)
 		e.removed()
 		e.over()
