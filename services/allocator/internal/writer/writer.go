@@ -137,8 +137,8 @@ type Job struct {
 func (w *Writer) Write(sb *v1alpha1.Sandbox, after func(ctx context.Context, o Outcome, there *v1alpha1.Sandbox)) *Job {
 	j := &Job{stop: make(chan struct{}), done: make(chan struct{})}
 	w.config.Tasks.Go(func(ctx context.Context) {
-		defer w.pending.Add(-1)
 		j.outcome, j.resource = w.run(ctx, sb, j.stop)
+		w.pending.Add(-1)
 		close(j.done)
 		after(ctx, j.outcome, j.resource)
 	})

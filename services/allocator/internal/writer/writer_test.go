@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -77,7 +78,7 @@ func TestOutcomes(t *testing.T) {
 		"refused for now (quota, webhook, role)": {answers: []error{apierrors.NewForbidden(kind, "one", errors.New("quota"))}, stopped: writer.NotWritten},
 	}
 	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, inBubble(func(t *testing.T) {
 			set := tasks.New()
 			ctx, cancel := context.WithCancel(context.Background())
 			var wg sync.WaitGroup
@@ -94,18 +95,107 @@ func TestOutcomes(t *testing.T) {
 			var err error
 			if want == writer.Pending {
 				want = test.stopped
-				require.Eventually(t, func() bool { return r.count() > len(test.answers) }, 5*time.Second, time.Millisecond)
+				<-time.After(time.Minute)
+				require.Greater(t, r.count(), len(test.answers))
 				got, _, err = job.Stop(ctx)
 				sent := r.count()
-				require.Never(t, func() bool { return r.count() > sent }, 50*time.Millisecond, 5*time.Millisecond)
+				<-time.After(time.Hour)
+				require.Equal(t, sent, r.count(), "nothing is sent after Stop")
 			} else {
 				got, _, err = job.Wait(ctx)
 			}
 			require.NoError(t, err)
 			require.Equal(t, want, got)
 			require.Equal(t, want, <-after)
-			require.Eventually(t, func() bool { return w.Pending() == 0 }, 5*time.Second, time.Millisecond)
+			synctest.Wait()
+			require.Zero(t, w.Pending())
+		}))
+	}
+}
+
+// inBubble runs a test on the clock of a synctest bubble: time passes only while everything waits.
+func inBubble(test func(t *testing.T)) func(t *testing.T) {
+	return func(t *testing.T) { synctest.Test(t, test) }
+}
+
+// TestRoomIsFreeAfterTheWrite: what follows a write may wait for an agent for long, and is no pending write.
+func TestRoomIsFreeAfterTheWrite(t *testing.T) {
+	inBubble(func(t *testing.T) {
+		set := tasks.New()
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = set.Run(ctx) })
+		defer func() { cancel(); wg.Wait() }()
+		w := writer.New(writer.Config{
+			Resources: &resources{answers: []error{nil}}, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true },
 		})
+		require.NoError(t, w.Admit())
+		job := w.Write(sandbox("u"), func(ctx context.Context, _ writer.Outcome, _ *v1alpha1.Sandbox) { <-ctx.Done() })
+		got, _, err := job.Wait(ctx)
+		require.NoError(t, err)
+		require.Equal(t, writer.Landed, got)
+		synctest.Wait()
+		require.Zero(t, w.Pending())
+		require.NoError(t, w.Admit())
+	})(t)
+}
+
+// TestStandbyWritesNothing: its writes wait until it leads.
+func TestStandbyWritesNothing(t *testing.T) {
+	inBubble(func(t *testing.T) {
+		set := tasks.New()
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = set.Run(ctx) })
+		defer func() { cancel(); wg.Wait() }()
+		var leads atomic.Bool
+		r := &resources{answers: []error{nil}}
+		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Leads: leads.Load})
+		nothing := func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}
+		w.AdmitAlways()
+		first := w.Write(sandbox("u"), nothing)
+		w.AdmitAlways()
+		second := w.Write(sandbox("v"), nothing)
+		<-time.After(time.Hour)
+		require.Zero(t, r.count())
+		got, _, err := first.Stop(ctx)
+		require.NoError(t, err)
+		require.Equal(t, writer.NotWritten, got)
+		leads.Store(true)
+		got, there, err := second.Wait(ctx)
+		require.NoError(t, err)
+		require.Equal(t, writer.Landed, got)
+		require.Equal(t, "v", there.EffectiveUID())
+		require.Equal(t, 1, r.count())
+	})(t)
+}
+
+// TestNameOfADeletedSandboxIsAwaited: a custom resource that is being deleted keeps its name for a while.
+func TestNameOfADeletedSandboxIsAwaited(t *testing.T) {
+	exists := apierrors.NewAlreadyExists(schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}, "one")
+	going := sandbox("other")
+	now := metav1.Now()
+	going.DeletionTimestamp = &now
+	for name, test := range map[string]struct {
+		there *v1alpha1.Sandbox
+		dead  bool
+	}{"being deleted": {going, false}, "known to be deleted": {sandbox("other"), true}} {
+		t.Run(name, inBubble(func(t *testing.T) {
+			set := tasks.New()
+			ctx, cancel := context.WithCancel(context.Background())
+			var wg sync.WaitGroup
+			wg.Go(func() { _ = set.Run(ctx) })
+			defer func() { cancel(); wg.Wait() }()
+			r := &resources{answers: []error{exists, exists, nil}, there: test.there}
+			w := writer.New(writer.Config{
+				Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Dead: func(string) bool { return test.dead },
+			})
+			w.AdmitAlways()
+			got, _, err := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}).Wait(ctx)
+			require.NoError(t, err)
+			require.Equal(t, writer.Landed, got)
+			require.Equal(t, 3, r.count())
+		}))
 	}
 }
 
