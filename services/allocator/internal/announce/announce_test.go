@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -20,11 +21,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const (
-	wait = 20 * time.Second
-	tick = 5 * time.Millisecond
-)
 
 // elector says which term it has.
 type elector struct {
@@ -77,7 +73,9 @@ func (a *agents) count() int {
 	return a.announced
 }
 
-func TestAnnouncements(t *testing.T) {
+func TestAnnouncements(t *testing.T) { synctest.Test(t, testAnnouncements) }
+
+func testAnnouncements(t *testing.T) {
 	e, a, set := &elector{changed: make(chan struct{})}, &agents{fails: 2}, tasks.New()
 	l := leadership.New(e, leadership.NewIdentity("a", "10.0.0.1:1"))
 	n := announce.New(announce.Config{
@@ -92,23 +90,31 @@ func TestAnnouncements(t *testing.T) {
 	announced := func(uid string) func() bool { return func() bool { return n.Announced(uid) } }
 
 	n.Connected("a")
-	require.Never(t, func() bool { return n.Announced("a") || a.count() > 0 }, 100*time.Millisecond, tick, "a standby has nothing to announce")
+	<-time.After(time.Hour)
+	synctest.Wait()
+	require.False(t, n.Announced("a"))
+	require.Zero(t, a.count(), "a standby has nothing to announce")
 	e.set(1)
-	require.Eventually(t, announced("a"), wait, tick, "also after failures")
+	<-time.After(time.Minute)
+	require.True(t, announced("a")(), "also after failures")
 	require.Equal(t, 1, a.count())
 	require.False(t, n.Announced("b"), "it has not connected")
 	n.Connected("b")
-	require.Eventually(t, announced("b"), wait, tick)
+	<-time.After(time.Minute)
+	require.True(t, announced("b")())
 	e.set(0)
 	require.False(t, n.Announced("a"), "a suspended leader relies on nothing")
 	e.set(2)
-	require.Eventually(t, func() bool { return n.Announced("a") && n.Announced("b") && a.count() == 4 }, wait, tick, "under a higher term again")
+	<-time.After(time.Minute)
+	require.True(t, n.Announced("a") && n.Announced("b") && a.count() == 4, "under a higher term again")
 	n.Connected("a")
-	require.Eventually(t, func() bool { return n.Announced("a") && a.count() == 5 }, wait, tick, "and by each new stream")
+	<-time.After(time.Minute)
+	require.True(t, n.Announced("a") && a.count() == 5, "and by each new stream")
 	n.Gone("a")
 	require.False(t, n.Announced("a"))
 	e.set(3)
-	require.Eventually(t, announced("b"), wait, tick)
+	<-time.After(time.Minute)
+	require.True(t, announced("b")())
 	require.Equal(t, 6, a.count())
 }
 

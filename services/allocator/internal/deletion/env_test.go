@@ -192,18 +192,27 @@ type stream struct {
 }
 
 func (s *stream) Recv() (*agentv1.DeleteSandboxResponse, error) {
+	select { // what has arrived is read, also after the end of the call
+	case m, ok := <-s.messages:
+		return response(m, ok)
+	default:
+	}
 	select {
 	case m, ok := <-s.messages:
-		if !ok {
-			return nil, io.EOF
-		}
-		if err, failed := m.(error); failed {
-			return nil, err
-		}
-		return &agentv1.DeleteSandboxResponse{Stage: m.(agentv1.DeleteStage)}, nil
+		return response(m, ok)
 	case <-s.ctx.Done():
 		return nil, status.FromContextError(s.ctx.Err()).Err()
 	}
+}
+
+func response(m any, ok bool) (*agentv1.DeleteSandboxResponse, error) {
+	if !ok {
+		return nil, io.EOF
+	}
+	if err, failed := m.(error); failed {
+		return nil, err
+	}
+	return &agentv1.DeleteSandboxResponse{Stage: m.(agentv1.DeleteStage)}, nil
 }
 
 // maxCalls is more than the calls of the longest test, whose failing calls come every two seconds.

@@ -24,6 +24,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/forward"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
@@ -31,8 +32,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	wait = 20 * time.Second
-	tick = 5 * time.Millisecond
+	wait = testkit.Timeout
+	tick = testkit.Tick
 )
 
 // elector returns the state that the test has set.
@@ -108,9 +109,17 @@ func (r *replica) StreamLogs(_ *sandboxv1.StreamLogsRequest, stream grpc.ServerS
 
 // mesh is some replicas that reach each other by their identities' addresses.
 type mesh struct {
-	t     *testing.T
-	mu    sync.Mutex
-	pipes map[string]*bufconn.Listener
+	t       *testing.T
+	mu      sync.Mutex
+	pipes   map[string]*bufconn.Listener
+	refused int
+}
+
+// refusals returns the number of connections to absent replicas.
+func (m *mesh) refusals() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.refused
 }
 
 func (m *mesh) dial(address string) (*grpc.ClientConn, error) {
@@ -118,6 +127,9 @@ func (m *mesh) dial(address string) (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			m.mu.Lock()
 			pipe := m.pipes[address]
+			if pipe == nil {
+				m.refused++
+			}
 			m.mu.Unlock()
 			if pipe == nil {
 				return nil, errors.New("connection refused")
@@ -265,7 +277,9 @@ func TestALeaderIsWaitedFor(t *testing.T) {
 				_, err := b.client.CreateSandbox(ctx, create(""))
 				done <- err
 			}()
-			require.Never(t, func() bool { return len(done) > 0 }, 200*time.Millisecond, tick)
+			refused := m.refusals()
+			require.Eventually(t, func() bool { return m.refusals() > refused+1 }, wait, tick, "the former leader is dialed again and again")
+			require.Empty(t, done, "the call waits")
 			elect(a, b)
 			require.NoError(t, <-done)
 			require.EqualValues(t, 1, a.creates.Load()+b.creates.Load())
