@@ -100,7 +100,7 @@ func (c *Conns) Snapshot(ctx context.Context, address, agentUID string) (*agentv
 	c.mu.Unlock()
 	if !ok || c.clock.Since(last.at) > probeReuse {
 		v, _, _ := c.flight.Do(address, func() (any, error) {
-			snapshot, err := c.probe(ctx, address)
+			snapshot, err := c.probe(context.WithoutCancel(ctx), address) // its result is that of all callers
 			p := probeResult{at: c.clock.Now(), snapshot: snapshot, err: err}
 			c.mu.Lock()
 			defer c.mu.Unlock()

@@ -154,3 +154,13 @@ func TestClosedConnsHaveNoConnections(t *testing.T) {
 	_, err = conns.FreshSnapshot(t.Context(), address, "a")
 	require.Equal(t, fault.Cancelled, fault.ReasonOf(err))
 }
+
+// A caller that leaves does not fail the probe for the others.
+func TestCanceledCallerFailsNoOther(t *testing.T) {
+	conns, _, _ := connsTo(t)
+	left, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _ = conns.Snapshot(left, address, "a")
+	_, err := conns.Snapshot(t.Context(), address, "a")
+	require.NoError(t, err)
+}
