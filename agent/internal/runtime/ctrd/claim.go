@@ -38,7 +38,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	if err != nil {
 		return err
 	}
-	request, err := r.claimOf(spec)
+	request, err := r.specs.claim(spec)
 	if err != nil {
 		return err
 	}
@@ -167,23 +167,6 @@ func claimFault(err error, id, command string) error {
 		return err
 	}
 	return fmt.Errorf("claiming slot %s: %w", id, errors.Join(runtime.ErrSlotLost, err))
-}
-
-// claimOf translates the OCI spec into a claim.
-func (r *Runtime) claimOf(s *specs.Spec) (*claim.Claim, error) {
-	c, err := claim.FromSpec(s)
-	if err != nil {
-		return nil, err
-	}
-	if c.Seccomp, err = r.filter(); err != nil {
-		return nil, err
-	}
-	for _, m := range s.Mounts {
-		if m.Type == "bind" { // the slot has the others already
-			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: slotFile(m.Destination), Attributes: attributes(m.Options)})
-		}
-	}
-	return c, nil
 }
 
 // attributes translates mount options for the kernel. All mounts of a slot are private already.

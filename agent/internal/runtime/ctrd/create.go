@@ -5,16 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
-	"github.com/containerd/containerd/api/services/tasks/v1"
-	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
@@ -22,7 +18,6 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
-	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
@@ -77,7 +72,7 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 
 // prepareSpec makes sure that the image is on the node and builds the container's spec, whichever way it is started.
 func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (*pod, *image, *specs.Spec, error) {
-	p, err := r.findPod(ctx)
+	p, err := r.pods.find(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -86,7 +81,7 @@ func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached 
 		return nil, nil, nil, err
 	}
 	reached(runtime.StageImage)
-	spec, err := r.spec(ctx, c, img, p)
+	spec, err := r.specs.sandbox(ctx, c, img, p)
 	return p, img, spec, err
 }
 
@@ -158,34 +153,4 @@ func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.
 		return nil, classify(err, "preparing snapshot %s", key)
 	}
 	return mounts, nil
-}
-
-// outputs returns two different names of one file, so that the shim opens it once for each stream. With a file:// URI, or
-// one name for both, containerd's shim (1.6 to 2.4) writes both streams through one descriptor, which it closes as soon as
-// stdout has ended: what the process writes to stderr after that, often its last error, would be lost.
-func outputs(path string) (stdout, stderr string) {
-	return path, filepath.Dir(path) + "/./" + filepath.Base(path)
-}
-
-func (r *Runtime) createTask(ctx context.Context, id, logPath string, mounts []mount.Mount, options *anypb.Any, command string) error {
-	ctx, span := obs.Tracer().Start(ctx, "task")
-	defer span.End()
-	stdout, stderr := outputs(logPath)
-	req := &tasks.CreateTaskRequest{ContainerID: id, Stdout: stdout, Stderr: stderr, Options: options}
-	for _, m := range mounts {
-		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
-	}
-	_, err := r.client.TaskService().Create(ctx, req)
-	if err = errgrpc.ToNative(err); err == nil {
-		return nil
-	}
-	if ctx.Err() == nil {
-		if f := startFault(err, command); f != nil {
-			return f
-		}
-		if errdefs.IsNotFound(err) {
-			return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd could not create the task of %s", id)
-		}
-	}
-	return classify(err, "creating the task of container %s", id)
 }

@@ -17,16 +17,16 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/containerd/typeurl/v2"
+	"google.golang.org/protobuf/types/known/anypb"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -61,19 +61,16 @@ type Config struct {
 // Runtime drives one containerd. Make it with New.
 type Runtime struct {
 	*imageStore
+	*taskSet
 
-	config  Config
-	client  *client.Client
-	remover *shared.Remover
-	oom     int // oom_score_adj of containers
-	slots   *slots
-	groups  *groups
-	seccomp *specs.LinuxSeccomp    // of all containers; does not change
-	filter  func() ([]byte, error) // the same, compiled once
-
-	mu        sync.Mutex
-	pod       *pod   // found once, does not change while the Pod lives
-	slotsRoot string // created once
+	config    Config
+	client    *client.Client
+	remover   *shared.Remover
+	pods      *podFinder
+	specs     *specBuilder
+	slots     *slots
+	slotRoots *slotRoots
+	groups    *groups
 }
 
 var (
@@ -92,17 +89,16 @@ func New(cfg Config) *Runtime {
 	if cfg.CgroupRoot == "" {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot
 	}
-	r := &Runtime{
-		imageStore: newImageStore(cfg), config: cfg, client: cfg.Client, oom: oomScoreAdj(), slots: &slots{held: map[string]*slot{}}, groups: newGroups(),
+	images, groups := newImageStore(cfg), newGroups()
+	return &Runtime{
+		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
+		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images), groups: groups,
+		slots: &slots{held: map[string]*slot{}}, slotRoots: &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit},
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
-			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock,
+			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock, JoinsGroup: groups.joined,
 		},
 	}
-	r.remover.JoinsGroup = r.groups.joined
-	r.seccomp = profile()
-	r.filter = sync.OnceValues(func() ([]byte, error) { return seccomp.Compile(r.seccomp) })
-	return r
 }
 
 // Close cancels the pulls that still run, waits for them, and ends all free slots.
@@ -116,7 +112,7 @@ func (r *Runtime) Ping(ctx context.Context) error {
 	if _, err := r.client.Version(ctx); err != nil {
 		return classify(err, "asking containerd for its version")
 	}
-	_, err := r.findPod(ctx)
+	_, err := r.pods.find(ctx)
 	return err
 }
 
@@ -137,7 +133,7 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 	if err != nil {
 		return nil, classify(err, "listing containers")
 	}
-	states, err := r.taskStates(ctx)
+	states, err := r.states(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -173,6 +169,29 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "container %s could not be removed yet", id)
 }
 
+const finishTimeout = 20 * time.Second
+
+// Finish writes the report and then removes the task, in this order: before the report is written, the stopped task is the
+// evidence of the exit; afterwards the report is.
+func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) error {
+	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
+	defer cancel()
+	_, err := r.client.ContainerService().Update(ctx, containers.Container{
+		ID: id, Extensions: map[string]typeurl.Any{shared.ReportKey: report},
+	}, "extensions."+shared.ReportKey)
+	if err != nil {
+		if errdefs.IsNotFound(err) {
+			return fmt.Errorf("keeping the report of container %s: %w", id, err)
+		}
+		return classify(err, "keeping the report of container %s", id)
+	}
+	r.groups.leave(id) // the shim may end with the task
+	if err := r.remover.RemoveTask(ctx, id); err != nil {
+		return classify(err, "finishing container %s", id)
+	}
+	return nil
+}
+
 // SetLabel changes one label and nothing else.
 func (r *Runtime) SetLabel(ctx context.Context, id, key, value string) error {
 	if _, err := r.client.ContainerService().Update(ctx, labeled(id, key, value), "labels."+key); err != nil {
@@ -184,4 +203,14 @@ func (r *Runtime) SetLabel(ctx context.Context, id, key, value string) error {
 	return nil
 }
 
-const finishTimeout = 20 * time.Second
+func labeled(id, key, value string) containers.Container {
+	return containers.Container{ID: id, Labels: map[string]string{key: value}}
+}
+
+func extension(c containers.Container, key string) *anypb.Any {
+	e, ok := c.Extensions[key]
+	if !ok {
+		return nil
+	}
+	return &anypb.Any{TypeUrl: e.GetTypeUrl(), Value: e.GetValue()}
+}

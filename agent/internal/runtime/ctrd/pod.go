@@ -8,8 +8,10 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -49,35 +51,45 @@ func (p *pod) systemd() bool {
 	return strings.HasSuffix(p.cgroupParent, ".slice") && !strings.Contains(p.cgroupParent, "/")
 }
 
-// findPod finds the agent's Pod through the containers that containerd's CRI plugin created for it: without the host's PID
+// podFinder finds the agent's Pod.
+type podFinder struct {
+	client *client.Client
+	config Config
+
+	mu  sync.Mutex
+	pod *pod // found once, does not change while the Pod lives
+}
+
+// find finds the agent's Pod through the containers that containerd's CRI plugin created for it: without the host's PID
 // namespace there is no other way to learn the host's paths of the agent's own network namespace and cgroup.
-func (r *Runtime) findPod(ctx context.Context) (*pod, error) {
-	r.mu.Lock()
-	p := r.pod
-	r.mu.Unlock()
+func (f *podFinder) find(ctx context.Context) (*pod, error) {
+	f.mu.Lock()
+	p := f.pod
+	f.mu.Unlock()
 	if p != nil {
 		return p, nil
 	}
 	p = &pod{}
-	if r.config.PodUID != "" {
-		if err := r.readPod(ctx, p); err != nil {
+	if f.config.PodUID != "" {
+		if err := f.read(ctx, p); err != nil {
 			return nil, err
 		}
 	}
-	if r.config.NetNSPath != "" {
-		p.netns = r.config.NetNSPath
+	if f.config.NetNSPath != "" {
+		p.netns = f.config.NetNSPath
 	}
-	if r.config.CgroupParent != "" {
-		p.cgroupParent = r.config.CgroupParent
+	if f.config.CgroupParent != "" {
+		p.cgroupParent = f.config.CgroupParent
 	}
-	r.mu.Lock()
-	r.pod = p
-	r.mu.Unlock()
+	f.mu.Lock()
+	f.pod = p
+	f.mu.Unlock()
 	return p, nil
 }
 
-func (r *Runtime) readPod(ctx context.Context, p *pod) error {
-	list, err := r.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", criPodUID, r.config.PodUID))
+// read fills in what the containers of the Pod say.
+func (f *podFinder) read(ctx context.Context, p *pod) error {
+	list, err := f.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", criPodUID, f.config.PodUID))
 	if err != nil {
 		return classify(err, "listing the containers of the agent's Pod")
 	}
@@ -86,7 +98,7 @@ func (r *Runtime) readPod(ctx context.Context, p *pod) error {
 		switch {
 		case c.Labels[criKind] == "sandbox":
 			// After a restart of the Pod's sandbox the old one may still be listed; the one with a task counts.
-			if spec := r.liveSandbox(ctx, c); spec != nil {
+			if spec := f.liveSandbox(ctx, c); spec != nil {
 				sandbox = spec
 			}
 		case c.Labels[criContainer] == agentName:
@@ -94,10 +106,10 @@ func (r *Runtime) readPod(ctx context.Context, p *pod) error {
 		}
 	}
 	if sandbox == nil {
-		if r.config.NetNSPath != "" && r.config.CgroupParent != "" {
+		if f.config.NetNSPath != "" && f.config.CgroupParent != "" {
 			return nil
 		}
-		return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd has no running sandbox of the agent's Pod %s", r.config.PodUID)
+		return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd has no running sandbox of the agent's Pod %s", f.config.PodUID)
 	}
 	p.netns = sandboxNetNS(sandbox)
 	p.cgroupParent = cgroupParent(sandbox.Linux.CgroupsPath)
@@ -106,8 +118,8 @@ func (r *Runtime) readPod(ctx context.Context, p *pod) error {
 
 // liveSandbox returns the spec of a Pod's sandbox if its task runs, otherwise nil. If the spec has no path of the network
 // namespace, the task's is filled in.
-func (r *Runtime) liveSandbox(ctx context.Context, c containers.Container) *specs.Spec {
-	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: c.ID})
+func (f *podFinder) liveSandbox(ctx context.Context, c containers.Container) *specs.Spec {
+	resp, err := f.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: c.ID})
 	if errgrpc.ToNative(err) != nil {
 		return nil
 	}

@@ -9,6 +9,9 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/mount"
 )
 
 // The contents of a slot's root, which all slots of one version of sandbox-init share and none can write to.
@@ -47,28 +50,37 @@ func prepareMountpoints(root *os.File) {
 // slotFile returns where a slot keeps a file that the claim mounts at destination.
 func slotFile(destination string) string { return path.Join(filesDir, path.Base(destination)) }
 
-// slotRootfs creates the root of slots on the host, once for each version of sandbox-init: other agents on the node, of
+// slotRoots is the directory for the root of slots.
+type slotRoots struct {
+	// dir is Config.SlotRoot; init is Config.SandboxInit.
+	dir, init string
+
+	mu     sync.Mutex
+	rootfs string // created once
+}
+
+// get creates the root of slots on the host, once for each version of sandbox-init: other agents on the node, of
 // this version or another, do the same beside it.
-func (r *Runtime) slotRootfs() (string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.slotsRoot != "" {
-		return r.slotsRoot, nil
+func (s *slotRoots) get() (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rootfs != "" {
+		return s.rootfs, nil
 	}
-	binary, err := os.ReadFile(r.config.SandboxInit)
+	binary, err := os.ReadFile(s.init)
 	if err != nil {
 		return "", fmt.Errorf("reading sandbox-init: %w", err)
 	}
 	sum := sha256.Sum256(binary)
-	dir := filepath.Join(r.config.SlotRoot, hex.EncodeToString(sum[:8]))
+	dir := filepath.Join(s.dir, hex.EncodeToString(sum[:8]))
 	if _, err := os.Stat(dir); err == nil {
-		r.slotsRoot = dir
+		s.rootfs = dir
 		return dir, nil
 	}
-	if err := os.MkdirAll(r.config.SlotRoot, 0o755); err != nil { //nolint:gosec // slots of any user read it
+	if err := os.MkdirAll(s.dir, 0o755); err != nil { //nolint:gosec // slots of any user read it
 		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
-	tmp, err := os.MkdirTemp(r.config.SlotRoot, ".new-")
+	tmp, err := os.MkdirTemp(s.dir, ".new-")
 	if err != nil {
 		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
@@ -79,8 +91,30 @@ func (r *Runtime) slotRootfs() (string, error) {
 	if err := os.Rename(tmp, dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
-	r.slotsRoot = dir
+	s.rootfs = dir
 	return dir, nil
+}
+
+// tryMount mounts an empty overlay.
+func (s *slotRoots) tryMount() error {
+	dir, err := os.MkdirTemp(s.dir, ".try-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	options := make([]string, 0, 3)
+	for _, name := range []string{"lowerdir", "upperdir", "workdir"} {
+		path := filepath.Join(dir, name)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			return err
+		}
+		options = append(options, name+"="+path)
+	}
+	root, err := detached([]mount.Mount{{Type: "overlay", Source: "overlay", Options: options}})
+	if err != nil {
+		return err
+	}
+	return root.Close()
 }
 
 func fillRootfs(dir string, binary []byte) error {

@@ -11,10 +11,8 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -113,44 +111,23 @@ func (r *Runtime) Unsupported(context.Context) error {
 	if err := claim.Supported(); err != nil {
 		return refuse(err, "slots need Linux 5.12 and the privilege to mount: %s", err.Error())
 	}
-	if _, err := r.slotRootfs(); err != nil {
+	if _, err := r.slotRoots.get(); err != nil {
 		return refuse(err, "slots need a directory on the host that the agent can write to: %s", err.Error())
 	}
-	if err := r.tryMount(); err != nil {
+	if err := r.slotRoots.tryMount(); err != nil {
 		return refuse(err, "slots need to mount an overlay detached: %s", err.Error())
 	}
 	return nil
 }
 
-func (r *Runtime) tryMount() error {
-	dir, err := os.MkdirTemp(r.config.SlotRoot, ".try-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	options := make([]string, 0, 3)
-	for _, name := range []string{"lowerdir", "upperdir", "workdir"} {
-		path := filepath.Join(dir, name)
-		if err := os.Mkdir(path, 0o700); err != nil {
-			return err
-		}
-		options = append(options, name+"="+path)
-	}
-	root, err := detached([]mount.Mount{{Type: "overlay", Source: "overlay", Options: options}})
-	if err != nil {
-		return err
-	}
-	return root.Close()
-}
-
 // StartSlot starts a container whose first process is sandbox-init, and connects to it. Its record names the snapshot that
 // a claim will create, so that the collector never removes it.
 func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
-	pod, err := r.findPod(ctx)
+	pod, err := r.pods.find(ctx)
 	if err != nil {
 		return err
 	}
-	rootfs, err := r.slotRootfs()
+	rootfs, err := r.slotRoots.get()
 	if err != nil {
 		return err
 	}
@@ -159,7 +136,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 		return fmt.Errorf("starting slot %s: %w", s.ID, err)
 	}
 	s.Group = r.groups.join(s.ID, s.Group)
-	raw, err := json.Marshal(r.slotSpec(s, pod, rootfs, dir))
+	raw, err := json.Marshal(r.specs.slot(s, pod, rootfs, dir))
 	if err != nil {
 		return fmt.Errorf("encoding the OCI spec of slot %s: %w", s.ID, err)
 	}
@@ -247,36 +224,4 @@ func (r *Runtime) claiming(c containers.Container) bool {
 	}
 	_, err := os.Stat(r.claimDir(c.ID))
 	return err == nil
-}
-
-// initCapabilities returns what sandbox-init needs to build a root, beyond what its command keeps.
-func initCapabilities() []string { return []string{"CAP_SYS_ADMIN"} }
-
-// slotSpec returns the spec of a slot: the part of a sandbox's spec that does not depend on the sandbox, with the privileges
-// that sandbox-init drops at the claim.
-func (r *Runtime) slotSpec(s runtime.Slot, p *pod, rootfs, dir string) *specs.Spec {
-	c := runtime.Container{ID: s.ID, HostnamePath: s.HostnamePath, Network: runtime.NetworkAgent}
-	caps := append(capabilities(), initCapabilities()...)
-	list := mounts(c, p)
-	for i, m := range list {
-		if m.Type == "bind" {
-			list[i].Destination = slotFile(m.Destination)
-		}
-	}
-	list = append(list, specs.Mount{Destination: privateDir, Type: "bind", Source: dir, Options: []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}})
-	return &specs.Spec{
-		Version: specVersion,
-		Root:    &specs.Root{Path: rootfs, Readonly: true},
-		Process: &specs.Process{
-			Args: []string{initPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &r.oom,
-			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
-		},
-		Hostname:    "slot",
-		Mounts:      list,
-		Annotations: map[string]string{shared.GroupAnnotation: s.Group},
-		Linux: &specs.Linux{
-			CgroupsPath: p.cgroup(s.ID), Namespaces: namespaces(c, p), Resources: resources(c.Limits),
-			MaskedPaths: maskedPaths(), ReadonlyPaths: readonlyPaths(),
-		},
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/containerd/errdefs"
@@ -13,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	filter "github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
@@ -29,13 +33,27 @@ func capabilities() []string {
 	}
 }
 
-// spec builds the OCI spec. An error in the request is a fault that names the field.
-func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *pod) (*specs.Spec, error) {
+// specBuilder builds OCI specs and claims, so that both ways to start a sandbox end in the same confinement.
+type specBuilder struct {
+	images  *imageStore
+	oom     int                    // oom_score_adj of containers
+	seccomp *specs.LinuxSeccomp    // of all containers; does not change
+	filter  func() ([]byte, error) // the same, compiled once
+}
+
+func newSpecBuilder(images *imageStore) *specBuilder {
+	b := &specBuilder{images: images, oom: oomScoreAdj(), seccomp: profile()}
+	b.filter = sync.OnceValues(func() ([]byte, error) { return filter.Compile(b.seccomp) })
+	return b
+}
+
+// sandbox builds the OCI spec. An error in the request is a fault that names the field.
+func (b *specBuilder) sandbox(ctx context.Context, c runtime.Container, img *image, p *pod) (*specs.Spec, error) {
 	args, err := commandLine(c, img)
 	if err != nil {
 		return nil, err
 	}
-	user, home, err := r.user(ctx, img)
+	user, home, err := b.images.user(ctx, img)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +79,7 @@ func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *
 			User: user, Args: args, Env: env, Cwd: cwd,
 			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 			NoNewPrivileges: true,
-			OOMScoreAdj:     &r.oom,
+			OOMScoreAdj:     &b.oom,
 		},
 		Hostname: c.Hostname,
 		Mounts:   mounts(c, p),
@@ -71,7 +89,7 @@ func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *
 			Resources:     resources(c.Limits),
 			MaskedPaths:   maskedPaths(),
 			ReadonlyPaths: readonlyPaths(),
-			Seccomp:       r.seccomp,
+			Seccomp:       b.seccomp,
 		},
 	}
 	if user.UID != 0 {
@@ -79,6 +97,55 @@ func (r *Runtime) spec(ctx context.Context, c runtime.Container, img *image, p *
 		s.Process.Capabilities.Effective, s.Process.Capabilities.Permitted = nil, nil
 	}
 	return s, nil
+}
+
+// initCapabilities returns what sandbox-init needs to build a root, beyond what its command keeps.
+func initCapabilities() []string { return []string{"CAP_SYS_ADMIN"} }
+
+// slot returns the spec of a slot: the part of a sandbox's spec that does not depend on the sandbox, with the privileges
+// that sandbox-init drops at the claim.
+func (b *specBuilder) slot(s runtime.Slot, p *pod, rootfs, dir string) *specs.Spec {
+	c := runtime.Container{ID: s.ID, HostnamePath: s.HostnamePath, Network: runtime.NetworkAgent}
+	caps := append(capabilities(), initCapabilities()...)
+	list := mounts(c, p)
+	for i, m := range list {
+		if m.Type == "bind" {
+			list[i].Destination = slotFile(m.Destination)
+		}
+	}
+	list = append(list, specs.Mount{Destination: privateDir, Type: "bind", Source: dir, Options: []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}})
+	return &specs.Spec{
+		Version: specVersion,
+		Root:    &specs.Root{Path: rootfs, Readonly: true},
+		Process: &specs.Process{
+			Args: []string{initPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &b.oom,
+			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
+		},
+		Hostname:    "slot",
+		Mounts:      list,
+		Annotations: map[string]string{shared.GroupAnnotation: s.Group},
+		Linux: &specs.Linux{
+			CgroupsPath: p.cgroup(s.ID), Namespaces: namespaces(c, p), Resources: resources(c.Limits),
+			MaskedPaths: maskedPaths(), ReadonlyPaths: readonlyPaths(),
+		},
+	}
+}
+
+// claim translates the OCI spec into a claim.
+func (b *specBuilder) claim(s *specs.Spec) (*claim.Claim, error) {
+	c, err := claim.FromSpec(s)
+	if err != nil {
+		return nil, err
+	}
+	if c.Seccomp, err = b.filter(); err != nil {
+		return nil, err
+	}
+	for _, m := range s.Mounts {
+		if m.Type == "bind" { // the slot has the others already
+			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: slotFile(m.Destination), Attributes: attributes(m.Options)})
+		}
+	}
+	return c, nil
 }
 
 // profile returns the seccomp profile of every container.

@@ -13,27 +13,68 @@ import (
 	v1stats "github.com/containerd/cgroups/v3/cgroup1/stats"
 	v2stats "github.com/containerd/cgroups/v3/cgroup2/stats"
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
+// taskSet is the part of a Runtime that knows processes.
+type taskSet struct {
+	client *client.Client
+	clock  clock.Clock
+}
+
+// outputs returns two different names of one file, so that the shim opens it once for each stream. With a file:// URI, or
+// one name for both, containerd's shim (1.6 to 2.4) writes both streams through one descriptor, which it closes as soon as
+// stdout has ended: what the process writes to stderr after that, often its last error, would be lost.
+func outputs(path string) (stdout, stderr string) {
+	return path, filepath.Dir(path) + "/./" + filepath.Base(path)
+}
+
+// createTask creates a task whose process is not started yet. command names it in errors.
+func (s *taskSet) createTask(ctx context.Context, id, logPath string, mounts []mount.Mount, options *anypb.Any, command string) error {
+	ctx, span := obs.Tracer().Start(ctx, "task")
+	defer span.End()
+	stdout, stderr := outputs(logPath)
+	req := &tasks.CreateTaskRequest{ContainerID: id, Stdout: stdout, Stderr: stderr, Options: options}
+	for _, m := range mounts {
+		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
+	}
+	_, err := s.client.TaskService().Create(ctx, req)
+	if err = errgrpc.ToNative(err); err == nil {
+		return nil
+	}
+	if ctx.Err() == nil {
+		if f := startFault(err, command); f != nil {
+			return f
+		}
+		if errdefs.IsNotFound(err) {
+			return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd could not create the task of %s", id)
+		}
+	}
+	return classify(err, "creating the task of container %s", id)
+}
+
 // Start starts the task's process. As in Create, the call is waited for even if the caller leaves.
-func (r *Runtime) Start(ctx context.Context, id string) error {
+func (s *taskSet) Start(ctx context.Context, id string) error {
 	ctx, span := obs.Tracer().Start(context.WithoutCancel(ctx), "start")
 	defer span.End()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	_, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id})
+	_, err := s.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id})
 	if err = errgrpc.ToNative(err); err == nil {
 		return nil
 	}
@@ -45,9 +86,9 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 
 // Wait waits for the task's process; containerd holds the call until it has ended. It is not part of the create's trace: its
 // spans would end with the sandbox.
-func (r *Runtime) Wait(ctx context.Context, id string) (runtime.Exit, error) {
+func (s *taskSet) Wait(ctx context.Context, id string) (runtime.Exit, error) {
 	ctx = trace.ContextWithSpanContext(ctx, trace.SpanContext{})
-	resp, err := r.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	resp, err := s.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: id})
 	if err = errgrpc.ToNative(err); err != nil {
 		if errdefs.IsNotFound(err) {
 			return runtime.Exit{}, fmt.Errorf("waiting for container %s: %w", id, err)
@@ -56,14 +97,14 @@ func (r *Runtime) Wait(ctx context.Context, id string) (runtime.Exit, error) {
 	}
 	exit := runtime.Exit{Code: int32(resp.GetExitStatus()), At: resp.GetExitedAt().AsTime()}
 	if exit.Code == 128+int32(syscall.SIGKILL) {
-		exit.OOMKilled = r.oomKilled(ctx, id)
+		exit.OOMKilled = s.oomKilled(ctx, id)
 	}
 	return exit, nil
 }
 
 // oomKilled reports whether the kernel killed a process in the container's cgroup, which exists until the task is deleted.
-func (r *Runtime) oomKilled(ctx context.Context, id string) bool {
-	resp, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: []string{"id==" + id}})
+func (s *taskSet) oomKilled(ctx context.Context, id string) bool {
+	resp, err := s.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: []string{"id==" + id}})
 	if err != nil || len(resp.GetMetrics()) != 1 {
 		return false
 	}
@@ -80,15 +121,15 @@ func (r *Runtime) oomKilled(ctx context.Context, id string) bool {
 }
 
 // Signal sends a signal to the task.
-func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
-	_, err := r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
+func (s *taskSet) Signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
+	_, err := s.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
 	err = errgrpc.ToNative(err)
 	switch {
 	case err == nil || shared.IsGone(err):
 		return nil
 	case errdefs.IsNotFound(err):
 		// containerd returns this for a task that does not exist and for one whose process has ended.
-		if states, listErr := r.taskStates(ctx); listErr == nil && states[id] == runtime.TaskStopped {
+		if states, listErr := s.states(ctx); listErr == nil && states[id] == runtime.TaskStopped {
 			return nil
 		}
 		return fmt.Errorf("signaling container %s: %w", id, err)
@@ -99,8 +140,8 @@ func (r *Runtime) Signal(ctx context.Context, id string, sig syscall.Signal, all
 // HandlesSignal reads the process's signal masks. It needs the host's processes in /proc (hostPID), and returns true without
 // them. containerd reports a task as started when runc has released it, which can be just before runc executes the user's
 // program. Until then the masks are those of runc, which catches every signal, so it waits for the exec.
-func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool {
-	resp, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+func (s *taskSet) HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool {
+	resp, err := s.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {
 		return true
 	}
@@ -115,7 +156,7 @@ func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Sign
 			return handlesSignal(status, sig)
 		}
 		select {
-		case <-r.config.Clock.After(execPoll):
+		case <-s.clock.After(execPoll):
 		case <-ctx.Done():
 			return true
 		}
@@ -126,7 +167,7 @@ func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Sign
 const (
 	// runcInit begins the /proc/PID/status of a process that is still runc: the name that it gives itself.
 	runcInit = "Name:\trunc:["
-	// execPoll is the interval at which such a process is checked. After execTimeout it is taken for a user's process of the
+	// execPoll is the interval at which such a process is checked, which does not grow: the exec takes about as long. After execTimeout it is taken for a user's process of the
 	// same name.
 	execPoll    = time.Millisecond
 	execTimeout = time.Second
@@ -149,29 +190,9 @@ func handlesSignal(status string, sig syscall.Signal) bool {
 	return masks < 2
 }
 
-// Finish writes the report and then removes the task, in this order: before the report is written, the stopped task is the
-// evidence of the exit; afterwards the report is.
-func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) error {
-	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
-	defer cancel()
-	_, err := r.client.ContainerService().Update(ctx, containers.Container{
-		ID: id, Extensions: map[string]typeurl.Any{shared.ReportKey: report},
-	}, "extensions."+shared.ReportKey)
-	if err != nil {
-		if errdefs.IsNotFound(err) {
-			return fmt.Errorf("keeping the report of container %s: %w", id, err)
-		}
-		return classify(err, "keeping the report of container %s", id)
-	}
-	r.groups.leave(id) // the shim may end with the task
-	if err := r.remover.RemoveTask(ctx, id); err != nil {
-		return classify(err, "finishing container %s", id)
-	}
-	return nil
-}
-
-func (r *Runtime) taskStates(ctx context.Context) (map[string]runtime.TaskState, error) {
-	resp, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+// states returns the state of every task.
+func (s *taskSet) states(ctx context.Context) (map[string]runtime.TaskState, error) {
+	resp, err := s.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {
 		return nil, classify(errgrpc.ToNative(err), "listing tasks")
 	}
@@ -192,16 +213,4 @@ func taskState(s task.Status) runtime.TaskState {
 	default:
 		return runtime.TaskRunning
 	}
-}
-
-func labeled(id, key, value string) containers.Container {
-	return containers.Container{ID: id, Labels: map[string]string{key: value}}
-}
-
-func extension(c containers.Container, key string) *anypb.Any {
-	e, ok := c.Extensions[key]
-	if !ok {
-		return nil
-	}
-	return &anypb.Any{TypeUrl: e.GetTypeUrl(), Value: e.GetValue()}
 }
