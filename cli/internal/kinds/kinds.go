@@ -87,7 +87,7 @@ func Parse(args []string) (spelling, name string, err error) {
 		return "", "", fmt.Errorf("unexpected argument %q", args[2])
 	}
 	if spelling == "" || name == "" || strings.Contains(name, "/") || strings.Contains(spelling, "/") {
-		return "", "", fmt.Errorf("%q is no object, want KIND/NAME, for instance deploy/web", strings.Join(args, " "))
+		return "", "", fmt.Errorf("invalid object %q, want KIND/NAME, for instance deploy/web", strings.Join(args, " "))
 	}
 	return spelling, name, nil
 }

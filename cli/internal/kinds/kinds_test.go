@@ -80,12 +80,12 @@ func TestParse(t *testing.T) {
 		"KIND/NAME is missing":            {},
 		"a name is missing: web/NAME":     {"web"},
 		`unexpected argument "more"`:      {"pod", "web", "more"},
-		`"/web" is no object`:             {"/web"},
-		`"pod/" is no object`:             {"pod/"},
-		`"pod/a/b" is no object`:          {"pod/a/b"},
-		`"pod/a b" is no object`:          {"pod/a", "b"},
-		`"pod " is no object`:             {"pod", ""},
-		`"pod a/b" is no object, want KI`: {"pod", "a/b"},
+		`invalid object "/web"`:             {"/web"},
+		`invalid object "pod/"`:             {"pod/"},
+		`invalid object "pod/a/b"`:          {"pod/a/b"},
+		`invalid object "pod/a b"`:          {"pod/a", "b"},
+		`invalid object "pod "`:             {"pod", ""},
+		`invalid object "pod a/b", want KI`: {"pod", "a/b"},
 	} {
 		_, _, err := kinds.Parse(args)
 		require.ErrorContains(t, err, want)
