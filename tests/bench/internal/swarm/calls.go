@@ -23,7 +23,7 @@ func (s *Swarm) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.Ser
 	}
 	record := req.GetRecord()
 	if record.GetFence().GetAgentUid() != a.info.GetPodUid() {
-		return status.Error(codes.FailedPrecondition, "the fence is another agent's")
+		return status.Error(codes.FailedPrecondition, "the fence names another agent")
 	}
 	a.put(&agentv1.SandboxReport{Record: record, State: agentv1.SandboxState_SANDBOX_STATE_CREATING, Persisted: req.GetPersisted()})
 	if err := stream.Send(&agentv1.CreateSandboxResponse{Stage: agentv1.CreateStage_CREATE_STAGE_ADMITTED}); err != nil {
@@ -36,7 +36,7 @@ func (s *Swarm) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.Ser
 	})
 }
 
-// Running is the report of a sandbox that runs.
+// Running returns the report of a running sandbox.
 func Running(record *agentv1.SandboxRecord, ip string, persisted bool) *agentv1.SandboxReport {
 	f := record.GetFence()
 	r := &agentv1.SandboxReport{
@@ -75,7 +75,7 @@ func (s *Swarm) MarkPersisted(ctx context.Context, req *agentv1.MarkPersistedReq
 		return nil, err
 	}
 	if !a.change(req.GetFence(), func(r *agentv1.SandboxReport) { r.Persisted = true }) {
-		return nil, status.Error(codes.NotFound, "there is no such sandbox")
+		return nil, status.Error(codes.NotFound, "the sandbox does not exist")
 	}
 	return &agentv1.MarkPersistedResponse{}, nil
 }

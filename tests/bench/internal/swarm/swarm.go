@@ -1,6 +1,9 @@
 // Package swarm is many simulated agents in one process: each listens on a loopback address of its own and keeps
 // AgentService's contract as far as an allocator can observe it (records, persistence, tombstones, status streams with
 // heartbeats), without any container. All methods may be called concurrently.
+//
+// It is not testkit/fakeagent: thousands of agents share the machine with the allocator that is measured, so that they share one
+// gRPC server without interceptors, and a watcher has no buffer until it lags behind.
 package swarm
 
 import (
@@ -93,7 +96,7 @@ func (s *Swarm) Stop() {
 	s.serving.Wait()
 }
 
-// Count is the number of sandboxes on all agents.
+// Count returns the number of sandboxes on all agents.
 func (s *Swarm) Count() int {
 	n := 0
 	for _, a := range s.agents {
@@ -104,7 +107,7 @@ func (s *Swarm) Count() int {
 	return n
 }
 
-// called is the agent that a call came to: the one whose address its connection ends at.
+// called returns the agent whose address the connection of a call ends at.
 func (s *Swarm) called(ctx context.Context) (*agent, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -150,7 +153,7 @@ func (a *agent) set(r *agentv1.SandboxReport) {
 	a.notify(&agentv1.AgentDelta{Sandboxes: []*agentv1.SandboxReport{r}, Slots: a.slots()})
 }
 
-// put is set for who has not the lock.
+// put is set for callers that do not hold the lock.
 func (a *agent) put(r *agentv1.SandboxReport) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -170,7 +173,7 @@ func (a *agent) change(f *agentv1.Fence, change func(*agentv1.SandboxReport)) bo
 	return ok
 }
 
-// watch begins a stream: the current state, and a queue for the changes that follow.
+// watch begins a stream. It returns the current state, and a watcher that receives the changes that follow.
 func (a *agent) watch() (*agentv1.AgentSnapshot, *watcher) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

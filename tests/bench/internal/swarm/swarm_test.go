@@ -38,7 +38,7 @@ func start(t *testing.T, heartbeat time.Duration) (*swarm.Swarm, map[string]agen
 	s.Add(&agentv1.AgentInfo{PodUid: "one", PodIp: "127.1.0.1", Capacity: 3}, []string{"busybox"},
 		[]*agentv1.SandboxReport{swarm.Running(record("one", "old"), "127.1.0.1", true)})
 	s.Add(&agentv1.AgentInfo{PodUid: "two", PodIp: "127.1.0.2", Capacity: 3}, nil, nil)
-	// A port that is free on one loopback address now; that it is on the others, too, is all but certain.
+	// A port that is free on one loopback address is almost certainly free on the others.
 	l, err := net.Listen("tcp", "127.1.0.1:0")
 	require.NoError(t, err)
 	port := l.Addr().(*net.TCPAddr).Port
@@ -70,7 +70,7 @@ func watch(t *testing.T, c agentv1.AgentServiceClient) *stream {
 	return &stream{t: t, recv: w.Recv}
 }
 
-// next is the next message; they are numbered without gaps.
+// next returns the next message, and checks that the messages are numbered without gaps.
 func (s *stream) next() *agentv1.WatchStatusResponse {
 	s.t.Helper()
 	m, err := s.recv()
@@ -143,8 +143,8 @@ func TestLifeOfASandbox(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Each address is another agent, which refuses what is meant for one of its siblings.
-func TestAgentsAreTheirAddresses(t *testing.T) {
+// Each address belongs to one agent, which refuses calls for another agent.
+func TestAgentIsChosenByAddress(t *testing.T) {
 	_, clients := start(t, time.Hour)
 	require.Equal(t, "two", watch(t, clients["two"]).next().GetSnapshot().GetInfo().GetPodUid())
 	created, err := clients["two"].CreateSandbox(t.Context(), &agentv1.CreateSandboxRequest{Record: record("one", "astray")})
