@@ -77,9 +77,9 @@ func TestParse(t *testing.T) {
 		require.Equal(t, "web", name)
 	}
 	for want, args := range map[string][]string{
-		"KIND/NAME is missing":            {},
-		"a name is missing: web/NAME":     {"web"},
-		`unexpected argument "more"`:      {"pod", "web", "more"},
+		"KIND/NAME is missing":              {},
+		"a name is missing: web/NAME":       {"web"},
+		`unexpected argument "more"`:        {"pod", "web", "more"},
 		`invalid object "/web"`:             {"/web"},
 		`invalid object "pod/"`:             {"pod/"},
 		`invalid object "pod/a/b"`:          {"pod/a/b"},
