@@ -322,12 +322,12 @@ func TestGCReplicas(t *testing.T) {
 	b.clock = clock.RealClock{}
 	n.unready["gc-1"] = true
 	n.refuse["gc-2"] = away(tunnel.ReasonPod)
-	r := b.run(t, "gc", "explain", "pod/a", "--timeout", "100ms")
+	r := b.run(t, "gc", "explain", "pod/a", "--timeout", "2s")
 	require.Zero(t, r.code, r.err)
 	require.Equal(t, "gc-3", n.dials[len(n.dials)-1])
 	require.NotContains(t, n.dials, "gc-1")
 	n.unready["gc-2"], n.unready["gc-3"] = true, true
-	r = b.run(t, "gc", "explain", "pod/a", "--timeout", "100ms")
+	r = b.run(t, "gc", "explain", "pod/a", "--timeout", "2s")
 	require.Zero(t, r.code, r.err)
 	require.Equal(t, "note: no garbage collector is ready: the result may be incomplete\n", r.err)
 	n.names = nil
