@@ -1,0 +1,6 @@
+package recovery
+
+import "context"
+
+// Sweep sweeps once.
+func (r *Recoverer) Sweep(ctx context.Context) { r.sweep(ctx) }
