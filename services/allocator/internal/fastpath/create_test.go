@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -116,20 +115,10 @@ func TestBadRequestsReachNoAgent(t *testing.T) {
 		reason fault.Reason
 		text   string
 	}{
-		"image": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "UPPER:case:twice" }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.image"},
-		"name":  {func(r *sandboxv1.CreateSandboxRequest) { r.Name = "Not_A_Label" }, errdefs.IsInvalidArgument, fault.InvalidField, "name"},
-		"port":  {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{70000} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.ports"},
-		"expire time": {func(r *sandboxv1.CreateSandboxRequest) {
-			r.Spec.ExpireTime = timestamppb.New(time.Now().Add(-time.Hour))
-		}, errdefs.IsInvalidArgument, fault.InvalidField, "spec.expire_time"},
-		"label":        {func(r *sandboxv1.CreateSandboxRequest) { r.Labels = map[string]string{"a b": "c"} }, errdefs.IsInvalidArgument, fault.InvalidField, "labels"},
-		"our label":    {func(r *sandboxv1.CreateSandboxRequest) { r.Labels = map[string]string{v1alpha1.LabelNode: "x"} }, errdefs.IsInvalidArgument, fault.InvalidField, "labels"},
-		"env name":     {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Env = map[string]string{"A=B": ""} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.env"},
-		"NUL":          {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = []string{"a\x00"} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.args"},
-		"long arg":     {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = []string{strings.Repeat("a", 131073)} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.args"},
-		"pool":         {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Pool = "nowhere" }, errdefs.IsNotFound, fault.PoolNotFound, "nowhere"},
-		"size":         {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = slicesOf(10, strings.Repeat("a", 131072)) }, errdefs.IsInvalidArgument, fault.RequestTooLarge, "bytes"},
-		"size as JSON": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = slicesOf(2, strings.Repeat("\x01", 131072)) }, errdefs.IsInvalidArgument, fault.RequestTooLarge, "JSON"},
+		"name": {func(r *sandboxv1.CreateSandboxRequest) { r.Name = "Not_A_Label" }, errdefs.IsInvalidArgument, fault.InvalidField, "name"},
+		"port": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{70000} }, errdefs.IsInvalidArgument, fault.InvalidField, "spec.ports"},
+		"pool": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Pool = "nowhere" }, errdefs.IsNotFound, fault.PoolNotFound, "nowhere"},
+		"size": {func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Args = slicesOf(10, strings.Repeat("a", 131072)) }, errdefs.IsInvalidArgument, fault.RequestTooLarge, "bytes"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,125 +221,6 @@ func TestRequestID(t *testing.T) {
 	})
 }
 
-func TestDuplicateName(t *testing.T) {
-	m := newMesh(t)
-	m.agent("a", 5, nil)
-	_, err := m.create(request("one"))
-	require.NoError(t, err)
-	_, err = m.create(request("one"))
-	require.True(t, errdefs.IsAlreadyExists(err))
-	require.Equal(t, fault.SandboxExists, fault.ReasonOf(err))
-
-	var wg sync.WaitGroup
-	var created atomic.Int64
-	for range 8 {
-		wg.Go(func() {
-			if _, err := m.create(request("two")); err == nil {
-				created.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	require.EqualValues(t, 1, created.Load())
-}
-
-func TestNextCandidate(t *testing.T) {
-	refuse := func(class error, reason fault.Reason) func(*fakeagent.Agent) {
-		return func(a *fakeagent.Agent) {
-			a.OnCreate = func(context.Context, *agentv1.SandboxRecord) error { return fault.New(class, reason, "no") }
-		}
-	}
-	tests := map[string]struct {
-		script  func(*fakeagent.Agent)
-		deletes int
-	}{
-		"no capacity":         {refuse(errdefs.ErrResourceExhausted, fault.NoCapacity), 0},
-		"port conflict":       {refuse(errdefs.ErrResourceExhausted, fault.PortConflict), 0},
-		"runtime unavailable": {refuse(errdefs.ErrUnavailable, fault.RuntimeUnavailable), 0},
-		"pull failed":         {refuse(errdefs.ErrUnavailable, fault.ImagePullFailed), 0},
-		"the connection is lost and the sandbox runs": {func(a *fakeagent.Agent) {
-			a.OnStarted = func(context.Context, *agentv1.SandboxRecord) error {
-				return status.Error(codes.Unavailable, "connection reset")
-			}
-		}, 1},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			m := newMesh(t)
-			bad := m.agent("a", 5, test.script)
-			good := m.agent("b", 5, nil)
-			resp, err := m.create(request("one"))
-			require.NoError(t, err)
-			require.Equal(t, "pod-b", resp.GetSandbox().GetStatus().GetAssignedPod())
-			// Both agents may be on one node, where the first is still cleaning up.
-			require.EqualValues(t, 2, resp.GetSandbox().GetStatus().GetAttempt(), "no id is used twice")
-			require.Equal(t, 1, bad.Creates())
-			m.eventually("nothing is left on the first", func() bool { return len(bad.Sandboxes()) == 0 && len(bad.Deletes()) == test.deletes })
-			require.Len(t, good.Sandboxes(), 1)
-			require.NoError(t, m.remove("one"))
-			m.nothing()
-		})
-	}
-}
-
-// TestCreateLeavesASilentAgent: one that is stopped or cut off neither fails nor answers.
-func TestCreateLeavesASilentAgent(t *testing.T) {
-	brief := func(c *fastpath.Config) {
-		c.AdmissionTimeout, c.SilenceTimeout = time.Second, 2*time.Second
-	}
-	tests := map[string]struct {
-		heartbeat time.Duration
-		left      bool // the first agent
-	}{
-		"silent":            {time.Hour, true},
-		"busy, and reports": {20 * time.Millisecond, false},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			m := newMesh(t, brief)
-			release := make(chan struct{})
-			m.agent("a", 5, func(a *fakeagent.Agent) {
-				a.Heartbeat, a.OnCreate = test.heartbeat, func(ctx context.Context, _ *agentv1.SandboxRecord) error {
-					select {
-					case <-release:
-						return nil
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-				}
-			})
-			b := m.agent("b", 5, nil)
-			if !test.left {
-				time.AfterFunc(4*time.Second, func() { close(release) }) // a pull that takes longer than any silence may
-			}
-			resp, err := m.create(request("one"))
-			require.NoError(t, err)
-			if test.left {
-				require.Equal(t, "pod-b", resp.GetSandbox().GetStatus().GetAssignedPod())
-			} else {
-				require.Equal(t, "pod-a", resp.GetSandbox().GetStatus().GetAssignedPod())
-				require.Zero(t, b.Creates())
-			}
-		})
-	}
-}
-
-// TestUnresponsiveAgentIsUnavailable: with no other candidate the error is the agent's, and may be retried.
-func TestUnresponsiveAgentIsUnavailable(t *testing.T) {
-	m := newMesh(t, func(c *fastpath.Config) {
-		c.AdmissionTimeout, c.SilenceTimeout = 200*time.Millisecond, 200*time.Millisecond
-	})
-	m.agent("a", 5, func(a *fakeagent.Agent) {
-		a.Heartbeat = time.Hour
-		a.OnCreate = func(ctx context.Context, _ *agentv1.SandboxRecord) error { <-ctx.Done(); return ctx.Err() }
-	})
-	_, err := m.create(request("one"))
-	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err))
-	require.True(t, errdefs.IsUnavailable(err))
-	_, retry := fault.RetryAfter(err)
-	require.True(t, retry)
-}
-
 func TestRequestFaultMarksNoAgent(t *testing.T) {
 	m := newMesh(t)
 	a := m.agent("a", 5, func(a *fakeagent.Agent) {
@@ -388,49 +258,6 @@ func TestNoCapacity(t *testing.T) {
 	require.Positive(t, after)
 }
 
-func TestCallerCancels(t *testing.T) {
-	tests := map[string]struct {
-		start func() (context.Context, context.CancelFunc)
-		code  codes.Code
-	}{
-		"deadline": {func() (context.Context, context.CancelFunc) {
-			return context.WithTimeout(context.Background(), 2*time.Second)
-		}, codes.DeadlineExceeded},
-		"cancel": {func() (context.Context, context.CancelFunc) { return context.WithCancel(context.Background()) }, codes.Canceled},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			m := newMesh(t)
-			entered := make(chan struct{}, 1)
-			a := m.agent("a", 5, func(a *fakeagent.Agent) {
-				a.OnCreate = func(ctx context.Context, _ *agentv1.SandboxRecord) error {
-					entered <- struct{}{}
-					<-ctx.Done()
-					return nil // the agent notices too late, and goes on to start it
-				}
-			})
-			ctx, cancel := test.start()
-			defer cancel()
-			done := make(chan error, 1)
-			go func() {
-				_, err := m.sandbox.CreateSandbox(ctx, request("one"))
-				done <- err
-			}()
-			select {
-			case <-entered:
-			case err := <-done:
-				require.FailNow(t, "it ended before it reached the agent", "%v", err)
-			}
-			if test.code == codes.Canceled {
-				cancel()
-			}
-			require.Equal(t, test.code, status.Code(<-done))
-			m.eventually("the agent receives a delete", func() bool { return len(a.Deletes()) == 1 })
-			m.nothing()
-		})
-	}
-}
-
 func TestServerDeadline(t *testing.T) {
 	m := newMesh(t, func(c *fastpath.Config) { c.CreateTimeout = 100 * time.Millisecond })
 	m.agent("a", 5, func(a *fakeagent.Agent) {
@@ -439,57 +266,6 @@ func TestServerDeadline(t *testing.T) {
 	_, err := m.sandbox.CreateSandbox(context.Background(), request("one"))
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
 	m.nothing()
-}
-
-func TestWriteQueueIsBounded(t *testing.T) {
-	m := newMesh(t, func(c *fastpath.Config) { c.WriteLimit = 1 })
-	m.agent("a", 5, nil)
-	m.api.down.Store(true)
-	_, err := m.create(request("one"))
-	require.NoError(t, err)
-	_, err = m.create(request("two"))
-	require.True(t, errdefs.IsResourceExhausted(err))
-	require.Equal(t, fault.Overloaded, fault.ReasonOf(err))
-	m.api.down.Store(false)
-	m.eventually("the queue is empty", func() bool { return m.server.Pending() == 0 })
-	_, err = m.create(request("two"))
-	require.NoError(t, err)
-}
-
-func TestExistingResourceWins(t *testing.T) {
-	m := newMesh(t)
-	a := m.agent("a", 5, nil)
-	var taken atomic.Bool
-	m.api.onCreate.Store(func(sb *v1alpha1.Sandbox) {
-		if taken.CompareAndSwap(false, true) { // another client writes the name a moment earlier
-			theirs := &v1alpha1.Sandbox{Spec: v1alpha1.SandboxSpec{Image: "theirs", PoolRef: pool}}
-			theirs.Namespace, theirs.Name, theirs.UID = ns, sb.Name, "theirs"
-			if err := m.api.Create(context.Background(), theirs); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	resp, err := m.create(request("one"))
-	require.NoError(t, err)
-	m.eventually("our container is removed", func() bool { return len(a.Deletes()) == 1 && len(a.Sandboxes()) == 0 })
-	require.Equal(t, resp.GetSandbox().GetUid(), a.Deletes()[0].GetSandboxUid())
-	m.eventually("theirs is seen", func() bool { sb, err := m.get("one"); return err == nil && sb.GetSpec().GetImage() == "theirs" })
-}
-
-func TestMarkPersistedIsRepeated(t *testing.T) {
-	m := newMesh(t)
-	var calls atomic.Int64
-	a := m.agent("a", 5, func(a *fakeagent.Agent) {
-		a.OnMark = func(context.Context, *agentv1.Fence) error {
-			if calls.Add(1) < 3 {
-				return fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "not now")
-			}
-			return nil
-		}
-	})
-	_, err := m.create(request("one"))
-	require.NoError(t, err)
-	m.eventually("it is marked", func() bool { return a.Sandboxes()[0].GetPersisted() })
 }
 
 // A create without a pool runs in the default pool of its Namespace, and its custom resource names that pool.

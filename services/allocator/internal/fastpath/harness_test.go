@@ -331,3 +331,19 @@ func (m *mesh) nothing() {
 func request(name string) *sandboxv1.CreateSandboxRequest {
 	return &sandboxv1.CreateSandboxRequest{Namespace: ns, Name: name, Spec: &sandboxv1.SandboxSpec{Image: "busybox", Pool: pool}}
 }
+
+// waiting is a context that announces that a call has begun to wait for it.
+type waiting struct {
+	context.Context //nolint:containedctx // it is one
+	once            sync.Once
+	waits           chan struct{}
+}
+
+func newWaiting() *waiting {
+	return &waiting{Context: context.Background(), waits: make(chan struct{})}
+}
+
+func (w *waiting) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.waits) })
+	return w.Context.Done()
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -14,7 +13,6 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 )
@@ -109,42 +107,6 @@ func TestStartedStrongCreateIsMarkedBeforeAnswer(t *testing.T) {
 	m.api.down.Store(false)
 }
 
-func TestFailedResumedCreateLeavesNothing(t *testing.T) {
-	m, req := cutOff(t, false)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	_, err := m.sandbox.CreateSandbox(ctx, req)
-	require.Equal(t, fault.DeadlineExceeded, fault.ReasonOf(rpc.FromStatus(err)))
-	m.eventually("it is rolled back", func() bool { return m.resource("one") == nil })
-}
-
-func TestAnsweredCreateSurvivesFailedResume(t *testing.T) {
-	for name, change := range map[string]func(*v1alpha1.Sandbox){
-		"it was reset":     func(sb *v1alpha1.Sandbox) { sb.Status.Attempt = 2 },
-		"it is a fast one": func(sb *v1alpha1.Sandbox) { sb.Spec.ConsistencyMode = v1alpha1.ConsistencyModeFast },
-	} {
-		t.Run(name, func(t *testing.T) {
-			m, req := cutOff(t, false)
-			m.starts("one", func(s *v1alpha1.SandboxStatus) { s.Phase = v1alpha1.PhasePending })
-			cr := m.resource("one")
-			change(cr)
-			require.NoError(t, m.api.Update(t.Context(), cr))
-			change(cr)
-			require.NoError(t, m.api.Status().Update(t.Context(), cr))
-			for range 2 { // the second time, the first is not being rolled back
-				m.eventually("it is left alone", func() bool {
-					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-					defer cancel()
-					_, err := m.sandbox.CreateSandbox(ctx, req)
-					return fault.ReasonOf(rpc.FromStatus(err)) == fault.DeadlineExceeded
-				})
-			}
-			require.Nil(t, m.resource("one").DeletionTimestamp)
-			require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationAbandoned])
-		})
-	}
-}
-
 func TestNextLeaderDeletesUnseenSandbox(t *testing.T) {
 	m, _ := cutOff(t, true)
 	require.NoError(t, m.remove("one"))
@@ -199,64 +161,4 @@ func TestUnreportedAgentMayHaveSandbox(t *testing.T) {
 	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(m.remove("one")))
 	announced.Store(true)
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("one")))
-}
-
-// A leader that was stalled in the middle of a strong create wakes up to find that another has taken it up.
-func TestOnlyAnsweringLeaderRollsBack(t *testing.T) {
-	req := request("one")
-	req.Spec.ConsistencyMode = sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG
-	req.RequestId = "again"
-	m := newMesh(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	first := make(chan error, 1)
-	go func() {
-		_, err := m.sandbox.CreateSandbox(ctx, req)
-		first <- err
-	}()
-	m.eventually("the custom resource comes first", func() bool { return m.resource("one") != nil })
-	cr := m.resource("one")
-	cr.Annotations[v1alpha1.AnnotationResumed] = "true" // as the other does
-	require.NoError(t, m.api.Update(t.Context(), cr))
-	cancel()
-	require.Error(t, <-first)
-	other := request("one")
-	other.RequestId = "again"
-	m.eventually("the one that began it has let go", func() bool {
-		_, err := m.create(other) // refused first because the create is being rolled back, then because it is another request
-		return fault.ReasonOf(err) == fault.RequestIDReused
-	})
-	require.Nil(t, m.resource("one").DeletionTimestamp)
-	require.Empty(t, m.resource("one").Annotations[v1alpha1.AnnotationAbandoned])
-}
-
-// A report of an agent that would still obey the former leader is no answer: that leader may be about to delete the container.
-func TestReportOfUnannouncedAgentIsNoAnswer(t *testing.T) {
-	var announced atomic.Bool
-	m := newMesh(t, func(c *fastpath.Config) {
-		c.Announced, c.OrphanTimeout = func(string) bool { return announced.Load() }, time.Hour
-	})
-	a := m.agent("a", 5, nil)
-	req := request("one")
-	req.RequestId = "again"
-	first, err := m.create(req)
-	require.NoError(t, err)
-	m.api.down.Store(true)
-	fast := request("two")
-	fast.RequestId = "later"
-	second, err := m.create(fast)
-	require.NoError(t, err)
-	m.stop() // the second is not written
-	m.start(func(c *fastpath.Config) {
-		c.Announced, c.OrphanTimeout = func(string) bool { return announced.Load() }, time.Hour
-	})
-	m.eventually("the agent reports both", func() bool { sb, err := m.get("two"); return err == nil && sb.GetUid() != "" })
-	_, err = m.create(fast)
-	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err))
-	announced.Store(true)
-	resp, err := m.create(fast)
-	require.NoError(t, err)
-	require.Equal(t, second.GetSandbox().GetUid(), resp.GetSandbox().GetUid())
-	m.api.down.Store(false)
-	require.NotEqual(t, first.GetSandbox().GetUid(), second.GetSandbox().GetUid())
-	require.Len(t, a.Sandboxes(), 2)
 }

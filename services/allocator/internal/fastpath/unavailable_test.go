@@ -153,34 +153,6 @@ func TestWriteLandsAfterDeletion(t *testing.T) {
 	require.Len(t, a.Tombstones(), 1, "until no write can land any longer")
 }
 
-func TestStandbyDoesNothing(t *testing.T) {
-	leads := &switchable{}
-	m := newMesh(t, soon, func(c *fastpath.Config) { c.Leadership = leads })
-	a := m.agent("a", 5, nil)
-	put := func(uid, name string) *v1alpha1.Sandbox {
-		return &v1alpha1.Sandbox{
-			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: uid}},
-			Spec:       v1alpha1.SandboxSpec{Image: "x", PoolRef: pool},
-		}
-	}
-	report := func(uid, name string) *agentv1.SandboxReport {
-		return &agentv1.SandboxReport{State: agentv1.SandboxState_SANDBOX_STATE_RUNNING, ContainerId: uid + "-1", Record: &agentv1.SandboxRecord{
-			Fence: &agentv1.Fence{SandboxUid: uid, Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: name, Spec: &sandboxv1.SandboxSpec{Image: "busybox", Pool: pool},
-		}}
-	}
-	a.AddTombstone(&agentv1.Tombstone{Fence: &agentv1.Fence{SandboxUid: "u1", Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: "deleted"})
-	a.Put(report("u2", "unwritten"))
-	require.NoError(t, m.api.Create(context.Background(), put("u1", "deleted")))
-	require.Never(t, func() bool {
-		return m.resource("deleted") == nil || m.resource("unwritten") != nil || len(a.Tombstones()) == 0
-	}, 2500*time.Millisecond, 50*time.Millisecond, "a standby does nothing")
-	require.Empty(t, a.Deletes())
-	leads.Store(true)
-	m.eventually("the leader does", func() bool {
-		return m.resource("deleted") == nil && m.resource("unwritten") != nil && len(a.Tombstones()) == 0
-	})
-}
-
 // TestNotFoundNeedsConfirmedLeadership: one that was stopped for a while does not know what a later one has made.
 func TestNotFoundNeedsConfirmedLeadership(t *testing.T) {
 	leads := &paused{}
@@ -204,13 +176,6 @@ func (p *paused) Confirm(context.Context) (bool, error) {
 	}
 	return p.sure.Load(), nil
 }
-
-// switchable leads or does not.
-type switchable struct{ atomic.Bool }
-
-func (s *switchable) Leads() bool { return s.Load() }
-
-func (s *switchable) Confirm(context.Context) (bool, error) { return s.Load(), nil }
 
 func TestDeleteWithoutContainerNeedsAPIServer(t *testing.T) {
 	m := newMesh(t)
@@ -262,11 +227,12 @@ func TestDeleteFailsIfNotDurable(t *testing.T) {
 	_, err := m.create(request("one"))
 	require.NoError(t, err)
 	require.Equal(t, fault.Overloaded, fault.ReasonOf(m.remove("one")))
+	asked := len(a.DeleteRequests())
 	sb, err := m.get("one")
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.Phase_PHASE_RUNNING, sb.GetStatus().GetPhase())
 	m.api.down.Store(false)
-	m.eventually("its write continues", func() bool { return m.resource("one") != nil })
-	require.Never(t, func() bool { return len(a.Sandboxes()) == 0 }, 300*time.Millisecond, 20*time.Millisecond)
+	m.eventually("its write continues", func() bool { return len(a.Sandboxes()) == 1 && a.Sandboxes()[0].GetPersisted() })
+	require.Len(t, a.DeleteRequests(), asked, "a deletion that was refused ends with its call")
 	require.Empty(t, a.Tombstones())
 }
