@@ -41,6 +41,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeagent"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/app"
@@ -55,8 +56,8 @@ func TestMain(m *testing.M) {
 const (
 	ns   = "default"
 	pool = "default"
-	wait = 15 * time.Second
-	tick = 10 * time.Millisecond
+	wait = testkit.Timeout
+	tick = testkit.Tick
 	// verbosity of the allocator's log in the test's.
 	verbosity = 0
 )
@@ -316,7 +317,8 @@ func storm(t *testing.T, c *cluster, a *allocator) {
 	wg.Wait()
 	require.Zero(t, failed.Load())
 	require.Eventually(t, func() bool { return c.count() == 0 && len(c.agent.Sandboxes()) == 0 }, wait, tick)
-	require.Never(t, func() bool { return c.count() > 0 }, 500*time.Millisecond, 50*time.Millisecond)
+	// No call of the allocator's reports that its last write has ended: the window is longer than one takes.
+	require.Never(t, func() bool { return c.count() > 0 }, 500*time.Millisecond, tick, "no write of a deleted sandbox lands")
 }
 
 func outage(t *testing.T, c *cluster, a *allocator) {
@@ -337,7 +339,7 @@ func outage(t *testing.T, c *cluster, a *allocator) {
 	require.NoError(t, err)
 	require.Zero(t, c.count())
 	c.proxy.mend()
-	require.Eventually(t, func() bool { return c.count() == 4 }, 30*time.Second, tick)
+	require.Eventually(t, func() bool { return c.count() == 4 }, wait, tick)
 	for i := range 4 {
 		_, err := a.sandboxes.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{Namespace: ns, Name: fmt.Sprint("away-", i+1)})
 		require.NoError(t, err)
