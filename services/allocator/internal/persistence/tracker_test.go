@@ -3,22 +3,21 @@ package persistence_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/fakeapi"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/persistence"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
@@ -64,32 +63,30 @@ func (a *agents) MarkPersisted(_ context.Context, req *agentv1.MarkPersistedRequ
 
 type fixture struct {
 	tracker  *persistence.Tracker
+	config   persistence.Config
 	agents   *agents
 	store    *store.Store
-	api      client.Client
-	gate     chan struct{} // creates of custom resources wait for it, if it is set
+	api      *fakeapi.Server
+	follows  atomic.Bool // another process leads
 	rejected chan *agentv1.Fence
 }
 
+// start returns a tracker whose creates of custom resources wait for the gate, if there is one.
 func start(t *testing.T, gate chan struct{}, marks ...error) *fixture {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	f := &fixture{agents: &agents{script: marks}, store: store.New(clock.RealClock{}), gate: gate, rejected: make(chan *agentv1.Fence, 1)}
-	api := fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(interceptor.Funcs{
-		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if gate != nil {
-				<-gate
-			}
-			return c.Create(ctx, obj, opts...)
-		},
-	}).Build()
-	f.api = api
-	set := tasks.New()
-	f.tracker = persistence.New(persistence.Config{
-		API: apiserver.New(api, clock.RealClock{}), Agents: f.agents, Store: f.store, Tasks: set, Clock: clock.RealClock{}, Limit: 2,
-		Leads: func() bool { return true }, Creating: func() bool { return false }, Rejected: func(fence *agentv1.Fence) { f.rejected <- fence },
+	f := &fixture{agents: &agents{script: marks}, store: store.New(clock.RealClock{}), api: fakeapi.New(t), rejected: make(chan *agentv1.Fence, 1)}
+	f.api.Before(func(verb fakeapi.Verb, _ client.Object) error {
+		if verb == fakeapi.Create && gate != nil {
+			<-gate
+		}
+		return nil
 	})
+	set := tasks.New()
+	f.config = persistence.Config{
+		API: apiserver.New(f.api, clock.RealClock{}), Agents: f.agents, Store: f.store, Tasks: set, Clock: clock.RealClock{}, Limit: 2,
+		Leads: func() bool { return !f.follows.Load() }, Creating: func() bool { return false }, Rejected: func(fence *agentv1.Fence) { f.rejected <- fence },
+	}
+	f.tracker = persistence.New(f.config)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = set.Run(ctx) }()
@@ -97,12 +94,30 @@ func start(t *testing.T, gate chan struct{}, marks ...error) *fixture {
 	return f
 }
 
-func (f *fixture) persist(t *testing.T) *store.Record {
+// useEvents replaces the tracker by one that records Events.
+func (f *fixture) useEvents(e persistence.Events) {
+	f.config.Events = e
+	f.tracker = persistence.New(f.config)
+}
+
+// fail has the API server refuse creates.
+func (f *fixture) fail(err error) {
+	f.api.Before(func(verb fakeapi.Verb, _ client.Object) error {
+		if verb == fakeapi.Create {
+			return err
+		}
+		return nil
+	})
+}
+
+func (f *fixture) persist(t *testing.T) *store.Record { t.Helper(); return f.persistAs(t, true) }
+
+func (f *fixture) persistAs(t *testing.T, ours bool) *store.Record {
 	t.Helper()
 	r := &store.Record{Record: record(), Report: &agentv1.SandboxReport{}, AgentPod: "pod-a", NodeName: "node"}
 	require.NoError(t, f.tracker.Admit())
 	f.store.SetRecord(r)
-	f.tracker.Persist(r, true)
+	f.tracker.Persist(r, ours)
 	return r
 }
 
@@ -162,15 +177,13 @@ func TestStoppedWriteIsTheCallers(t *testing.T) {
 
 func TestConflictingNameRejectsTheSandbox(t *testing.T) {
 	f := start(t, nil)
-	theirs := persistence.StrongResource(record())
-	theirs.UID = "other"
-	require.NoError(t, f.api.Create(t.Context(), theirs))
+	f.createTheirs(t)
 	f.persist(t)
 	fence := <-f.rejected
 	require.Equal(t, "u", fence.GetSandboxUid())
 	require.True(t, f.store.Gone("u"))
 	require.Zero(t, f.agents.marked())
-	require.Equal(t, "other", f.resource().EffectiveUID())
+	require.NotEqual(t, "u", f.resource().EffectiveUID())
 }
 
 func TestRoomIsBounded(t *testing.T) {
