@@ -17,6 +17,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -71,6 +72,7 @@ type Runtime struct {
 	slots     *slots
 	slotRoots *slotRoots
 	groups    *groups
+	settled   atomic.Bool // whether settle has succeeded
 }
 
 var (
@@ -116,8 +118,28 @@ func (r *Runtime) Ping(ctx context.Context) error {
 	return err
 }
 
-// List reads the containers and then, in one call, all tasks.
+// noContainer is an id that no container has.
+const noContainer = "fsb-none"
+
+// settle waits until containerd has carried out the changes that an earlier process of this agent had sent when it was killed: it
+// completes a write although the client is gone, and a container that appeared after the agent had listed them would be left. Writes
+// wait for each other in order, so it sends one that changes nothing.
+func (r *Runtime) settle(ctx context.Context) error {
+	if r.settled.Load() {
+		return nil
+	}
+	if err := r.client.ContainerService().Delete(ctx, noContainer); err != nil && !errdefs.IsNotFound(err) {
+		return classify(err, "waiting for containerd's writes")
+	}
+	r.settled.Store(true)
+	return nil
+}
+
+// List reads the containers and then, in one call, all tasks. The first call waits for what was written before.
 func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime.Found, error) {
+	if err := r.settle(ctx); err != nil {
+		return nil, err
+	}
 	var filter string
 	for k, v := range labels {
 		if filter != "" {
