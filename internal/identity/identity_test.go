@@ -85,3 +85,65 @@ func TestIsContainerID(t *testing.T) {
 	}
 	require.True(t, identity.IsContainerID(identity.Identity{SandboxUID: uid, Attempt: 12}.ContainerID()))
 }
+
+// TestParseNamesEveryProblem: an operator mends the labels once.
+func TestParseNamesEveryProblem(t *testing.T) {
+	_, err := identity.Parse(map[string]string{identity.KeyManaged: "true", identity.KeyState: identity.StateClaimed})
+	require.True(t, errdefs.IsInvalidArgument(err))
+	for _, key := range []string{identity.KeyAgentUID, identity.KeySandboxNamespace, identity.KeySandboxName, identity.KeySandboxUID, identity.KeyAttempt} {
+		require.ErrorContains(t, err, key)
+	}
+	require.NotContains(t, err.Error(), identity.KeyPool, "a pool is not needed")
+}
+
+// TestSlotHasNoSandbox: each label of a sandbox on a slot is refused, and a slot of its own is not.
+func TestSlotHasNoSandbox(t *testing.T) {
+	slot := identity.Identity{AgentUID: "a", Pool: "p", State: identity.StateSlot}
+	require.Equal(t, map[string]string{
+		identity.KeyManaged: "true", identity.KeyAgentUID: "a", identity.KeyPool: "p", identity.KeyState: identity.StateSlot,
+	}, slot.Labels())
+	for _, key := range []string{identity.KeySandboxNamespace, identity.KeySandboxName, identity.KeySandboxUID, identity.KeyAttempt} {
+		labels := slot.Labels()
+		labels[key] = "1"
+		_, err := identity.Parse(labels)
+		require.ErrorContains(t, err, key+" is set on a slot")
+	}
+	require.Equal(t, identity.Fence{AgentUID: "a"}, slot.Fence())
+}
+
+// TestFits: the id of a container is a second witness of its labels.
+func TestFits(t *testing.T) {
+	claimed := identity.Identity{SandboxUID: "u", Attempt: 2, State: identity.StateClaimed}
+	slot := identity.Identity{State: identity.StateSlot}
+	tests := map[string]struct {
+		identity identity.Identity
+		id       string
+		want     bool
+	}{
+		"a cold container":          {claimed, "u-2", true},
+		"another attempt's":         {claimed, "u-1", false},
+		"another sandbox's":         {claimed, "v-2", false},
+		"a claimed slot":            {claimed, identity.SlotID("x"), true},
+		"a slot":                    {slot, identity.SlotID("x"), true},
+		"a slot with a sandbox's":   {slot, "u-2", false},
+		"a slot that has no prefix": {slot, "-0", false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) { require.Equal(t, test.want, test.identity.Fits(test.id)) })
+	}
+}
+
+// TestEveryFenceHasItsOwnContainerID, also when uids end in digits.
+func TestEveryFenceHasItsOwnContainerID(t *testing.T) {
+	uid := rapid.StringMatching(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+	rapid.Check(t, func(t *rapid.T) {
+		a := identity.Fence{SandboxUID: uid.Draw(t, "a"), Attempt: rapid.Int64Min(1).Draw(t, "attempt")}
+		b := identity.Fence{SandboxUID: uid.Draw(t, "b"), Attempt: rapid.Int64Min(1).Draw(t, "attempt")}
+		if rapid.Bool().Draw(t, "same sandbox") {
+			b.SandboxUID = a.SandboxUID
+		}
+		require.Equal(t, a == b, a.ContainerID() == b.ContainerID())
+		require.True(t, identity.IsContainerID(a.ContainerID()), a.ContainerID())
+		require.False(t, identity.IsSlotID(a.ContainerID()), a.ContainerID())
+	})
+}
