@@ -197,7 +197,7 @@ func TestFailedRemovalsAreRetried(t *testing.T) {
 		require.Eventually(t, func() bool { return counted(t, metrics, failures) >= before+4 }, testkit.Timeout, testkit.Tick, "%s is not counted", reason)
 		require.Eventually(t, func() bool { return w.logged("orphan not removed yet", reason) }, testkit.Timeout, testkit.Tick)
 		scans := counted(t, metrics, "fastsandbox_janitor_scans_total")
-		require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_scans_total") > scans }, testkit.Timeout, testkit.Tick, "it goes on to look")
+		require.Eventually(t, func() bool { return counted(t, metrics, "fastsandbox_janitor_scans_total") > scans }, testkit.Timeout, testkit.Tick, "it continues to look")
 		require.Equal(t, lost[0].pid, w.pid(lost[0].id))
 		require.Equal(t, janitorv1.Reason_REASON_AGENT_POD_GONE, j.verdicts(t)[lost[0].id])
 	}

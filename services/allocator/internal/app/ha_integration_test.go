@@ -79,7 +79,7 @@ func (a *allocator) answers(t *testing.T) {
 	}, wait, tick)
 }
 
-// die ends a replica without a word to anybody: what it had in memory alone is lost, and the Lease stays.
+// die ends a replica at once: what it had only in memory is lost, and the Lease stays.
 func (a *allocator) die() {
 	a.proxy.cut()
 	a.stop()

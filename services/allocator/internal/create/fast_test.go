@@ -176,7 +176,7 @@ func TestAgentFailure(t *testing.T) {
 	superseded := fault.New(errdefs.ErrFailedPrecondition, fault.LeaderSuperseded, "term 7 is known")
 	tests := map[string]struct {
 		arrange func(*env)
-		// next is set if the create goes on with the other agent; reason is that of its error otherwise.
+		// next is set if the create continues with the other agent; reason is that of its error otherwise.
 		next   bool
 		reason fault.Reason
 		// deleted is set if the container of the first attempt is deleted.
@@ -355,7 +355,7 @@ func TestSilentAgent(t *testing.T) {
 			if v, _ := e.registry.Agent(e.clock.Now(), "b"); v.Allocated > 0 {
 				asked, other = "b", "a"
 			}
-			e.await("the create goes on", func() bool {
+			e.await("the create continues", func() bool {
 				if len(done) > 0 {
 					return true
 				}

@@ -57,7 +57,7 @@ type agent struct {
 	away, gone bool
 	reported   bool // it reports the container
 	tombstones map[identity.Fence]*agentv1.Tombstone
-	holds      bool  // it goes on to report a tombstone that it has dropped
+	holds      bool  // it continues to report a tombstone that it has dropped
 	forgetErr  error // of ForgetTombstone
 	forgets    int
 	released   int // calls of Release

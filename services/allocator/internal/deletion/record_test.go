@@ -157,7 +157,7 @@ func TestEveryStateIsReached(t *testing.T) {
 	}
 }
 
-// TestLostLeadershipInEachState: neither the agent nor the API server is called any more, and once this process leads again,
+// TestLostLeadershipInEachState: neither the agent nor the API server is called, and once this process leads again,
 // the deletion ends.
 func TestLostLeadershipInEachState(t *testing.T) {
 	for s, reach := range stages() {
@@ -182,7 +182,7 @@ func TestLostLeadershipInEachState(t *testing.T) {
 	}
 }
 
-// TestRestartInEachState: the next process continues, by what the agent and the API server have.
+// TestRestartInEachState: the next process continues with what the agent and the API server report.
 func TestRestartInEachState(t *testing.T) {
 	for s, reach := range stages() {
 		t.Run(s.String(), func(t *testing.T) {
