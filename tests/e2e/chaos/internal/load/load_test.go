@@ -34,6 +34,7 @@ type server struct {
 	creates   []error
 	deletes   []error
 	createIDs map[string]int
+	deleteIDs map[string]bool
 	deleted   []string
 	updates   []*sandboxv1.UpdateSandboxRequest
 }
@@ -69,6 +70,10 @@ func (s *server) DeleteSandbox(_ context.Context, in *sandboxv1.DeleteSandboxReq
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deleted = append(s.deleted, in.GetUid())
+	if s.deleteIDs == nil {
+		s.deleteIDs = map[string]bool{}
+	}
+	s.deleteIDs[in.GetRequestId()] = true
 	return &sandboxv1.DeleteSandboxResponse{}, next(&s.deletes)
 }
 
@@ -159,6 +164,7 @@ func TestOvertakingDeleteIsRepeated(t *testing.T) {
 	require.Len(t, calls, 3)
 	require.Equal(t, audit.Delete, calls[2].Op)
 	require.Equal(t, []string{"", ""}, s.deleted, "by name: the uid is unknown")
+	require.Len(t, s.deleteIDs, 2, "an earlier request_id would be answered and not executed")
 }
 
 func TestDeleteByUID(t *testing.T) {

@@ -43,6 +43,8 @@ type process struct {
 	life   plan.Life
 	client sandboxv1.SandboxServiceClient
 	uid    string
+	// deletes counts the delete calls: each has a request_id of its own, for a call with an earlier one's is answered, not executed.
+	deletes int
 }
 
 // Run begins each life at its time, independently of the others, and returns when all have ended: deleted, refused, or kept
@@ -228,10 +230,12 @@ func (o *process) fill(step plan.Step, in *sandboxv1.UpdateSandboxRequest, chang
 
 // delete deletes the sandbox by its name, and by its uid if that is known, until there is an answer.
 func (o *process) delete(ctx context.Context, uid string) {
+	o.deletes++
 	c := o.call(audit.Delete)
+	requestID := fmt.Sprintf("%s-delete-%d", o.requestID(), o.deletes)
 	o.repeat(ctx, &c, otherLimit, nil, func(ctx context.Context) error {
 		_, err := o.client.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{
-			Namespace: o.Namespace, Name: o.name(), Uid: uid, RequestId: o.requestID() + "-delete",
+			Namespace: o.Namespace, Name: o.name(), Uid: uid, RequestId: requestID,
 		})
 		return err
 	})
