@@ -147,3 +147,36 @@ func TestEveryFenceHasItsOwnContainerID(t *testing.T) {
 		require.False(t, identity.IsSlotID(a.ContainerID()), a.ContainerID())
 	})
 }
+
+// TestParsedIdentityIsExact: whatever labels have an identity, the labels of that identity have the same one, and labels of
+// others change nothing.
+func TestParsedIdentityIsExact(t *testing.T) {
+	values := map[string]*rapid.Generator[string]{
+		identity.KeyManaged: rapid.Just("true"), identity.KeyAgentUID: rapid.SampledFrom([]string{"a", "a", "a", ""}), identity.KeyPool: rapid.SampledFrom([]string{"", "p"}),
+		identity.KeySandboxNamespace: rapid.SampledFrom([]string{"ns", ""}), identity.KeySandboxName: rapid.SampledFrom([]string{"n", ""}),
+		identity.KeySandboxUID: rapid.SampledFrom([]string{"u", ""}), identity.KeyAttempt: rapid.SampledFrom([]string{"1", "7", "", "0", "-1", "1.5"}),
+		identity.KeyState: rapid.SampledFrom([]string{identity.StateSlot, identity.StateClaimed, identity.StateClaimed, ""}),
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		labels := map[string]string{"io.kubernetes.pod.name": "p"}
+		for key, value := range values {
+			labels[key] = value.Draw(t, key)
+		}
+		if labels[identity.KeyState] == identity.StateClaimed {
+			labels[identity.KeyPersisted] = rapid.SampledFrom([]string{"true", "false", ""}).Draw(t, "persisted")
+		}
+		got, err := identity.Parse(labels)
+		if err != nil {
+			require.True(t, errdefs.IsInvalidArgument(err))
+			require.Zero(t, got, "inconsistent labels have no identity")
+			return
+		}
+		for key, value := range got.Labels() {
+			require.Equal(t, value, labels[key], key)
+		}
+		again, err := identity.Parse(got.Labels())
+		require.NoError(t, err)
+		require.Equal(t, got, again)
+		require.Equal(t, got.State == identity.StateClaimed, got.Fits(got.ContainerID()))
+	})
+}

@@ -2,6 +2,7 @@ package lifecycle_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -213,4 +214,79 @@ func TestAssignmentIsClearedOnlyByRelease(t *testing.T) {
 		require.Equal(t, gone, p)
 		require.Contains(t, actions, fin)
 	})
+}
+
+// states lists every combination of a phase and the flags, also those that the controller never writes.
+func states() []state {
+	var all []state
+	for _, p := range lifecycle.Phases() {
+		for _, assigned := range []bool{false, true} {
+			for _, finished := range []bool{false, true} {
+				all = append(all, state{Phase: p, Assigned: assigned, Finished: finished})
+			}
+		}
+	}
+	return all
+}
+
+// TestEveryStateIsAllowed: in every combination an ignored event changes nothing, and the actions have an order that can be
+// carried out.
+func TestEveryStateIsAllowed(t *testing.T) {
+	for _, s := range states() {
+		for _, e := range append(lifecycle.Events(), 0, -1) {
+			p, actions, ok := lifecycle.Next(s, e)
+			require.Contains(t, lifecycle.Phases(), p, "%v, %s", s, e)
+			if !ok {
+				require.Equal(t, answer{phase: s.Phase}, answer{p, actions}, "%v, %s", s, e)
+				continue
+			}
+			at := func(a action) int { return slices.Index(actions, a) }
+			require.Len(t, slices.Compact(slices.Sorted(slices.Values(actions))), len(actions), "%v, %s: an action occurs twice", s, e)
+			if at(allocate) >= 0 {
+				require.Equal(t, len(actions)-1, at(allocate), "%v, %s: capacity is reserved for the next attempt, after the end of the last one", s, e)
+				require.Equal(t, pending, p, "%v, %s", s, e)
+				require.Equal(t, s.Assigned, at(release) == 0, "%v, %s: exactly an assigned sandbox releases its capacity first", s, e)
+			}
+			if at(remove) >= 0 {
+				require.True(t, s.Assigned, "%v, %s: no agent has the container", s, e)
+				require.Len(t, actions, 1, "%v, %s: the removal is waited for", s, e)
+			}
+			if at(fin) >= 0 {
+				require.Equal(t, len(actions)-1, at(fin), "%v, %s: the record is finalized last", s, e)
+			}
+		}
+	}
+}
+
+// TestRepeatedEventSettles: most events are raised as long as they are true. A sandbox to which only one event happens, again and
+// again, reaches after at most two steps a state that this event does not change.
+func TestRepeatedEventSettles(t *testing.T) {
+	for _, from := range states() {
+		for _, e := range lifecycle.Events() {
+			s := from
+			step := func() {
+				p, actions, _ := lifecycle.Next(s, e)
+				s.Phase = p
+				s.Assigned = s.Assigned && !slices.Contains(actions, remove) && !slices.Contains(actions, release)
+				s.Finished = (s.Finished || slices.Contains(actions, recordEnd)) && !slices.Contains(actions, allocate)
+			}
+			step()
+			step()
+			settled := s
+			step()
+			require.Equal(t, settled, s, "%v, %s", from, e)
+		}
+	}
+}
+
+// TestFinishedSandboxRunsAgainOnlyByReset: no report and no loss of its agent runs a process twice that ended with code 0.
+func TestFinishedSandboxRunsAgainOnlyByReset(t *testing.T) {
+	for _, assigned := range []bool{false, true} {
+		for _, e := range lifecycle.Events() {
+			_, actions, _ := lifecycle.Next(state{Phase: running, Assigned: assigned, Finished: true}, e)
+			again := slices.Contains(actions, allocate) || slices.Contains(actions, create)
+			reset := e == lifecycle.ResetWhileLost || e == lifecycle.ResetRequested && !assigned
+			require.Equal(t, reset, again, "assigned=%t, %s", assigned, e)
+		}
+	}
 }

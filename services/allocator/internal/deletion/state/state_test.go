@@ -130,3 +130,70 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "Unknown", state.State(99).String())
 	require.Equal(t, "Unknown", state.Event(-1).String())
 }
+
+// TestEvidenceCommutes: what the agent and the API server report arrives in any order, and leads to the same state.
+func TestEvidenceCommutes(t *testing.T) {
+	evidence := []state.Event{state.ContainerRemoved, state.ResourceAbsent, state.ResourceDeleted}
+	compared := 0
+	for _, s := range states() {
+		for _, a := range evidence {
+			for _, b := range evidence {
+				afterA, okA := state.Next(s, a)
+				afterB, okB := state.Next(s, b)
+				if !okA || !okB || a == b {
+					continue
+				}
+				ab, _ := state.Next(afterA, b)
+				ba, _ := state.Next(afterB, a)
+				require.Equal(t, ab, ba, "%s: %s, %s", s, a, b)
+				compared++
+			}
+		}
+	}
+	require.Equal(t, 20, compared, "pairs that mean something in one state")
+}
+
+// TestDoneNeedsAllEvidence follows every path from Queued to Done, with what a deletion has learned on it.
+func TestDoneNeedsAllEvidence(t *testing.T) {
+	type path struct {
+		s                                                           state.State
+		removed, absent, settled, still, deleted, dropped, unrecord bool
+	}
+	seen, queue, ends := map[path]bool{}, []path{{s: state.Queued}}, 0
+	for ; len(queue) > 0; queue = queue[1:] {
+		for _, e := range events() {
+			p := queue[0]
+			next, ok := state.Next(p.s, e)
+			if !ok {
+				continue
+			}
+			p.s = next
+			switch e { //nolint:exhaustive // the others are no evidence
+			case state.ContainerRemoved:
+				p.removed = true
+			case state.ResourceAbsent:
+				p.still = p.settled // the second look
+				p.absent = true
+			case state.SettleTimePassed:
+				p.settled = p.absent
+			case state.ResourceDeleted:
+				p.deleted = true
+			case state.TombstoneDropped:
+				require.True(t, p.removed, "the tombstone outlives the container")
+				require.True(t, p.deleted || p.still, "the tombstone outlives the custom resource, and every write of it")
+				p.dropped = true
+			case state.Unrecorded:
+				p.unrecord = true
+			}
+			if next == state.Done {
+				ends++
+				require.True(t, p.removed && (p.dropped || p.unrecord), "%+v", p)
+			}
+			if !seen[p] {
+				seen[p] = true
+				queue = append(queue, p)
+			}
+		}
+	}
+	require.Greater(t, ends, 3, "with and without a record, by each kind of evidence")
+}

@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -132,6 +133,9 @@ func (n *naive) some(at int) index.ID {
 	slices.Sort(ids)
 	return ids[at%len(ids)]
 }
+
+// all returns what is known about the agents, in no order.
+func (n *naive) all() []*fact { return slices.Collect(maps.Values(n.agents)) }
 
 // Find and Crowded equal a naive search after every history.
 func TestFindEqualsNaiveSearch(t *testing.T) {
