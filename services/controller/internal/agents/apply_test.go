@@ -190,3 +190,37 @@ func TestIndexAgreesWithAModel(t *testing.T) {
 		}
 	})
 }
+
+// TestRereadNotifiesOnce: nothing of a second reading is visible before its SYNCED, which notifies once about everything in
+// either reading. A reading that breaks off changes nothing.
+func TestRereadNotifiesOnce(t *testing.T) {
+	x, _, r := syncedIndex()
+	x.apply(message(kindAgent, "a", reportOf("both", 1, stateRunning), reportOf("removed", 1, stateRunning)))
+	other := func(m *allocatorv1.WatchAgentsResponse) *allocatorv1.WatchAgentsResponse {
+		m.Agent.Info.Pool = "other"
+		return m
+	}
+	for _, broken := range []bool{true, false} {
+		clear(r.sandboxes)
+		clear(r.pools)
+		x.begin()
+		require.False(t, x.Synced())
+		x.apply(message(kindAgent, "a", reportOf("both", 1, stateStopped)))
+		x.apply(other(message(kindAgent, "b", reportOf("both", 2, stateRunning), reportOf("added", 1, stateRunning))))
+		require.Empty(t, r.sandboxes)
+		require.Empty(t, r.pools)
+		require.Len(t, x.Reports("removed"), 1, "the previous reading is still served")
+		require.Empty(t, x.Reports("added"))
+		require.Equal(t, Unknown, x.Status("a"))
+		require.Equal(t, Unknown, x.Status("b"))
+		if broken {
+			x.end()
+			continue
+		}
+		x.apply(&allocatorv1.WatchAgentsResponse{Type: kindSynced})
+	}
+	require.Equal(t, map[string]int{"both": 1, "removed": 1, "added": 1}, r.sandboxes)
+	require.Equal(t, map[string]int{"pool": 1, "other": 1}, r.pools)
+	require.Equal(t, []int{2, 0, 1}, []int{len(x.Reports("both")), len(x.Reports("removed")), len(x.Reports("added"))})
+	require.Equal(t, []Status{Ready, Ready, Absent}, []Status{x.Status("a"), x.Status("b"), x.Status("c")})
+}
