@@ -118,7 +118,7 @@ func testAnnouncements(t *testing.T) {
 	require.Equal(t, 6, a.count())
 }
 
-func TestAloneNothingIsAnnounced(t *testing.T) {
+func TestSingleReplicaAnnouncesNothing(t *testing.T) {
 	n := announce.New(announce.Config{Lead: leadership.Alone(), Tasks: tasks.New(), Clock: clock.RealClock{}})
 	n.Connected("a")
 	require.True(t, n.Announced("a"))

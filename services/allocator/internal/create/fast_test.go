@@ -128,7 +128,7 @@ func TestUnsyncedPoolIsUnavailable(t *testing.T) {
 	e.requireNothingNow()
 }
 
-func TestRoomForWritesIsBounded(t *testing.T) {
+func TestPendingWritesAreBounded(t *testing.T) {
 	e := newEnv(t, 5)
 	for range writeLimit {
 		require.NoError(t, e.persist.Admit())

@@ -107,7 +107,7 @@ func TestSnapshotDeltaHeartbeatLeft(t *testing.T) {
 	require.False(t, f.sink.afterLeft, "nothing follows Left")
 }
 
-func TestWatchesAgain(t *testing.T) {
+func TestBrokenStreamIsReopened(t *testing.T) {
 	tests := map[string]struct {
 		silence time.Duration
 		script  func(*fakeagent.Agent)

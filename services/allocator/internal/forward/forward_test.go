@@ -222,7 +222,7 @@ func TestUnaryCallsReachTheLeader(t *testing.T) {
 	require.Equal(t, status.Convert(here).Proto().String(), status.Convert(there).Proto().String(), "an error is the same with all its details")
 }
 
-func TestABadRequestIsRefusedWhereItArrives(t *testing.T) {
+func TestStandbyRefusesInvalidRequest(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")
 	leads(a, a, b)
@@ -261,7 +261,7 @@ func TestWithoutALeader(t *testing.T) {
 	require.Zero(t, a.creates.Load()+b.creates.Load())
 }
 
-func TestALeaderIsWaitedFor(t *testing.T) {
+func TestStandbyWaitsForLeader(t *testing.T) {
 	for name, elect := range map[string]func(a, b *replica){
 		"another": func(a, b *replica) { leads(a, a, b) },
 		"itself":  func(a, b *replica) { leads(b, a, b) },
@@ -287,7 +287,7 @@ func TestALeaderIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestAForwardedCallIsNotForwardedAgain(t *testing.T) {
+func TestForwardedCallIsNotForwardedAgain(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")
 	a.elector.set(leader.State{Holder: b.identity.String()})
@@ -296,7 +296,7 @@ func TestAForwardedCallIsNotForwardedAgain(t *testing.T) {
 	require.Equal(t, fault.NotLeader, fault.ReasonOf(rpc.FromStatus(err)))
 }
 
-func TestTheLeaderDiesInTheMiddleOfACall(t *testing.T) {
+func TestLeaderFailsDuringCall(t *testing.T) {
 	tests := map[string]struct {
 		request string
 		again   bool
@@ -333,7 +333,7 @@ func TestTheLeaderDiesInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
-func TestAVanishedLeaderIsNotWaitedFor(t *testing.T) {
+func TestCallMovesToNextLeader(t *testing.T) {
 	m := newMesh(t)
 	a, b, c := m.replica("a"), m.replica("b"), m.replica("c")
 	leads(a, a, b, c)
@@ -352,7 +352,7 @@ func TestAVanishedLeaderIsNotWaitedFor(t *testing.T) {
 }
 
 // A leader deletes and stalls; the next one finds nothing. To the caller that is one delete that succeeded.
-func TestADeleteThatWasCarriedOutTwiceSucceeds(t *testing.T) {
+func TestDeleteExecutedTwiceSucceeds(t *testing.T) {
 	m := newMesh(t)
 	a, b, c := m.replica("a"), m.replica("b"), m.replica("c")
 	leads(a, a, b, c)
@@ -379,7 +379,7 @@ func TestADeleteThatWasCarriedOutTwiceSucceeds(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(err), "what was never there is not found")
 }
 
-func TestNotLeaderIsAskedAgain(t *testing.T) {
+func TestNotLeaderIsRetried(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")
 	leads(a, a, b)
@@ -397,7 +397,7 @@ func TestNotLeaderIsAskedAgain(t *testing.T) {
 }
 
 // A leader lost leadership in the middle of a create: the outcome is unknown.
-func TestACreateThatIsHandedOnHalfDone(t *testing.T) {
+func TestCreateInterruptedByTakeover(t *testing.T) {
 	half := fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.NotLeader, "another has taken over"))
 	full := func(context.Context, int64) error {
 		return fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full")
@@ -428,7 +428,7 @@ func TestACreateThatIsHandedOnHalfDone(t *testing.T) {
 	}
 }
 
-func TestALeaderThatAnAgentRefusedHandsItsCallsOn(t *testing.T) {
+func TestFormerLeaderForwardsItsCalls(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")
 	leads(a, a, b)
@@ -484,7 +484,7 @@ func TestStreams(t *testing.T) {
 	require.IsType(t, &errdetails.ErrorInfo{}, status.Convert(err).Details()[0])
 }
 
-func TestAStreamRefusedBeforeItsFirstWordIsBegunAgain(t *testing.T) {
+func TestStreamRefusedBeforeFirstMessageIsRetried(t *testing.T) {
 	m := newMesh(t)
 	a, b := m.replica("a"), m.replica("b")
 	leads(a, a, b)

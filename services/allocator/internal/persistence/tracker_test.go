@@ -186,7 +186,7 @@ func TestConflictingNameRejectsTheSandbox(t *testing.T) {
 	require.NotEqual(t, "u", f.resource().EffectiveUID())
 }
 
-func TestRoomIsBounded(t *testing.T) {
+func TestPendingWritesAreBounded(t *testing.T) {
 	f := start(t, nil)
 	require.NoError(t, f.tracker.Admit())
 	require.NoError(t, f.tracker.Admit())

@@ -282,8 +282,8 @@ func TestLateResource(t *testing.T) {
 	}
 }
 
-// TestLateResourceIsTriedAgain by the next sweep, until it is gone.
-func TestLateResourceIsTriedAgain(t *testing.T) {
+// TestDeleteOfLateResourceIsRetried: each sweep deletes it again until it no longer exists.
+func TestDeleteOfLateResourceIsRetried(t *testing.T) {
 	e := newEnv(t)
 	require.True(t, e.store.MarkGone(one, "u"))
 	sb := e.write(resource(nil))

@@ -181,8 +181,8 @@ func TestConcurrentAllocatesNeverOverfill(t *testing.T) {
 	}
 }
 
-// TestPlacesOfOneKey: a sandbox that several agents report is answered for by the one that was chosen last, then by others.
-func TestPlacesOfOneKey(t *testing.T) {
+// TestSandboxReportedBySeveralAgents: a repeated Allocate returns the agent that was chosen last, then the others that report the sandbox.
+func TestSandboxReportedBySeveralAgents(t *testing.T) {
 	r := registry.New(0, 0)
 	req := request("x")
 	report := func(uid string, gone bool) {
@@ -224,8 +224,8 @@ func TestPlacesOfOneKey(t *testing.T) {
 	require.Equal(t, "b", where(), "chosen again, for its slots")
 }
 
-// TestSlotsAreSpokenFor follows the count of slots through reports that cross reservations.
-func TestSlotsAreSpokenFor(t *testing.T) {
+// TestReservationsReduceFreeSlots follows the count of slots through reports that cross reservations.
+func TestReservationsReduceFreeSlots(t *testing.T) {
 	r := registry.New(0, 0)
 	s := snapshot("a", 9)
 	s.FreeSlots = 3

@@ -65,9 +65,9 @@ func TestOverlay(t *testing.T) {
 		"creating is older than running": {v1alpha1.PhaseRunning, creating, "u", 0, sandboxv1.Phase_PHASE_RUNNING},
 		"ended well":                     {v1alpha1.PhaseRunning, stopped, "u", 0, sandboxv1.Phase_PHASE_RUNNING},
 		"ended badly":                    {v1alpha1.PhaseRunning, stopped, "u", 3, sandboxv1.Phase_PHASE_FAILED},
-		"not created, perhaps tried on":  {v1alpha1.PhaseBound, failed, "u", 0, sandboxv1.Phase_PHASE_BOUND},
+		"failed, perhaps to be retried":  {v1alpha1.PhaseBound, failed, "u", 0, sandboxv1.Phase_PHASE_BOUND},
 		"expired stays":                  {v1alpha1.PhaseExpired, running, "u", 0, sandboxv1.Phase_PHASE_EXPIRED},
-		"another's report counts not":    {v1alpha1.PhaseBound, running, "other", 0, sandboxv1.Phase_PHASE_BOUND},
+		"report of another sandbox":      {v1alpha1.PhaseBound, running, "other", 0, sandboxv1.Phase_PHASE_BOUND},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -106,11 +106,11 @@ func TestStartPathOfTheLatestReport(t *testing.T) {
 	require.Equal(t, sandboxv1.StartPath_START_PATH_SLOT, path())
 }
 
-func TestTheLifeOfAFastCreate(t *testing.T) {
+func TestFastCreateLifecycle(t *testing.T) {
 	s := newStore()
 	s.AgentChanges("a", []*agentv1.SandboxReport{report("u", agentv1.SandboxState_SANDBOX_STATE_CREATING)})
 	_, ok := s.Get(key)
-	require.False(t, ok, "what is not acknowledged is not seen")
+	require.False(t, ok, "a create that is not acknowledged is not visible")
 	item := s.SetRecord(record("u"))
 	require.Equal(t, sandboxv1.Phase_PHASE_RUNNING, item.Sandbox.GetStatus().GetPhase(), "the answer is newer than CREATING")
 	s.SetResource(resource("u", "5", ""))
@@ -130,7 +130,7 @@ func TestTheLifeOfAFastCreate(t *testing.T) {
 	s.SetResource(resource("u", "7", v1alpha1.PhaseRunning))
 	s.AgentChanges("a", []*agentv1.SandboxReport{report("u", agentv1.SandboxState_SANDBOX_STATE_RUNNING)})
 	_, ok = s.Get(key)
-	require.False(t, ok, "a late word does not bring it back")
+	require.False(t, ok, "a delayed report does not make it visible again")
 	require.True(t, s.Gone("u"))
 }
 
@@ -153,7 +153,7 @@ func TestReportAloneAfterRestart(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestALateWordOnARemovedContainer(t *testing.T) {
+func TestDelayedReportOfRemovedContainer(t *testing.T) {
 	s := newStore()
 	running := report("u", agentv1.SandboxState_SANDBOX_STATE_RUNNING)
 	s.AgentChanges("a", []*agentv1.SandboxReport{running})
@@ -166,7 +166,7 @@ func TestALateWordOnARemovedContainer(t *testing.T) {
 	next := proto.CloneOf(running)
 	next.Record.Fence.Attempt = 2
 	s.AgentChanges("a", []*agentv1.SandboxReport{next})
-	require.Equal(t, 1, s.Len(), "another try of the same sandbox")
+	require.Equal(t, 1, s.Len(), "another attempt of the same sandbox")
 }
 
 func TestRequestTombstone(t *testing.T) {
@@ -226,8 +226,8 @@ func TestListPages(t *testing.T) {
 	require.Equal(t, []string{"x/a", "x/a-b", "x/b", "x/c", "x-y/a", "x-y/a-b", "x-y/b", "x-y/c"}, got)
 }
 
-// A page may lie far behind others, and end where the sandboxes do.
-func TestListLooksFar(t *testing.T) {
+// A list examines many sandboxes between two that match, and ends with its namespace.
+func TestListOfRareSandboxes(t *testing.T) {
 	s := newStore()
 	const n = 2500
 	for i := range n {

@@ -24,7 +24,7 @@ func TestWatchOfOneName(t *testing.T) {
 	defer w.Close()
 	require.Len(t, initial, 1)
 	require.Equal(t, "u2", initial[0].GetUid())
-	// Of one that is only being created there is a word of its agent, and nothing to be seen.
+	// The agent reports a sandbox that is being created, which is not visible yet.
 	creating := report("u4", agentv1.SandboxState_SANDBOX_STATE_CREATING)
 	creating.Record.Name = "four"
 	s.AgentSandboxes("a", []*agentv1.SandboxReport{creating})

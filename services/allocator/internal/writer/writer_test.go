@@ -118,8 +118,8 @@ func inBubble(test func(t *testing.T)) func(t *testing.T) {
 	return func(t *testing.T) { synctest.Test(t, test) }
 }
 
-// TestRoomIsFreeAfterTheWrite: what follows a write may wait for an agent for long, and is no pending write.
-func TestRoomIsFreeAfterTheWrite(t *testing.T) {
+// TestCapacityIsReleasedAfterWrite: the work after a write may wait long for an agent, and is not a pending write.
+func TestCapacityIsReleasedAfterWrite(t *testing.T) {
 	inBubble(func(t *testing.T) {
 		set := tasks.New()
 		ctx, cancel := context.WithCancel(context.Background())
@@ -170,8 +170,8 @@ func TestStandbyWritesNothing(t *testing.T) {
 	})(t)
 }
 
-// TestNameOfADeletedSandboxIsAwaited: a custom resource that is being deleted keeps its name for a while.
-func TestNameOfADeletedSandboxIsAwaited(t *testing.T) {
+// TestNameOfDeletedSandboxIsAwaited: a custom resource that is being deleted keeps its name for a while.
+func TestNameOfDeletedSandboxIsAwaited(t *testing.T) {
 	exists := apierrors.NewAlreadyExists(schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}, "one")
 	going := sandbox("other")
 	now := metav1.Now()
