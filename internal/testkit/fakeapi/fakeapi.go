@@ -144,5 +144,5 @@ func Refused() error { return &net.OpError{Op: "dial", Err: fmt.Errorf("connecti
 
 // Unauthorized returns the answer of an API server that has just started, before it has read its roles.
 func Unauthorized() error {
-	return apierrors.NewForbidden(resource, "one", errors.New(`User "system:serviceaccount:fast-sandbox-system:allocator" cannot do that`))
+	return apierrors.NewForbidden(resource, "one", errors.New(`User "system:serviceaccount:fast-sandbox-system:allocator" cannot do that`)) //nolint:staticcheck // in the words of the API server
 }

@@ -408,7 +408,7 @@ case " $* " in
 esac
 exec runc "$@"
 `, dir)
-	require.NoError(t, os.WriteFile(runc, []byte(script), 0o700)) //nolint:gosec // it is executed
+	require.NoError(t, os.WriteFile(runc, []byte(script), 0o700))
 	handler, err := anypb.New(&runcoptions.Options{BinaryName: runc})
 	require.NoError(t, err)
 	handler.TypeUrl = strings.TrimPrefix(handler.GetTypeUrl(), "type.googleapis.com/")

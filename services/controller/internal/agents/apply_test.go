@@ -159,10 +159,10 @@ func TestIndexAgreesWithAModel(t *testing.T) {
 					rapid.SampledFrom([]agentv1.SandboxState{stateRunning, stateStopped, stateTerminated}).Draw(t, "state")))
 			}
 			x.apply(message(kind, agent, reports...))
-			switch {
-			case kind == kindGone:
+			switch kind {
+			case kindGone:
 				delete(model, agent)
-			case kind == kindAgent:
+			case kindAgent:
 				model[agent] = map[identity.Fence]agentv1.SandboxState{}
 			}
 			if model[agent] != nil {
