@@ -415,6 +415,18 @@ func TestUnresponsiveAgentIsUnavailable(t *testing.T) {
 }
 
 // TestUnsettledAttempt: the error says so while a container may be left, and names the sandbox, whose name the server may have
+// TestClosedConnectionIsUnavailable: the connection to an agent whose Pod is gone is closed by this process, which gRPC calls
+// canceled. The caller has canceled nothing.
+func TestClosedConnectionIsUnavailable(t *testing.T) {
+	e := newEnv(t, 5)
+	e.replaceClients(func(c agentv1.AgentServiceClient) agentv1.AgentServiceClient {
+		return &mute{AgentServiceClient: c, err: status.Error(codes.Canceled, "grpc: the client connection is closing")}
+	})
+	_, err := e.create(t.Context(), request(nil))
+	require.Equal(t, fault.AgentUnavailable, fault.ReasonOf(err), "%v", err)
+	require.ErrorContains(t, err, "the connection to the agent was closed")
+}
+
 // chosen.
 func TestUnsettledAttempt(t *testing.T) {
 	tests := map[string]struct {

@@ -77,11 +77,14 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 // errUnresponsive is why an attempt ends whose agent does not answer.
 var errUnresponsive = errors.New("the agent does not answer")
 
-// attemptError returns the error of an attempt, given that of its stream. One that this process ended is the agent's failure,
-// not the caller's cancellation.
+// attemptError returns the error of an attempt, given that of its stream. One that this process ended, after a timeout or by
+// closing the connection to an agent whose Pod is gone, is the agent's failure, not the caller's cancellation.
 func attemptError(ctx context.Context, err error) error {
-	if errors.Is(context.Cause(ctx), errUnresponsive) {
+	switch {
+	case errors.Is(context.Cause(ctx), errUnresponsive):
 		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent does not answer").RetryIn(time.Second)
+	case ctx.Err() == nil && status.Code(err) == grpccodes.Canceled && !ours(status.Convert(err)):
+		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the connection to the agent was closed").RetryIn(time.Second)
 	}
 	return rpc.FromStatus(err)
 }
@@ -112,6 +115,11 @@ func refusal(err error) bool {
 	if fault.ReasonOf(rpc.FromStatus(err)) == fault.LeaderSuperseded {
 		return false // the later leader may have other plans
 	}
+	return ours(st)
+}
+
+// ours reports whether a status comes from one of our servers, as against the transport.
+func ours(st *status.Status) bool {
 	for _, d := range st.Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetDomain() == rpc.Domain {
 			return true
