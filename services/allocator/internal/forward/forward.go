@@ -39,8 +39,9 @@ const marker = "fast-sandbox-forwarded"
 const (
 	// defaultTimeout is how long a call without a deadline waits for a leader.
 	defaultTimeout = 10 * time.Second
-	// margin is the part of a deadline that is kept for the answer, so that the caller receives NOT_LEADER and no timeout.
-	margin = 100 * time.Millisecond
+	// margin is the part of a deadline, at most a quarter of it, that is kept for the answer: the caller then receives NOT_LEADER in
+	// place of a timeout.
+	margin = 500 * time.Millisecond
 	// connectTimeout is how long connecting to the leader may take before it counts as unreachable.
 	connectTimeout = time.Second
 	// retryInterval is the interval of retries while the leader cannot be reached, or does not know yet that it leads.
