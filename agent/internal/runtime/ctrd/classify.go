@@ -31,14 +31,20 @@ func classify(err error, format string, args ...any) error {
 		err = errgrpc.ToNative(err)
 	}
 	switch {
-	case errors.Is(err, context.Canceled) || errdefs.IsCanceled(err):
+	case isCanceled(err) || ended(err, context.Canceled):
 		return fmt.Errorf("%s: %w", doing, errors.Join(context.Canceled, err))
-	case errors.Is(err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(err):
+	case errors.Is(err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(err) || ended(err, context.DeadlineExceeded):
 		return fmt.Errorf("%s: %w", doing, errors.Join(context.DeadlineExceeded, err))
 	case errdefs.IsUnavailable(err) || isConnection(err):
 		return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd cannot be reached while %s", doing)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// ended reports whether containerd says that the call's context ended: with an error that its shim returned, it does so only in
+// words, under the code Unknown. The deadline of a call passes in containerd as well as here, and either may notice first.
+func ended(err, cause error) bool {
+	return errdefs.IsUnknown(err) && strings.HasSuffix(err.Error(), cause.Error())
 }
 
 func isConnection(err error) bool {
