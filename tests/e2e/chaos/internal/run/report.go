@@ -64,6 +64,17 @@ func (r *Report) Good() bool {
 	return r.Lost == 0 && r.Leaked == 0 && r.Duplicated == 0 && r.Stuck == 0
 }
 
+// Broken lists the broken promises, a line each.
+func (r *Report) Broken() []string {
+	var lines []string
+	for _, v := range r.verdicts {
+		for _, x := range v.Violations {
+			lines = append(lines, fmt.Sprintf("%s: life %d, %s: %s", x.Kind, x.Life, x.Subject, x.What))
+		}
+	}
+	return lines
+}
+
 // SlowCreate is an acknowledged create that took long, and what it waited for.
 type SlowCreate struct {
 	Name   string  `json:"name"`
