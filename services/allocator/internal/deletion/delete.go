@@ -27,8 +27,8 @@ const (
 )
 
 // Delete makes the deletion of a sandbox durable, and has it carried out in the background. A later call that sets another
-// grace period replaces it. The caller holds the lock of the name. After an error the sandbox stays, unless the error says
-// that the deletion continues.
+// grace period replaces it. The caller holds the lock of the name. After an error the deletion is not durable, and a repeated
+// call makes it so: the sandbox stays, or, if an agent may have received the deletion, this process continues it.
 func (m *Manager) Delete(ctx context.Context, item store.Item, o Options) error {
 	if item.Fence != nil {
 		if done, err := m.amend(ctx, item, o); done || err != nil {
@@ -84,7 +84,7 @@ func (m *Manager) amend(ctx context.Context, item store.Item, o Options) (done b
 	case !accepted:
 		return true, m.unaccepted(d.Err(), true)
 	}
-	return true, nil
+	return true, m.awaitDurable(ctx, d)
 }
 
 // takeOver resumes the deletion of a tombstone that an agent reports; nil if it reports none.
@@ -158,27 +158,24 @@ func (m *Manager) entrust(ctx context.Context, item store.Item, known record, st
 		},
 	}, known)
 	accepted, err := m.awaitAccepted(ctx, d)
-	if err != nil {
-		return err
-	}
-	if !accepted && d.Withdraw() {
+	withdrawn := !accepted && d.Withdraw()
+	if withdrawn {
 		followerOf(d).leaveRoom()
 		if stopped != nil && item.Resource == nil {
 			m.config.Persist.AdmitAlways()
 			m.config.Persist.Persist(stopped.Record, stopped.Ours && !known.mayLand)
 		}
-		return m.unaccepted(d.Err(), false)
-	}
-	if accepted {
-		m.config.Store.MarkDeleting(item.Key, item.Sandbox.GetUid())
-		err = m.resolveUnkept(ctx, d)
 	} else {
-		err = m.unaccepted(d.Err(), true)
+		m.follow(d) // whether or not there is still a caller
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.startFollowing(d)
-	return err
+	switch {
+	case err != nil:
+		return err
+	case !accepted:
+		return m.unaccepted(d.Err(), !withdrawn)
+	}
+	m.config.Store.MarkDeleting(item.Key, item.Sandbox.GetUid())
+	return m.awaitDurable(ctx, d)
 }
 
 // begin has a container deleted, with a tombstone and what is known of its record.
@@ -191,24 +188,42 @@ func (m *Manager) begin(r Request, known record) *Deletion {
 	} else {
 		d = m.add(r, state.Queued)
 	}
-	d.mayLand, d.absent, d.room = known.mayLand, known.absent, known.room
+	if d.following { // it took a former leader's tombstone over in this moment
+		if known.room {
+			m.config.Persist.Abandon()
+		}
+	} else {
+		d.mayLand, d.absent, d.room = known.mayLand, known.absent, known.room
+	}
 	m.startCalls(d)
 	return d
 }
 
-// resolveUnkept deletes the custom resource at once if no agent keeps the tombstone: the container is gone, with its agent
-// perhaps, and the API server alone can make the deletion durable.
-func (m *Manager) resolveUnkept(ctx context.Context, d *Deletion) error {
+// follow has the record half of a deletion carried out.
+func (m *Manager) follow(d *Deletion) {
 	m.mu.Lock()
-	kept := d.kept
-	m.mu.Unlock()
-	if kept || d.absent {
-		return nil
+	defer m.mu.Unlock()
+	m.startFollowing(d)
+}
+
+// awaitDurable waits, no longer than is useful, until the record half has looked at the custom resource, if no agent keeps the
+// tombstone: the container is gone, with its agent perhaps, and the API server alone can make the deletion durable.
+func (m *Manager) awaitDurable(ctx context.Context, d *Deletion) error {
+	timer := m.config.Clock.NewTimer(apiserver.CallTimeout)
+	defer timer.Stop()
+	for {
+		durable, changed := d.durable()
+		if durable {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fault.FromContext(ctx, "deleting the custom resource", nil)
+		case <-timer.C():
+			return apiserver.Unavailable(nil)
+		}
 	}
-	if err := followerOf(d).resolve(ctx); err != nil {
-		return apiserver.Unavailable(err)
-	}
-	return nil
 }
 
 // awaitAccepted waits until the agent has accepted a request, or its container is gone, no longer than is useful.

@@ -1,6 +1,7 @@
 package deletion_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -307,6 +308,55 @@ func TestRepeatedDeleteOfAnUnreachableAgent(t *testing.T) {
 		require.NoError(e, e.deletes(item, deletion.Options{Grace: seconds(1)}))
 		calls := e.agent.calls()
 		require.EqualValues(e, 1, calls[len(calls)-1].GetGracePeriod().GetSeconds())
+	})
+}
+
+// TestRepeatedDeleteWithoutAgentAndAPIServer: nothing but the API server can make such a deletion durable, and a repeated call is
+// not acknowledged before it has.
+func TestRepeatedDeleteWithoutAgentAndAPIServer(t *testing.T) {
+	bubble(t, []answer{fails(fault.New(errdefs.ErrFailedPrecondition, fault.FenceMismatch, "another attempt"))}, func(e *env) {
+		item := e.written()
+		e.down(true)
+		for range 3 {
+			require.Equal(e, fault.APIUnavailable, fault.ReasonOf(e.deletes(item, deletion.Options{})))
+		}
+		e.down(false)
+		require.NoError(e, e.deletes(item, deletion.Options{}))
+		require.NotNil(e, e.api.resource().DeletionTimestamp)
+		e.over()
+	})
+}
+
+// TestCallerLeavesDuringADelete: a deletion that an agent may have received is carried out, record included, and one that it has
+// not received is withdrawn.
+func TestCallerLeavesDuringADelete(t *testing.T) {
+	leave := func(e *env, item store.Item) {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		require.ErrorIs(e, e.manager.Delete(ctx, item, deletion.Options{}), context.DeadlineExceeded)
+	}
+	t.Run("the agent may have received it", func(t *testing.T) {
+		bubble(t, []answer{silent}, func(e *env) {
+			item := e.written()
+			e.down(true)
+			leave(e, item)
+			require.True(e, e.owns())
+			e.agent.set(func(a *agent) { a.gone = true; a.disconnect() })
+			e.down(false)
+			e.pass(time.Minute)
+			require.NotNil(e, e.api.resource().DeletionTimestamp)
+			e.over()
+		})
+	})
+	t.Run("the agent has not received it", func(t *testing.T) {
+		bubble(t, []answer{accepts}, func(e *env) {
+			item := e.written()
+			e.down(true)
+			e.agent.set(func(a *agent) { a.away = true })
+			leave(e, item)
+			require.False(e, e.owns())
+			e.stays(item)
+		})
 	})
 }
 

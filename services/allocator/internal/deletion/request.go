@@ -206,6 +206,14 @@ func (d *Deletion) progress() (acknowledged bool, changed <-chan struct{}) {
 	return durable || d.state.ContainerRemoved(), d.changed
 }
 
+// durable returns whether an acknowledged deletion survives this process, and the channel that is closed when that may have changed:
+// an agent keeps the tombstone, or the record half has looked at the custom resource.
+func (d *Deletion) durable() (durable bool, changed <-chan struct{}) {
+	d.manager.mu.Lock()
+	defer d.manager.mu.Unlock()
+	return d.kept || d.state != state.Removed, d.changed
+}
+
 // nameOf returns the name of the sandbox that a tombstone is of.
 func nameOf(t *agentv1.Tombstone) store.Key {
 	return store.Key{Namespace: t.GetNamespace(), Name: t.GetName()}
