@@ -63,9 +63,9 @@ func (l *leaving) of(group string) []string {
 }
 
 // endShim ends the shim of a slot's group if no other container of the group has a record. Usually the shim has ended by itself
-// then. It has not if the client of a create ended at the wrong moment: containerd cancels the create, asks the shim, which does not
-// know the task yet, to delete it, and the shim then keeps a task that containerd does not know. A create makes the record before it joins the
-// shim, so a shim without a record in its group serves no create, except one that JoinsGroup reports.
+// then. It has not if the client of a create ended at the wrong moment: containerd cancels the create, asks the shim, which does
+// not know the task yet, to delete it, and the shim then keeps a task that containerd does not know. A create makes the record
+// before it joins the shim, so a shim without a record in its group serves no create, except one that JoinsGroup reports.
 func (r *Remover) endShim(ctx context.Context, id, group string) error {
 	if group == "" || (r.JoinsGroup != nil && r.JoinsGroup(group)) {
 		return nil

@@ -56,6 +56,17 @@ func sandbox(uid string) *v1alpha1.Sandbox {
 	return &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "one", Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: uid}}}
 }
 
+// runTasks returns a set of tasks that runs until the end of the test, and the context of its tasks.
+func runTasks(t *testing.T) (context.Context, *tasks.Set) {
+	t.Helper()
+	set := tasks.New()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = set.Run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return ctx, set
+}
+
 func TestOutcomes(t *testing.T) {
 	kind := schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}
 	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
@@ -79,11 +90,7 @@ func TestOutcomes(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, inBubble(func(t *testing.T) {
-			set := tasks.New()
-			ctx, cancel := context.WithCancel(context.Background())
-			var wg sync.WaitGroup
-			wg.Go(func() { _ = set.Run(ctx) })
-			defer func() { cancel(); wg.Wait() }()
+			ctx, set := runTasks(t)
 			r := &resources{answers: test.answers, there: test.there}
 			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Dead: func(string) bool { return false }})
 			require.NoError(t, w.Admit())
@@ -121,11 +128,7 @@ func inBubble(test func(t *testing.T)) func(t *testing.T) {
 // TestCapacityIsReleasedAfterWrite: the work after a write may wait long for an agent, and is not a pending write.
 func TestCapacityIsReleasedAfterWrite(t *testing.T) {
 	inBubble(func(t *testing.T) {
-		set := tasks.New()
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = set.Run(ctx) })
-		defer func() { cancel(); wg.Wait() }()
+		ctx, set := runTasks(t)
 		w := writer.New(writer.Config{
 			Resources: &resources{answers: []error{nil}}, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true },
 		})
@@ -143,11 +146,7 @@ func TestCapacityIsReleasedAfterWrite(t *testing.T) {
 // TestStandbyWritesNothing: its writes wait until it leads.
 func TestStandbyWritesNothing(t *testing.T) {
 	inBubble(func(t *testing.T) {
-		set := tasks.New()
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = set.Run(ctx) })
-		defer func() { cancel(); wg.Wait() }()
+		ctx, set := runTasks(t)
 		var leads atomic.Bool
 		r := &resources{answers: []error{nil}}
 		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Leads: leads.Load})
@@ -181,11 +180,7 @@ func TestNameOfDeletedSandboxIsAwaited(t *testing.T) {
 		dead  bool
 	}{"being deleted": {going, false}, "known to be deleted": {sandbox("other"), true}} {
 		t.Run(name, inBubble(func(t *testing.T) {
-			set := tasks.New()
-			ctx, cancel := context.WithCancel(context.Background())
-			var wg sync.WaitGroup
-			wg.Go(func() { _ = set.Run(ctx) })
-			defer func() { cancel(); wg.Wait() }()
+			ctx, set := runTasks(t)
 			r := &resources{answers: []error{exists, exists, nil}, there: test.there}
 			w := writer.New(writer.Config{
 				Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Dead: func(string) bool { return test.dead },
@@ -201,11 +196,7 @@ func TestNameOfDeletedSandboxIsAwaited(t *testing.T) {
 
 // What is deleted while its answer still goes first is never written.
 func TestAnswerPrecedesWrite(t *testing.T) {
-	set := tasks.New()
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = set.Run(ctx) })
-	defer func() { cancel(); wg.Wait() }()
+	ctx, set := runTasks(t)
 	r := &resources{answers: []error{nil}}
 	w := writer.New(writer.Config{
 		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, YieldDelay: time.Hour,
@@ -220,11 +211,7 @@ func TestAnswerPrecedesWrite(t *testing.T) {
 
 // Creates that never end do not delay a write forever.
 func TestYieldIsBounded(t *testing.T) {
-	set := tasks.New()
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = set.Run(ctx) })
-	defer func() { cancel(); wg.Wait() }()
+	ctx, set := runTasks(t)
 	var asked atomic.Int64
 	r := &resources{answers: []error{nil}}
 	w := writer.New(writer.Config{
