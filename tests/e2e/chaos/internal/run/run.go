@@ -38,7 +38,8 @@ const (
 // Options configure a run.
 type Options struct {
 	Plan plan.Options
-	// Settle is how long the mesh may take to settle after the last fault, and again after everything was deleted.
+	// Settle is how long the mesh may take to settle after the last fault, and again after everything was deleted. It is longer
+	// than a tombstone stays whose sandbox may still be written (70 s), with a grace period before.
 	Settle time.Duration
 	// Disable is a component that is switched off during the run, to prove that the audit finds what it then fails to do:
 	// "janitor", or empty.
