@@ -30,8 +30,8 @@ import (
 )
 
 // DefaultSettle is how long a write that was sent may still land. The client that sent it gives up after 5 s, and the API
-// server ends a request after 60 s (its --request-timeout); 5 s are for the way there. What a process writes that was stopped in the middle for longer
-// than this is caught by the uids that every replica remembers for an hour.
+// server ends a request after 60 s (its --request-timeout); 5 s are for the way there. What a process writes that was stopped
+// in the middle for longer than this is caught by the uids that every replica remembers for an hour.
 const DefaultSettle = 70 * time.Second
 
 // Agents finds agents.
