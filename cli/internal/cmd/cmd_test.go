@@ -15,7 +15,6 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/utils/clock"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
@@ -38,8 +37,16 @@ func setup(ctx context.Context, _ obs.Options) (context.Context, func(context.Co
 	return ctx, func(context.Context) error { return nil }, nil
 }
 
-// now is the time of the fake clock.
+// now is the time of the clock that stands still.
 var now = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// stopped is a clock that stands still, for output with ages, and whose timers are real: a call that a busy machine made fail is
+// repeated.
+type stopped struct{ clock.RealClock }
+
+func (stopped) Now() time.Time { return now }
+
+func (stopped) Since(t time.Time) time.Duration { return now.Sub(t) }
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 
@@ -122,7 +129,7 @@ type harness struct {
 func start(t *testing.T, f *fake) *harness {
 	t.Helper()
 	authority := pki.New(t)
-	b := &harness{clock: clocktesting.NewFakeClock(now), authority: authority}
+	b := &harness{clock: stopped{}, authority: authority}
 	b.addr, b.stop = serve(t, f, authority, "127.0.0.1:0")
 	client := authority.TLS(t, rpc.RoleClient)
 	b.env = map[string]string{"FSB_ADDR": b.addr, "FSB_CACERT": client.CAFile, "FSB_CERT": client.CertFile, "FSB_KEY": client.KeyFile}

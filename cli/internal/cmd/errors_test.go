@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -86,28 +87,37 @@ func TestUnavailableIsRetried(t *testing.T) {
 // reported; if it was long, the deadline is.
 func TestDeadlineDuringAttempt(t *testing.T) {
 	for name, tc := range map[string]struct {
-		delay time.Duration
-		code  int
-		want  string
+		delay, took time.Duration // before the attempt that meets the deadline, and during it
+		code        int
+		want        string
 	}{
-		"short": {900 * time.Millisecond, 7, "error: not the leader (NOT_LEADER)"},
-		"long":  {time.Millisecond, 8, "(DEADLINE_EXCEEDED)"},
+		"short": {900 * time.Millisecond, 100 * time.Millisecond, 7, "error: not the leader (NOT_LEADER)"},
+		"long":  {time.Millisecond, 999 * time.Millisecond, 8, "(DEADLINE_EXCEEDED)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			calls := 0
-			b := start(t, &fake{get: func(ctx context.Context, _ *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+			c, calls := waitless{clocktesting.NewFakeClock(now)}, 0
+			b := start(t, &fake{get: func(context.Context, *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
 				if calls++; calls == 1 {
 					return nil, fault.New(errdefs.ErrUnavailable, fault.NotLeader, "not the leader").RetryIn(tc.delay)
 				}
-				<-ctx.Done()
-				return nil, ctx.Err()
+				c.Step(tc.took)
+				return nil, context.DeadlineExceeded
 			}})
-			b.clock = clock.RealClock{}
-			r := b.run(t, "get", "web", "--timeout", "1s")
+			b.clock = c
+			r := b.run(t, "get", "web")
 			require.Equal(t, tc.code, r.code, r.err)
 			require.Contains(t, r.err, tc.want)
 		})
 	}
+}
+
+// waitless is a clock on which the time of a timer passes as soon as the timer is made.
+type waitless struct{ *clocktesting.FakeClock }
+
+func (w waitless) NewTimer(d time.Duration) clock.Timer {
+	timer := w.FakeClock.NewTimer(d)
+	w.Step(d)
+	return timer
 }
 
 func TestConnectionErrors(t *testing.T) {

@@ -32,6 +32,7 @@ type collector struct {
 	status    *gcv1.GetStatusResponse
 	deletions chan *gcv1.WatchDeletionsResponse // a watch ends when it is closed
 	err       error                             // of each call, after its messages
+	hangs     chan struct{}                     // a preview waits until it is closed; nil: it does not
 
 	mu       sync.Mutex
 	explains []*gcv1.ExplainObjectRequest
@@ -52,6 +53,9 @@ func (c *collector) PreviewDelete(in *gcv1.PreviewDeleteRequest, stream gcv1.Gar
 	c.mu.Lock()
 	c.previews = append(c.previews, in)
 	c.mu.Unlock()
+	if c.hangs != nil {
+		<-c.hangs
+	}
 	for _, part := range c.previewed {
 		if err := stream.Send(part); err != nil {
 			return err

@@ -157,9 +157,15 @@ Stays     └─ Secret/s                default
 	require.Contains(t, b.run(t, "gc", "preview", "deploy/web", "-o", "wide").out, "u-web-1-a   <none>")
 
 	c.previewed = c.previewed[:3]
-	r = b.run(t, "gc", "preview", "deploy/web", "--timeout", "50ms")
+	r = b.run(t, "gc", "preview", "deploy/web")
 	require.Equal(t, 7, r.code, "what ends without a summary is not all")
 	require.Empty(t, r.out)
+
+	c.hangs = make(chan struct{})
+	defer close(c.hangs)
+	r = b.run(t, "gc", "preview", "deploy/web", "--timeout", "50ms")
+	require.Equal(t, 8, r.code, r.err)
+	require.Contains(t, r.err, "did not end within 50ms")
 }
 
 func TestGCGraph(t *testing.T) {

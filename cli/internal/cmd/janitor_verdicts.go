@@ -159,13 +159,13 @@ type begun[T any] struct {
 // error of a stream without messages is io.EOF.
 func openStream[T any](ctx context.Context, c *cli, doing string, open func(context.Context) (grpc.ServerStreamingClient[T], error)) (begun[T], error) {
 	return call(ctx, c, doing, func(callCtx context.Context) (begun[T], error) {
-		streamCtx, release := opening(ctx, callCtx, false)
-		defer release()
-		stream, err := open(streamCtx)
-		if err != nil {
-			return begun[T]{}, err
-		}
-		first, err := stream.Recv()
-		return begun[T]{stream, first}, err
+		return opening(ctx, callCtx, false, func(streamCtx context.Context) (begun[T], error) {
+			stream, err := open(streamCtx)
+			if err != nil {
+				return begun[T]{}, err
+			}
+			first, err := stream.Recv()
+			return begun[T]{stream, first}, err
+		})
 	})
 }

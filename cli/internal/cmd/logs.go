@@ -148,17 +148,17 @@ func openLogs(ctx context.Context, c *cli, follow bool, source logSource) (next 
 	}
 	ended := false
 	next, err = call(ctx, c, doing, func(callCtx context.Context) (func() ([]byte, error), error) {
-		streamCtx, release := opening(ctx, callCtx, follow)
-		defer release()
-		next, err := source(streamCtx)
-		if err != nil {
-			return nil, err
-		}
-		if first, err = next(); errors.Is(err, io.EOF) {
-			ended = true
-			return next, nil
-		}
-		return next, err
+		return opening(ctx, callCtx, follow, func(streamCtx context.Context) (func() ([]byte, error), error) {
+			next, err := source(streamCtx)
+			if err != nil {
+				return nil, err
+			}
+			if first, err = next(); errors.Is(err, io.EOF) {
+				ended = true
+				return next, nil
+			}
+			return next, err
+		})
 	})
 	if err == nil && ended {
 		err = io.EOF
@@ -166,14 +166,19 @@ func openLogs(ctx context.Context, c *cli, follow bool, source logSource) (next 
 	return next, first, err
 }
 
-// opening returns the context of a stream. It lives as long as ctx. Until release it also ends with callCtx, unless forever is
-// set. The end of ctx frees its resources.
-func opening(ctx, callCtx context.Context, forever bool) (context.Context, func() bool) {
+// opening opens a stream, which lives as long as ctx. Until it is open it also ends with callCtx, unless forever is set; then the
+// error is that of callCtx. The end of ctx frees its resources.
+func opening[T any](ctx, callCtx context.Context, forever bool, open func(context.Context) (T, error)) (T, error) {
 	if forever {
-		return ctx, func() bool { return true }
+		return open(ctx)
 	}
-	streamCtx, cancel := context.WithCancelCause(ctx)
-	return streamCtx, context.AfterFunc(callCtx, func() { cancel(context.Cause(callCtx)) })
+	streamCtx, cancel := context.WithCancel(ctx)
+	release := context.AfterFunc(callCtx, cancel)
+	out, err := open(streamCtx)
+	if !release() {
+		err = status.FromContextError(callCtx.Err()).Err()
+	}
+	return out, err
 }
 
 // ended returns the error of a stream that ended although it should not have.

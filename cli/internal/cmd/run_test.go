@@ -144,7 +144,9 @@ func (w *liveAllocator) logs(in *sandboxv1.StreamLogsRequest, stream sandboxv1.S
 func TestRun(t *testing.T) {
 	w := newLiveAllocator(0)
 	b := start(t, w.fake())
-	w.waited = func() { b.clock.(*clocktesting.FakeClock).Step(6100 * time.Microsecond) }
+	fakeClock := clocktesting.NewFakeClock(now)
+	b.clock = fakeClock
+	w.waited = func() { fakeClock.Step(6100 * time.Microsecond) }
 	r := b.run(t, "run", "web", "--image", "img")
 	require.Zero(t, r.code, r.err)
 	require.Equal(t, "web\n10.0.0.3:80\n", r.out)

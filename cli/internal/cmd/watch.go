@@ -92,17 +92,14 @@ func (w *watcher) once(ctx context.Context, client sandboxv1.SandboxServiceClien
 		first  *sandboxv1.WatchSandboxesResponse
 	}
 	b, err := call(ctx, w.c, "watching", func(callCtx context.Context) (begun, error) {
-		streamCtx, release := opening(ctx, callCtx, false)
-		defer release()
-		stream, err := client.WatchSandboxes(streamCtx, in)
-		if err != nil {
-			return begun{}, err
-		}
-		first, err := stream.Recv()
-		if err != nil {
-			return begun{}, ended(err)
-		}
-		return begun{stream, first}, nil
+		return opening(ctx, callCtx, false, func(streamCtx context.Context) (begun, error) {
+			stream, err := client.WatchSandboxes(streamCtx, in)
+			if err != nil {
+				return begun{}, err
+			}
+			first, err := stream.Recv()
+			return begun{stream, first}, ended(err)
+		})
 	})
 	if err != nil {
 		return err
