@@ -191,7 +191,8 @@ func (a *agent) isDraining() bool {
 func (a *agent) seenTerm() int64    { return a.fake.Term("") }
 func (a *agent) raiseTerm(to int64) { a.fake.SetTerm("", to) }
 
-// gracePeriods returns the grace periods of all delete calls; -1 if a call had none.
+// gracePeriods returns the grace periods of all delete calls, without those that repeat the one before: a controller that has not
+// yet seen the answer in the agent's status calls again. A call without one is -1.
 func (a *agent) gracePeriods() []time.Duration {
 	var out []time.Duration
 	for _, d := range a.fake.DeleteRequests() {
@@ -201,7 +202,7 @@ func (a *agent) gracePeriods() []time.Duration {
 		}
 		out = append(out, d.GetGracePeriod().AsDuration())
 	}
-	return out
+	return slices.Compact(out)
 }
 
 func (a *agent) pinCalls() []*agentv1.SetPinnedImagesRequest {
