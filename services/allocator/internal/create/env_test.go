@@ -147,7 +147,7 @@ func (e *env) restart() {
 	calls := idempotency.New[*sandboxv1.CreateSandboxResponse](e.clock)
 	e.inFlight = create.NewInFlight()
 	e.persist = persistence.New(persistence.Config{
-		API: api, Agents: e.clients, Store: e.store, Tasks: e.tasks, Clock: e.clock, Limit: writeLimit, Leads: leads,
+		API: api, Agents: e.clients, Store: e.store, Tasks: e.tasks, Clock: e.clock, Limit: writeLimit, Leads: leads, Confirm: func(context.Context) (bool, error) { return leads(), nil },
 		Creating: e.inFlight.Any, Rejected: func(fence *agentv1.Fence) { e.deletions.Container(fence) },
 	})
 	e.deletions = deletion.New(deletion.Config{

@@ -23,13 +23,19 @@ func running(s *v1alpha1.SandboxStatus) {
 	s.Phase, s.Endpoints, s.StartPath = v1alpha1.PhaseRunning, []string{"10.0.0.1:80"}, v1alpha1.StartPathSlot
 }
 
-// setStatus has the controller write a status.
+// setStatus has the controller write a status, again if the allocator has written meanwhile.
 func (e *env) setStatus(change func(*v1alpha1.SandboxStatus)) {
 	e.t.Helper()
-	e.until("the custom resource is written", func() bool { return e.resource("one") != nil })
-	sb := e.resource("one")
-	change(&sb.Status)
-	require.NoError(e.t, e.api.Direct.Status().Update(context.Background(), sb))
+	e.until("the status is written", func() bool {
+		sb := e.resource("one")
+		if sb == nil {
+			return false
+		}
+		change(&sb.Status)
+		err := e.api.Direct.Status().Update(context.Background(), sb)
+		require.True(e.t, err == nil || apierrors.IsConflict(err), "%v", err)
+		return err == nil
+	})
 }
 
 func TestStrongCreate(t *testing.T) {

@@ -378,6 +378,7 @@ func (e *env) start() {
 	api := apiserver.New(e.api, c)
 	e.persist = persistence.New(persistence.Config{
 		API: api, Agents: e.agent, Store: e.store, Tasks: set, Clock: c, Limit: 1, Leads: e.leads.Load,
+		Confirm:  func(context.Context) (bool, error) { return e.leads.Load(), nil },
 		Creating: func() bool { return false }, Rejected: func(*agentv1.Fence) {},
 	})
 	e.manager = deletion.New(deletion.Config{

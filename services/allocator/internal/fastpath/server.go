@@ -143,7 +143,7 @@ func New(cfg Config) *Server {
 	creates, inFlight := idempotency.New[*sandboxv1.CreateSandboxResponse](cfg.Clock), create.NewInFlight()
 	s.persist = persistence.New(persistence.Config{
 		API: s.api, Agents: cfg.Agents, Store: cfg.Store, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.WriteLimit, Events: cfg.Events,
-		Leads: cfg.Leadership.Leads, Creating: inFlight.Any, Rejected: func(fence *agentv1.Fence) { s.deletions.Container(fence) },
+		Leads: cfg.Leadership.Leads, Confirm: cfg.Leadership.Confirm, Creating: inFlight.Any, Rejected: func(fence *agentv1.Fence) { s.deletions.Container(fence) },
 	})
 	s.deletions = deletion.New(deletion.Config{
 		Agents: cfg.Agents, Fleet: cfg.Fleet, Store: cfg.Store, API: s.api, Persist: s.persist, Tasks: cfg.Tasks, Clock: cfg.Clock,

@@ -165,12 +165,29 @@ func TestNotFoundNeedsConfirmedLeadership(t *testing.T) {
 	require.Equal(t, fault.SandboxNotFound, fault.ReasonOf(m.remove("unknown")))
 }
 
+// TestSuspendedLeaderPersistsNothing: its successor may have answered that there is no such sandbox.
+func TestSuspendedLeaderPersistsNothing(t *testing.T) {
+	leads := &paused{}
+	m := newMesh(t, func(c *fastpath.Config) { c.Leadership = leads })
+	m.agent("a", 5, nil)
+	_, err := m.create(request("one"))
+	require.NoError(t, err)
+	m.eventually("the write has asked", func() bool { return leads.asked.Load() > 2 })
+	require.Nil(t, m.resource("one"))
+	leads.sure.Store(true)
+	m.eventually("it is written", func() bool { return m.resource("one") != nil })
+}
+
 // paused leads as far as it knows; what it learns when it asks is the test's to say.
-type paused struct{ sure, err atomic.Bool }
+type paused struct {
+	sure, err atomic.Bool
+	asked     atomic.Int64
+}
 
 func (p *paused) Leads() bool { return true }
 
 func (p *paused) Confirm(context.Context) (bool, error) {
+	p.asked.Add(1)
 	if p.err.Swap(false) {
 		return false, errors.New("connection refused")
 	}

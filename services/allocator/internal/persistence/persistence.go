@@ -46,8 +46,9 @@ type Config struct {
 	Clock  clock.Clock
 	// Limit is how many custom resources may wait to be written or deleted.
 	Limit int
-	// Leads reports whether this process leads.
-	Leads func() bool
+	// Leads reports whether this process leads, as far as it knows; Confirm, whether it certainly does.
+	Leads   func() bool
+	Confirm func(ctx context.Context) (bool, error)
 	// Creating reports whether fast creates run.
 	Creating func() bool
 	// Rejected deletes the container of a sandbox whose custom resource can never be written.
@@ -80,7 +81,7 @@ type Job struct {
 func New(cfg Config) *Tracker {
 	t := &Tracker{config: cfg, writes: map[string]Job{}, marking: map[string]struct{}{}}
 	t.Writer = writer.New(writer.Config{
-		Resources: cfg.API, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.Limit, Leads: cfg.Leads, Dead: cfg.Store.Deleting, Busy: cfg.Creating,
+		Resources: cfg.API, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.Limit, Confirm: cfg.Confirm, Dead: cfg.Store.Deleting, Busy: cfg.Creating,
 	})
 	return t
 }

@@ -84,7 +84,7 @@ func start(t *testing.T, gate chan struct{}, marks ...error) *fixture {
 	set := tasks.New()
 	f.config = persistence.Config{
 		API: apiserver.New(f.api, clock.RealClock{}), Agents: f.agents, Store: f.store, Tasks: set, Clock: clock.RealClock{}, Limit: 2,
-		Leads: func() bool { return !f.follows.Load() }, Creating: func() bool { return false }, Rejected: func(fence *agentv1.Fence) { f.rejected <- fence },
+		Leads: func() bool { return !f.follows.Load() }, Confirm: func(context.Context) (bool, error) { return !f.follows.Load(), nil }, Creating: func() bool { return false }, Rejected: func(fence *agentv1.Fence) { f.rejected <- fence },
 	}
 	f.tracker = persistence.New(f.config)
 	ctx, cancel := context.WithCancel(context.Background())

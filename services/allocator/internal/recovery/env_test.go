@@ -83,7 +83,7 @@ func newEnv(t *testing.T) *env {
 	leads := func() bool { return !e.follows.Load() }
 	announced := func(string) bool { return !e.unannounced.Load() }
 	e.persist = persistence.New(persistence.Config{
-		API: api, Agents: agents, Store: e.store, Tasks: set, Clock: c, Limit: 5, Leads: leads,
+		API: api, Agents: agents, Store: e.store, Tasks: set, Clock: c, Limit: 5, Leads: leads, Confirm: func(context.Context) (bool, error) { return leads(), nil },
 		Creating: func() bool { return false }, Rejected: func(f *agentv1.Fence) { e.deletions.Container(f) },
 	})
 	e.deletions = deletion.New(deletion.Config{

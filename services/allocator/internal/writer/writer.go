@@ -14,6 +14,7 @@ package writer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -57,8 +58,10 @@ type Config struct {
 	Resources Resources
 	Tasks     *tasks.Set
 	Clock     clock.Clock
-	// Leads reports whether this process leads: one that does not holds its writes back, for its successor writes them.
-	Leads func() bool
+	// Confirm reports whether this process certainly leads, so that no other process has until now. One that does not holds its writes
+	// back: its successor writes them, or has answered that there is no such sandbox. A process that was suspended must not
+	// write by what it knew before.
+	Confirm func(ctx context.Context) (bool, error)
 	// Dead reports whether a sandbox, by its uid, was deleted: its custom resource does not keep the name.
 	Dead func(uid string) bool
 	// Limit is how many writes may be pending.
@@ -183,10 +186,7 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 			<-w.slots
 			return stopped, nil
 		}
-		outcome, there, err := Pending, (*v1alpha1.Sandbox)(nil), errNotLeading
-		if w.config.Leads() {
-			outcome, there, err = w.call(ctx, sb)
-		}
+		outcome, there, err := w.call(ctx, sb)
 		<-w.slots
 		switch {
 		case err == nil:
@@ -229,6 +229,12 @@ func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1al
 	// The end of the process must not tear a call whose answer is milliseconds away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.config.CallTimeout)
 	defer cancel()
+	switch sure, err := w.config.Confirm(ctx); {
+	case err != nil:
+		return Pending, nil, fmt.Errorf("%w: %w", errNotLeading, err)
+	case !sure:
+		return Pending, nil, errNotLeading
+	}
 	ctx, span := obs.Tracer().Start(obs.WithTraceparent(ctx, sb.Annotations[v1alpha1.AnnotationTraceparent]), "CR write")
 	defer span.End()
 	created := sb.DeepCopy()

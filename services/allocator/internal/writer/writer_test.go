@@ -56,6 +56,9 @@ func sandbox(uid string) *v1alpha1.Sandbox {
 	return &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "one", Annotations: map[string]string{v1alpha1.AnnotationSandboxUID: uid}}}
 }
 
+// leading is the answer of a process that leads.
+func leading(context.Context) (bool, error) { return true, nil }
+
 // runTasks returns a set of tasks that runs until the end of the test, and the context of its tasks.
 func runTasks(t *testing.T) (context.Context, *tasks.Set) {
 	t.Helper()
@@ -92,7 +95,7 @@ func TestOutcomes(t *testing.T) {
 		t.Run(name, inBubble(func(t *testing.T) {
 			ctx, set := runTasks(t)
 			r := &resources{answers: test.answers, there: test.there}
-			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Dead: func(string) bool { return false }})
+			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, Dead: func(string) bool { return false }})
 			require.NoError(t, w.Admit())
 			require.Error(t, w.Admit(), "the room is bounded")
 			after := make(chan writer.Outcome, 1)
@@ -130,7 +133,7 @@ func TestCapacityIsReleasedAfterWrite(t *testing.T) {
 	inBubble(func(t *testing.T) {
 		ctx, set := runTasks(t)
 		w := writer.New(writer.Config{
-			Resources: &resources{answers: []error{nil}}, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true },
+			Resources: &resources{answers: []error{nil}}, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading,
 		})
 		require.NoError(t, w.Admit())
 		job := w.Write(sandbox("u"), func(ctx context.Context, _ writer.Outcome, _ *v1alpha1.Sandbox) { <-ctx.Done() })
@@ -149,7 +152,7 @@ func TestStandbyWritesNothing(t *testing.T) {
 		ctx, set := runTasks(t)
 		var leads atomic.Bool
 		r := &resources{answers: []error{nil}}
-		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Leads: leads.Load})
+		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Confirm: func(context.Context) (bool, error) { return leads.Load(), nil }})
 		nothing := func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}
 		w.AdmitAlways()
 		first := w.Write(sandbox("u"), nothing)
@@ -169,6 +172,37 @@ func TestStandbyWritesNothing(t *testing.T) {
 	})(t)
 }
 
+// TestSuspendedLeaderWritesNothing: a process that was suspended knows nothing of its successor. Its writes wait until the Lease
+// says that it leads, and nothing of them was sent.
+func TestSuspendedLeaderWritesNothing(t *testing.T) {
+	inBubble(func(t *testing.T) {
+		ctx, set := runTasks(t)
+		var unsure atomic.Bool
+		unsure.Store(true)
+		r := &resources{answers: []error{nil}}
+		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Confirm: func(context.Context) (bool, error) {
+			if unsure.Load() {
+				return false, errors.New("the Lease cannot be read")
+			}
+			return true, nil
+		}})
+		nothing := func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}
+		w.AdmitAlways()
+		stopped := w.Write(sandbox("u"), nothing)
+		w.AdmitAlways()
+		lands := w.Write(sandbox("v"), nothing)
+		<-time.After(time.Hour)
+		require.Zero(t, r.count())
+		got, _, err := stopped.Stop(ctx)
+		require.NoError(t, err)
+		require.Equal(t, writer.NotWritten, got)
+		unsure.Store(false)
+		got, _, err = lands.Wait(ctx)
+		require.NoError(t, err)
+		require.Equal(t, writer.Landed, got)
+	})(t)
+}
+
 // TestNameOfDeletedSandboxIsAwaited: a custom resource that is being deleted keeps its name for a while.
 func TestNameOfDeletedSandboxIsAwaited(t *testing.T) {
 	exists := apierrors.NewAlreadyExists(schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}, "one")
@@ -183,7 +217,7 @@ func TestNameOfDeletedSandboxIsAwaited(t *testing.T) {
 			ctx, set := runTasks(t)
 			r := &resources{answers: []error{exists, exists, nil}, there: test.there}
 			w := writer.New(writer.Config{
-				Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, Dead: func(string) bool { return test.dead },
+				Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, Dead: func(string) bool { return test.dead },
 			})
 			w.AdmitAlways()
 			got, _, err := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}).Wait(ctx)
@@ -199,7 +233,7 @@ func TestAnswerPrecedesWrite(t *testing.T) {
 	ctx, set := runTasks(t)
 	r := &resources{answers: []error{nil}}
 	w := writer.New(writer.Config{
-		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true }, YieldDelay: time.Hour,
+		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, YieldDelay: time.Hour,
 	})
 	require.NoError(t, w.Admit())
 	job := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {})
@@ -215,7 +249,7 @@ func TestYieldIsBounded(t *testing.T) {
 	var asked atomic.Int64
 	r := &resources{answers: []error{nil}}
 	w := writer.New(writer.Config{
-		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Leads: func() bool { return true },
+		Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading,
 		YieldDelay: time.Millisecond, MaxYield: 5 * time.Millisecond, Busy: func() bool { asked.Add(1); return true },
 	})
 	require.NoError(t, w.Admit())
