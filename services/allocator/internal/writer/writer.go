@@ -59,8 +59,7 @@ type Config struct {
 	Tasks     *tasks.Set
 	Clock     clock.Clock
 	// Confirm reports whether this process certainly leads, so that no other process has until now. One that does not holds its writes
-	// back: its successor writes them, or has answered that there is no such sandbox. A process that was suspended must not
-	// write by what it knew before.
+	// back: its successor writes them, or has answered that there is no such sandbox. A process that was suspended does not know.
 	Confirm func(ctx context.Context) (bool, error)
 	// Dead reports whether a sandbox, by its uid, was deleted: its custom resource does not keep the name.
 	Dead func(uid string) bool
