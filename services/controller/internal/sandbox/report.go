@@ -67,9 +67,9 @@ func ended(r *agentv1.SandboxReport) bool {
 func (o *reportObserver) observeReport(t *target, r *agentv1.SandboxReport) observation {
 	switch r.GetState() {
 	case agentv1.SandboxState_SANDBOX_STATE_CREATING:
-		seen := observation{result: result{requeue: after(o.timing.Requeue), cause: &cause{reasonCreating, ""}}}
-		if t.sandbox.Status.Phase != v1alpha1.PhaseRunning {
-			seen.event = lifecycle.AgentCreating
+		seen := observation{result: result{requeue: after(o.timing.Requeue)}}
+		if t.sandbox.Status.Phase != v1alpha1.PhaseRunning { // else the report is older than the acknowledgment of the create
+			seen.event, seen.cause = lifecycle.AgentCreating, &cause{reasonCreating, ""}
 		}
 		return seen
 	case agentv1.SandboxState_SANDBOX_STATE_RUNNING:
