@@ -61,7 +61,7 @@ func TestReports(t *testing.T) {
 	}{
 		{"no report yet", bound, nil, lifecycle.Scheduled, ""},
 		{"creating", bound, report(creating), lifecycle.AgentCreating, "Creating"},
-		{"creating, late", running, report(creating), 0, ""}, // a reason would stay: the phase does not change any more
+		{"creating, late", running, report(creating), 0, ""}, // a reason would stay, because the phase does not change again
 		{"running", bound, report(runningState), lifecycle.AgentRunning, ""},
 		{"running, after it failed", []change{onAgent, inPhase(v1alpha1.PhaseFailed)}, report(runningState), 0, ""},
 		{"completed", running, exit(0), lifecycle.AgentCompleted, "Completed"},
