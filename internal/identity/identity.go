@@ -23,6 +23,7 @@ const (
 	KeyAttempt          = "fast-sandbox.io/attempt"
 	KeyState            = "fast-sandbox.io/state"
 	KeyPersisted        = "fast-sandbox.io/persisted"
+	KeyAgentProcess     = "fast-sandbox.io/agent-process"
 )
 
 // States of a container.
@@ -40,6 +41,8 @@ type Identity struct {
 	Attempt    int64
 	// AgentUID is the uid of the agent Pod; Pool is its pool.
 	AgentUID, Pool string
+	// AgentProcess is the process of that agent which made the container; empty if it was not recorded.
+	AgentProcess string
 	// State is StateSlot or StateClaimed. A slot has no sandbox: Namespace, Name, SandboxUID and Attempt are zero.
 	State string
 	// Persisted states that the sandbox's custom resource was written.
@@ -101,6 +104,9 @@ func (i Identity) Fits(id string) bool {
 // Labels returns the labels of a container with identity i.
 func (i Identity) Labels() map[string]string {
 	l := map[string]string{KeyManaged: "true", KeyAgentUID: i.AgentUID, KeyPool: i.Pool, KeyState: i.State}
+	if i.AgentProcess != "" {
+		l[KeyAgentProcess] = i.AgentProcess
+	}
 	if i.State == StateSlot {
 		return l
 	}
@@ -122,7 +128,7 @@ func Parse(labels map[string]string) (Identity, error) {
 	}
 	i := Identity{
 		Namespace: labels[KeySandboxNamespace], Name: labels[KeySandboxName], SandboxUID: labels[KeySandboxUID],
-		AgentUID: labels[KeyAgentUID], Pool: labels[KeyPool], State: labels[KeyState],
+		AgentUID: labels[KeyAgentUID], Pool: labels[KeyPool], AgentProcess: labels[KeyAgentProcess], State: labels[KeyState],
 		Persisted: labels[KeyPersisted] == "true",
 	}
 	var wrong []string

@@ -15,11 +15,11 @@ func TestKeysEqualTheAPI(t *testing.T) {
 	require.Equal(t, []string{
 		v1alpha1.LabelManaged, v1alpha1.LabelAgentUID, v1alpha1.LabelPool, v1alpha1.LabelSandboxNamespace,
 		v1alpha1.LabelSandboxName, v1alpha1.LabelSandboxUID, v1alpha1.LabelAttempt, v1alpha1.LabelState,
-		v1alpha1.LabelPersisted, v1alpha1.StateSlot, v1alpha1.StateClaimed,
+		v1alpha1.LabelPersisted, v1alpha1.LabelAgentProcess, v1alpha1.StateSlot, v1alpha1.StateClaimed,
 	}, []string{
 		identity.KeyManaged, identity.KeyAgentUID, identity.KeyPool, identity.KeySandboxNamespace,
 		identity.KeySandboxName, identity.KeySandboxUID, identity.KeyAttempt, identity.KeyState,
-		identity.KeyPersisted, identity.StateSlot, identity.StateClaimed,
+		identity.KeyPersisted, identity.KeyAgentProcess, identity.StateSlot, identity.StateClaimed,
 	})
 }
 
@@ -155,7 +155,8 @@ func TestParsedIdentityIsExact(t *testing.T) {
 		identity.KeyManaged: rapid.Just("true"), identity.KeyAgentUID: rapid.SampledFrom([]string{"a", "a", "a", ""}), identity.KeyPool: rapid.SampledFrom([]string{"", "p"}),
 		identity.KeySandboxNamespace: rapid.SampledFrom([]string{"ns", ""}), identity.KeySandboxName: rapid.SampledFrom([]string{"n", ""}),
 		identity.KeySandboxUID: rapid.SampledFrom([]string{"u", ""}), identity.KeyAttempt: rapid.SampledFrom([]string{"1", "7", "", "0", "-1", "1.5"}),
-		identity.KeyState: rapid.SampledFrom([]string{identity.StateSlot, identity.StateClaimed, identity.StateClaimed, ""}),
+		identity.KeyAgentProcess: rapid.SampledFrom([]string{"", "process"}),
+		identity.KeyState:        rapid.SampledFrom([]string{identity.StateSlot, identity.StateClaimed, identity.StateClaimed, ""}),
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		labels := map[string]string{"io.kubernetes.pod.name": "p"}

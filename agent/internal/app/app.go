@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"math"
 	"time"
@@ -46,8 +47,9 @@ func Run(ctx context.Context, cfg *Config) error {
 	})
 	defer runtime.Close()
 	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
+	process := rand.Text()
 	slots := slot.New(slot.Config{
-		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
+		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, AgentProcess: process, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
 	})
 	hub := status.New(cfg.info())
 	dir, err := state.Open(cfg.StateDir)
@@ -58,7 +60,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	manager, guard, err := cfg.sandboxes(dir, runtime, store, slots, hub)
+	manager, guard, err := cfg.sandboxes(process, dir, runtime, store, slots, hub)
 	if err != nil {
 		return err
 	}
@@ -98,13 +100,13 @@ func closeAfter(ctx context.Context, manager *sandbox.Manager, closing chan<- st
 }
 
 // sandboxes reads the durable state and returns the manager of the sandboxes and the guard that refuses superseded leaders.
-func (c *Config) sandboxes(dir *state.Dir, runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub) (*sandbox.Manager, func(context.Context, string) error, error) {
+func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub) (*sandbox.Manager, func(context.Context, string) error, error) {
 	tombstones, err := dir.Sub("tombstones")
 	if err != nil {
 		return nil, nil, err
 	}
 	manager, err := sandbox.New(sandbox.Config{
-		Runtime: runtime, Logs: store, Info: c.info(), State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout,
+		Runtime: runtime, Logs: store, Info: c.info(), Process: process, State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout,
 		Slots: slots, Claimer: runtime, Status: hub,
 	})
 	if err != nil {

@@ -14,13 +14,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/app"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -110,10 +113,27 @@ func killNine(t *testing.T, binary string, slots int) {
 		for _, got := range known {
 			next.delete(t, got.GetRecord().GetFence(), 0)
 		}
+		// containerd may complete what the killed process had asked for only now.
+		require.Eventually(t, func() bool { return onlySlots(t, s, slots) }, testkit.Timeout, testkit.Tick, "what is left of the killed process")
 		next.stop()
 		s.CheckClean(t)
 	}
 	require.Equal(t, slots > 0, claimed > 0)
+}
+
+// onlySlots reports whether containerd has n slots of one agent process and nothing else of ours.
+func onlySlots(t *testing.T, s *containerd.Server, n int) bool {
+	t.Helper()
+	containers, err := s.Client.ContainerService().List(t.Context())
+	require.NoError(t, err)
+	processes := map[string]bool{}
+	for _, c := range containers {
+		if c.Labels[identity.KeyState] != identity.StateSlot {
+			return false
+		}
+		processes[c.Labels[identity.KeyAgentProcess]] = true
+	}
+	return len(containers) == n && len(processes) <= 1
 }
 
 func slotRoot(s *containerd.Server) string { return filepath.Join(s.Dir, "slots") }
@@ -123,6 +143,35 @@ func sandboxInit() string { return filepath.Join(config.Env("FSB_BIN"), "sandbox
 // slotFlags returns the flags for an agent that keeps slots.
 func slotFlags(s *containerd.Server, slots int) []string {
 	return []string{"--slot-root", slotRoot(s), "--sandbox-init", sandboxInit(), "--slots-max", strconv.Itoa(slots)}
+}
+
+// TestLateContainersAreRemoved has containers of an earlier agent process appear in containerd after adoption.
+func TestLateContainersAreRemoved(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	a := startAgent(t, s, nil)
+	kept := record("kept", sh("sleep 1000"))
+	a.mustCreate(t, kept)
+	for _, i := range []identity.Identity{
+		{AgentUID: podUID, AgentProcess: "earlier", State: identity.StateSlot},
+		{AgentUID: podUID, AgentProcess: "earlier", State: identity.StateClaimed, Namespace: "default", Name: "late", SandboxUID: "late", Attempt: 1},
+	} {
+		id := i.ContainerID()
+		if i.State == identity.StateSlot {
+			id = identity.SlotID("00000000000000000000")
+		}
+		_, err := s.Client.ContainerService().Create(t.Context(), containers.Container{
+			ID: id, Labels: i.Labels(), Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2"}, Spec: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte("{}")},
+		})
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		left, err := s.Client.ContainerService().List(t.Context())
+		require.NoError(t, err)
+		return len(left) == 1
+	}, testkit.Timeout, testkit.Tick)
+	require.Equal(t, agentv1.SandboxState_SANDBOX_STATE_RUNNING, a.report(t, kept).GetState())
+	a.delete(t, kept.GetFence(), 0)
 }
 
 func buildAgent(t *testing.T) string {

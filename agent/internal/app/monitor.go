@@ -23,12 +23,17 @@ const (
 	relistInterval = 30 * time.Second
 	// vanishInterval is how often ended sandboxes are compared with containerd's containers.
 	vanishInterval = 10 * time.Second
+	lateTimeout    = 10 * time.Second
 	// imageSettle collects the events of one pull.
 	imageSettle = 20 * time.Millisecond
 	// slowPings is how many pings in a row have to time out before containerd counts as lost: a node under load is slow, and
 	// an agent that stops accepting sandboxes does not help. A containerd that refuses the connection is lost at once.
 	slowPings = 3
 )
+
+// lateLooks are the pauses between adoption and the searches for what containerd completed late. What a killed process had
+// asked for is done within milliseconds on a quiet node, and within seconds on a busy one.
+var lateLooks = []time.Duration{time.Second, 4 * time.Second, 25 * time.Second}
 
 // startRetries is the policy of adoption, imageRetries that of watching and listing images.
 var (
@@ -54,6 +59,7 @@ func (m *monitor) run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { m.watchImages(ctx) })
 	wg.Go(func() { m.dropVanished(ctx) })
+	wg.Go(func() { m.removeLate(ctx) })
 	m.watchRuntime(ctx)
 	return nil
 }
@@ -191,6 +197,21 @@ func (m *monitor) dropVanished(ctx context.Context) {
 		call, cancel := context.WithTimeout(ctx, vanishInterval)
 		if err := m.manager.DropVanished(call); err != nil && ctx.Err() == nil {
 			logr.FromContextOrDiscard(ctx).V(2).Info("dropping vanished sandboxes failed; will retry", obs.KeyError, err.Error())
+		}
+		cancel()
+	}
+}
+
+// removeLate removes what containerd completed for an earlier process of the agent only after adoption.
+func (m *monitor) removeLate(ctx context.Context) {
+	for _, wait := range lateLooks {
+		m.pause(ctx, wait)
+		if ctx.Err() != nil {
+			return
+		}
+		call, cancel := context.WithTimeout(ctx, lateTimeout)
+		if err := m.manager.RemoveLate(call); err != nil && ctx.Err() == nil {
+			logr.FromContextOrDiscard(ctx).Error(err, "looking for containers of an earlier agent process")
 		}
 		cancel()
 	}

@@ -3,6 +3,7 @@
 package app_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,7 +54,8 @@ func TestPinnedImages(t *testing.T) {
 	set(a, first, second, missing)
 	requireImages(a, map[string]agentv1.PinnedImageState{first: ready, second: ready, missing: failed})
 	requirePinned(first, true)
-	require.Contains(t, a.snapshot(t).GetImages(), first)
+	// The agent learns of new images beside the pulls.
+	require.Eventually(t, func() bool { return slices.Contains(a.snapshot(t).GetImages(), first) }, testkit.Timeout, testkit.Tick)
 	a.stop()
 
 	a = startAgent(t, s, nil)

@@ -52,6 +52,8 @@ type Config struct {
 	Claimer Claimer
 	// Pool is the pool that the agent belongs to, for the containers' labels.
 	Pool string
+	// Process identifies this process of the agent, for the same labels.
+	Process string
 	// Clock; nil is the real one.
 	Clock clock.PassiveClock
 }
@@ -217,7 +219,8 @@ func (l *Launcher) container(id string, r *agentv1.SandboxRecord, persisted bool
 		LogPath: paths.Output, HostnamePath: paths.Hostname,
 		Labels: identity.Identity{
 			Namespace: r.GetNamespace(), Name: r.GetName(), SandboxUID: r.GetFence().GetSandboxUid(), Attempt: r.GetFence().GetAttempt(),
-			AgentUID: r.GetFence().GetAgentUid(), Pool: l.config.Pool, State: identity.StateClaimed, Persisted: persisted,
+			AgentUID: r.GetFence().GetAgentUid(), AgentProcess: l.config.Process, Pool: l.config.Pool,
+			State: identity.StateClaimed, Persisted: persisted,
 		}.Labels(),
 	}, nil
 }

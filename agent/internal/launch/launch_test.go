@@ -66,7 +66,7 @@ func launcher(t *testing.T, free bool) *fixture {
 	f := &fixture{runtime: fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}}), root: t.TempDir()}
 	f.logs = logs.New(logs.Config{Root: f.root, Owner: "me"})
 	f.Launcher = launch.New(launch.Config{
-		Runtime: f.runtime, Logs: f.logs, Slots: f, Claimer: f.runtime, Pool: "default", Clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)),
+		Runtime: f.runtime, Logs: f.logs, Slots: f, Claimer: f.runtime, Pool: "default", Process: "this", Clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)),
 	})
 	if free {
 		paths, err := f.logs.Create(slotID, "")
@@ -285,7 +285,8 @@ func TestContainer(t *testing.T) {
 	id, err := identity.Parse(found.Labels)
 	require.NoError(t, err)
 	require.Equal(t, identity.Identity{
-		Namespace: "default", Name: "box", SandboxUID: "u", Attempt: 2, AgentUID: "me", Pool: "default", State: identity.StateClaimed, Persisted: true,
+		Namespace: "default", Name: "box", SandboxUID: "u", Attempt: 2, AgentUID: "me", AgentProcess: "this", Pool: "default",
+		State: identity.StateClaimed, Persisted: true,
 	}, id)
 	kept := &agentv1.SandboxRecord{}
 	require.NoError(t, found.Record.UnmarshalTo(kept))

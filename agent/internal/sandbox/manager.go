@@ -84,6 +84,8 @@ type Config struct {
 	Logs *logs.Store
 	// Info is the agent's identity and capacity. It does not change.
 	Info *agentv1.AgentInfo
+	// Process identifies this process of the agent; its containers carry it, so that RemoveLate knows those of an earlier one.
+	Process string
 	// Status receives every change. The Manager opens it once it knows its sandboxes and closes it in the end.
 	Status *status.Hub
 	// State keeps whether the agent is drained; Tombstones keeps a file for each tombstone.
@@ -132,7 +134,7 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	lc := launch.Config{Runtime: cfg.Runtime, Logs: cfg.Logs, Pool: cfg.Info.GetPool(), Clock: cfg.Clock}
+	lc := launch.Config{Runtime: cfg.Runtime, Logs: cfg.Logs, Pool: cfg.Info.GetPool(), Process: cfg.Process, Clock: cfg.Clock}
 	if cfg.Slots != nil {
 		lc.Slots, lc.Claimer = cfg.Slots, cfg.Claimer
 	}

@@ -3,6 +3,15 @@ package sandbox
 // table holds the sandboxes by sandbox uid: one attempt of each is in force. The manager's lock guards it.
 type table map[string]*entry
 
+// containers returns the ids of the sandboxes' containers, also of those that are not made yet.
+func (t table) containers() map[string]bool {
+	ids := make(map[string]bool, len(t))
+	for _, e := range t {
+		ids[e.id], ids[e.fence.ContainerID()] = true, true
+	}
+	return ids
+}
+
 // inUse returns the number of capacity units that sandboxes hold.
 func (t table) inUse() int {
 	n := 0

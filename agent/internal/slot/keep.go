@@ -187,7 +187,9 @@ func (p *Pool) startSlot(ctx context.Context, id, group string) error {
 	defer cancel()
 	return p.config.Runtime.StartSlot(ctx, runtime.Slot{
 		ID: id, Group: group, LogPath: paths.Output, HostnamePath: paths.Hostname,
-		Labels: identity.Identity{AgentUID: p.config.AgentUID, Pool: p.config.AgentPool, State: identity.StateSlot}.Labels(),
+		Labels: identity.Identity{
+			AgentUID: p.config.AgentUID, AgentProcess: p.config.AgentProcess, Pool: p.config.AgentPool, State: identity.StateSlot,
+		}.Labels(),
 	})
 }
 

@@ -45,6 +45,8 @@ type Config struct {
 	Logs *logs.Store
 	// AgentUID and AgentPool are the agent and the pool that the slots belong to.
 	AgentUID, AgentPool string
+	// AgentProcess identifies this process of the agent.
+	AgentProcess string
 	// Max bounds the number of free slots; below zero the bound is the agent's free capacity. Min of them are kept when memory
 	// is short.
 	Min, Max int

@@ -52,7 +52,7 @@ func run(t *testing.T, minimum, maximum int, change func(*slot.Config)) *testEnv
 		clock:   clocktesting.NewFakeClock(time.Now()), memory: plenty,
 	}
 	cfg := slot.Config{
-		Runtime: env.runtime, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), AgentUID: "me", AgentPool: "default",
+		Runtime: env.runtime, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), AgentUID: "me", AgentPool: "default", AgentProcess: "this",
 		Min: minimum, Max: maximum, Clock: env.clock,
 		Memory: func() (slot.Memory, error) {
 			env.mu.Lock()
@@ -120,7 +120,7 @@ func TestOneSlotForEachFreeUnit(t *testing.T) {
 		require.True(t, identity.IsSlotID(id))
 		i, err := identity.Parse(f.Labels)
 		require.NoError(t, err)
-		require.Equal(t, identity.Identity{AgentUID: "me", Pool: "default", State: identity.StateSlot}, i)
+		require.Equal(t, identity.Identity{AgentUID: "me", AgentProcess: "this", Pool: "default", State: identity.StateSlot}, i)
 	}
 	env.SetRoom(1)
 	env.requireSlots(t, 1, 1)

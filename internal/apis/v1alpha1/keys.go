@@ -20,6 +20,8 @@ const (
 	LabelState = Group + "/state"
 	// LabelPersisted is "true" on a container whose Sandbox was written to the API server.
 	LabelPersisted = Group + "/persisted"
+	// LabelAgentProcess identifies the process of the agent that made a container.
+	LabelAgentProcess = Group + "/agent-process"
 	// LabelComponent is the component that a Pod of this project runs. Agent Pods have ComponentAgent.
 	LabelComponent = Group + "/component"
 	// LabelTemplateHash is the hash of the agent template that an agent Pod was created from.
