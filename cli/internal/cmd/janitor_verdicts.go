@@ -148,24 +148,3 @@ func (w *verdictWatcher) print(event *janitorv1.WatchVerdictsResponse) error {
 	}
 	return w.table.Flush(w.c.Out)
 }
-
-// begun is a stream with its first message; nil if it has none.
-type begun[T any] struct {
-	stream grpc.ServerStreamingClient[T]
-	first  *T
-}
-
-// openStream opens a stream. Only the opening is repeated while the server is unavailable, and bounded by the timeout. The
-// error of a stream without messages is io.EOF.
-func openStream[T any](ctx context.Context, c *cli, doing string, open func(context.Context) (grpc.ServerStreamingClient[T], error)) (begun[T], error) {
-	return call(ctx, c, doing, func(callCtx context.Context) (begun[T], error) {
-		return opening(ctx, callCtx, false, func(streamCtx context.Context) (begun[T], error) {
-			stream, err := open(streamCtx)
-			if err != nil {
-				return begun[T]{}, err
-			}
-			first, err := stream.Recv()
-			return begun[T]{stream, first}, err
-		})
-	})
-}

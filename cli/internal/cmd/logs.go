@@ -9,8 +9,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -164,27 +162,4 @@ func openLogs(ctx context.Context, c *cli, follow bool, source logSource) (next 
 		err = io.EOF
 	}
 	return next, first, err
-}
-
-// opening opens a stream, which lives as long as ctx. Until it is open it also ends with callCtx, unless forever is set; then the
-// error is that of callCtx. The end of ctx frees its resources.
-func opening[T any](ctx, callCtx context.Context, forever bool, open func(context.Context) (T, error)) (T, error) {
-	if forever {
-		return open(ctx)
-	}
-	streamCtx, cancel := context.WithCancel(ctx)
-	release := context.AfterFunc(callCtx, cancel)
-	out, err := open(streamCtx)
-	if !release() {
-		err = status.FromContextError(callCtx.Err()).Err()
-	}
-	return out, err
-}
-
-// ended returns the error of a stream that ended although it should not have.
-func ended(err error) error {
-	if errors.Is(err, io.EOF) {
-		return status.Error(codes.Unavailable, "the server ended the stream")
-	}
-	return err
 }

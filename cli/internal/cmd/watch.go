@@ -87,18 +87,15 @@ func (w *watcher) once(ctx context.Context, client sandboxv1.SandboxServiceClien
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.synced, w.fresh = false, map[string]bool{}
-	type begun struct {
-		stream sandboxv1.SandboxService_WatchSandboxesClient
-		first  *sandboxv1.WatchSandboxesResponse
-	}
-	b, err := call(ctx, w.c, "watching", func(callCtx context.Context) (begun, error) {
-		return opening(ctx, callCtx, false, func(streamCtx context.Context) (begun, error) {
+	type opened = begun[sandboxv1.WatchSandboxesResponse]
+	b, err := call(ctx, w.c, "watching", func(callCtx context.Context) (opened, error) {
+		return opening(ctx, callCtx, false, func(streamCtx context.Context) (opened, error) {
 			stream, err := client.WatchSandboxes(streamCtx, in)
 			if err != nil {
-				return begun{}, err
+				return opened{}, err
 			}
 			first, err := stream.Recv()
-			return begun{stream, first}, ended(err)
+			return opened{stream, first}, ended(err)
 		})
 	})
 	if err != nil {

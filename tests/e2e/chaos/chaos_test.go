@@ -22,6 +22,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	require.NoError(t, err)
 	_, _ = os.Stdout.WriteString(report.String() + "\n")
 	require.Empty(t, report.Broken())
+	require.True(t, report.Good(), "%s", report)
 	require.GreaterOrEqual(t, report.Faults, 15)
 	require.Positive(t, report.Running, "there must be sandboxes to audit")
 	require.Equal(t, 2*time.Minute, o.Plan.Duration)

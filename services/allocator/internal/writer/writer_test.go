@@ -146,61 +146,38 @@ func TestCapacityIsReleasedAfterWrite(t *testing.T) {
 	})(t)
 }
 
-// TestStandbyWritesNothing: its writes wait until it leads.
-func TestStandbyWritesNothing(t *testing.T) {
-	inBubble(func(t *testing.T) {
-		ctx, set := runTasks(t)
-		var leads atomic.Bool
-		r := &resources{answers: []error{nil}}
-		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Confirm: func(context.Context) (bool, error) { return leads.Load(), nil }})
-		nothing := func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}
-		w.AdmitAlways()
-		first := w.Write(sandbox("u"), nothing)
-		w.AdmitAlways()
-		second := w.Write(sandbox("v"), nothing)
-		<-time.After(time.Hour)
-		require.Zero(t, r.count())
-		got, _, err := first.Stop(ctx)
-		require.NoError(t, err)
-		require.Equal(t, writer.NotWritten, got)
-		leads.Store(true)
-		got, there, err := second.Wait(ctx)
-		require.NoError(t, err)
-		require.Equal(t, writer.Landed, got)
-		require.Equal(t, "v", there.EffectiveUID())
-		require.Equal(t, 1, r.count())
-	})(t)
-}
-
-// TestSuspendedLeaderWritesNothing: a process that was suspended knows nothing of its successor. Its writes wait until the Lease
-// says that it leads, and nothing of them was sent.
-func TestSuspendedLeaderWritesNothing(t *testing.T) {
-	inBubble(func(t *testing.T) {
-		ctx, set := runTasks(t)
-		var unsure atomic.Bool
-		unsure.Store(true)
-		r := &resources{answers: []error{nil}}
-		w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Confirm: func(context.Context) (bool, error) {
-			if unsure.Load() {
-				return false, errors.New("the Lease cannot be read")
-			}
-			return true, nil
-		}})
-		nothing := func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}
-		w.AdmitAlways()
-		stopped := w.Write(sandbox("u"), nothing)
-		w.AdmitAlways()
-		lands := w.Write(sandbox("v"), nothing)
-		<-time.After(time.Hour)
-		require.Zero(t, r.count())
-		got, _, err := stopped.Stop(ctx)
-		require.NoError(t, err)
-		require.Equal(t, writer.NotWritten, got)
-		unsure.Store(false)
-		got, _, err = lands.Wait(ctx)
-		require.NoError(t, err)
-		require.Equal(t, writer.Landed, got)
-	})(t)
+// TestWritesWaitForLeadership: the writes of a process that does not lead, or does not know whether it still does because it was
+// suspended, wait. One that is stopped meanwhile was never sent.
+func TestWritesWaitForLeadership(t *testing.T) {
+	for name, unsure := range map[string]error{"standby": nil, "suspended": errors.New("the Lease cannot be read")} {
+		t.Run(name, inBubble(func(t *testing.T) {
+			ctx, set := runTasks(t)
+			var leads atomic.Bool
+			r := &resources{answers: []error{nil}}
+			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 2, Confirm: func(context.Context) (bool, error) {
+				if leads.Load() {
+					return true, nil
+				}
+				return false, unsure
+			}})
+			nothing := func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}
+			w.AdmitAlways()
+			first := w.Write(sandbox("u"), nothing)
+			w.AdmitAlways()
+			second := w.Write(sandbox("v"), nothing)
+			<-time.After(time.Hour)
+			require.Zero(t, r.count())
+			got, _, err := first.Stop(ctx)
+			require.NoError(t, err)
+			require.Equal(t, writer.NotWritten, got)
+			leads.Store(true)
+			got, there, err := second.Wait(ctx)
+			require.NoError(t, err)
+			require.Equal(t, writer.Landed, got)
+			require.Equal(t, "v", there.EffectiveUID())
+			require.Equal(t, 1, r.count())
+		}))
+	}
 }
 
 // TestNameOfDeletedSandboxIsAwaited: a custom resource that is being deleted keeps its name for a while.
