@@ -3,35 +3,27 @@ package sandbox_test
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/durationpb"
-	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
-// graceEnv is an agent on a fake clock with a sandbox that traps SIGTERM and runs on.
-type graceEnv struct {
-	*testEnv
-
-	clock *clocktesting.FakeClock
-}
-
-func newGraceEnv(t *testing.T) *graceEnv {
+// newGraceEnv returns an agent with a sandbox that traps SIGTERM and runs on. The test runs in a bubble, where time passes only
+// when nothing else can happen.
+func newGraceEnv(t *testing.T) *testEnv {
 	t.Helper()
-	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	env := newEnv(t, func(c *sandbox.Config) { c.Clock = clock })
+	env := newEnv(t, nil)
 	env.mustCreate(t, record("u", 1, command("trap", "linger"), grace(30*time.Second)))
-	return &graceEnv{env, clock}
+	return env
 }
 
 // startDelete makes a delete call and waits until it has sent SIGTERM, or, in a repeated call, has joined. grace nil: the
 // call sets none.
-func (env *graceEnv) startDelete(t *testing.T, grace *durationpb.Duration) {
+func (env *testEnv) startDelete(t *testing.T, grace *durationpb.Duration) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
@@ -43,17 +35,18 @@ func (env *graceEnv) startDelete(t *testing.T, grace *durationpb.Duration) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// requireKilledAt steps the clock to just before a time since SIGTERM, when the process still runs, and then to it.
-func (env *graceEnv) requireKilledAt(t *testing.T, elapsed, at time.Duration) {
+// requireKilledAt waits until just before a time since SIGTERM, when the process still runs, and then until it.
+func (env *testEnv) requireKilledAt(t *testing.T, elapsed, at time.Duration) {
 	t.Helper()
 	if at > elapsed {
-		env.clock.Step(at - elapsed - time.Millisecond)
+		time.Sleep(at - elapsed - time.Millisecond)
+		synctest.Wait()
 		require.Equal(t, stateTerminating, env.state("u"), "it still has its grace period")
-		require.Eventually(t, env.clock.HasWaiters, testkit.Timeout, testkit.Tick)
 		require.Equal(t, []string{"u-1"}, env.runtime.IDs())
-		env.clock.Step(time.Millisecond)
+		time.Sleep(time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return len(env.reports()) == 0 }, testkit.Timeout, testkit.Tick)
+	synctest.Wait()
+	require.Empty(t, env.reports())
 }
 
 func TestGracePeriod(t *testing.T) {
@@ -74,28 +67,27 @@ func TestGracePeriod(t *testing.T) {
 		{"zero", seconds(60), seconds(0), 5 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			env := newGraceEnv(t)
-			env.startDelete(t, c.first)
-			env.clock.Step(5 * time.Second)
-			if c.second != nil {
+			synctest.Test(t, func(t *testing.T) {
+				env := newGraceEnv(t)
+				env.startDelete(t, c.first)
+				time.Sleep(5 * time.Second)
 				env.startDelete(t, c.second)
-			} else {
-				env.startDelete(t, nil)
-			}
-			env.requireKilledAt(t, 5*time.Second, c.killedAt)
+				env.requireKilledAt(t, 5*time.Second, c.killedAt)
+			})
 		})
 	}
 }
 
 // TestGracePeriodSurvivesRestart: the tombstone keeps the grace period of the last call that set one.
-func TestGracePeriodSurvivesRestart(t *testing.T) {
+func TestGracePeriodSurvivesRestart(t *testing.T) { synctest.Test(t, testGracePeriodSurvivesRestart) }
+
+func testGracePeriodSurvivesRestart(t *testing.T) {
 	rt, root := newRuntime(), t.TempDir()
-	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
-	start := func() *graceEnv {
-		env := boot(t, rt, root, func(c *sandbox.Config) { c.Clock = clock })
+	start := func() *testEnv {
+		env := boot(t, rt, root, nil)
 		require.NoError(t, env.Adopt(t.Context()))
 		env.SetAccepting(true, "")
-		return &graceEnv{env, clock}
+		return env
 	}
 	env := start()
 	env.mustCreate(t, record("u", 1, command("trap", "linger"), grace(time.Second)))

@@ -40,6 +40,8 @@ type rig struct {
 	recorder  *events.FakeRecorder
 	config    ownergc.Config
 	collector *ownergc.Collector
+	watching  <-chan struct{} // closed by watched, when Pods are watched
+	watched   func()
 
 	mu      sync.Mutex
 	refuse  error
@@ -53,13 +55,18 @@ func newRig(t *testing.T, objects ...runtime.Object) *rig {
 	t.Helper()
 	scheme := fake.NewTestScheme()
 	require.NoError(t, metav1.AddMetaToScheme(scheme))
-	r := &rig{client: fake.NewSimpleMetadataClient(scheme, objects...), registry: prometheus.NewRegistry(), recorder: events.NewFakeRecorder(100)}
+	watching := make(chan struct{})
+	r := &rig{watching: watching, watched: sync.OnceFunc(func() { close(watching) }), client: fake.NewSimpleMetadataClient(scheme, objects...), registry: prometheus.NewRegistry(), recorder: events.NewFakeRecorder(100)}
 	// The fake has no streaming lists, and says so as an older API server does.
 	r.client.PrependWatchReactor("*", func(a k8stesting.Action) (bool, watch.Interface, error) {
 		if o := a.(k8stesting.WatchActionImpl).ListOptions.SendInitialEvents; o != nil && *o {
 			return true, nil, apierrors.NewInvalid(schema.GroupKind{}, "sendInitialEvents", nil)
 		}
-		return false, nil, nil
+		w, err := r.client.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		if a.GetResource().Resource == "pods" {
+			r.watched()
+		}
+		return true, w, err
 	})
 	r.client.PrependReactor("delete", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		r.mu.Lock()
@@ -77,6 +84,7 @@ func newRig(t *testing.T, objects ...runtime.Object) *rig {
 		Metadata: r.client, Recorder: r.recorder, Workers: 2, SyncPeriod: time.Hour, InitialSyncTimeout: testkit.Timeout, Clock: clock.RealClock{}, Metrics: r.registry,
 		Discovery: shown{groups: []*metav1.APIGroup{group("", "v1")}, lists: []*metav1.APIResourceList{list("v1", api("pods", "Pod", true, all...))}},
 		Permit: func(i *breaker.Intent) error {
+			<-r.watching // the fake would not tell a later watch of this write
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.intents = append(r.intents, i)
@@ -303,6 +311,7 @@ func TestMissingInAListIsVerified(t *testing.T) {
 			return false, nil, nil
 		}
 		w := watch.NewFake()
+		r.watched()
 		broken <- w
 		return true, w, nil
 	})
