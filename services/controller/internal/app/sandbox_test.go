@@ -166,6 +166,7 @@ func TestDeleteBeforeTheFirstReconcile(t *testing.T) {
 
 func TestDeleteWaitsForTheAgent(t *testing.T) {
 	env := newTestEnv(t)
+	env.config.RequeueInterval = time.Hour // until then a silent agent is not reported as unreachable
 	a := env.agentFor("a")
 	env.start()
 	env.runSandbox("s")
