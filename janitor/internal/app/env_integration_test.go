@@ -33,6 +33,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
@@ -295,8 +296,12 @@ func (w *testEnv) left() map[string]bool {
 	for _, c := range list {
 		out["container "+c.ID] = true
 	}
-	pieces, err := w.remover().Inventory(w.t.Context())
-	require.NoError(w.t, err)
+	// containerd asks each shim for its tasks, and one that is being killed answers late.
+	var pieces []ctrd.Piece
+	require.Eventually(w.t, func() bool {
+		pieces, err = w.remover().Inventory(w.t.Context())
+		return err == nil
+	}, testkit.Timeout, testkit.Tick, "the node cannot be listed")
 	for _, p := range pieces {
 		out[string(p.Part)+" "+p.ID] = true
 	}
