@@ -33,8 +33,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
-	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	fsb "github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
