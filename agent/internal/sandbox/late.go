@@ -12,7 +12,7 @@ import (
 )
 
 // RemoveLate removes the containers of earlier processes of this agent that Adopt did not see: containerd completes what a
-// process asked for also after that process was killed. None of them was acknowledged, because nobody received the answer.
+// process asked for also after that process was killed. None of them was acknowledged, because no process received the answer.
 // It returns the errors of all removals.
 func (m *Manager) RemoveLate(ctx context.Context) error {
 	found, err := m.config.Runtime.List(ctx, ownLabels(m.config.Info.GetPodUid()))
