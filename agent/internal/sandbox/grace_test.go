@@ -39,11 +39,11 @@ func (env *testEnv) startDelete(t *testing.T, grace *durationpb.Duration) {
 func (env *testEnv) requireKilledAt(t *testing.T, elapsed, at time.Duration) {
 	t.Helper()
 	if at > elapsed {
-		time.Sleep(at - elapsed - time.Millisecond)
+		<-time.After(at - elapsed - time.Millisecond)
 		synctest.Wait()
 		require.Equal(t, stateTerminating, env.state("u"), "it still has its grace period")
 		require.Equal(t, []string{"u-1"}, env.runtime.IDs())
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	synctest.Wait()
 	require.Empty(t, env.reports())
@@ -70,7 +70,7 @@ func TestGracePeriod(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env := newGraceEnv(t)
 				env.startDelete(t, c.first)
-				time.Sleep(5 * time.Second)
+				<-time.After(5 * time.Second)
 				env.startDelete(t, c.second)
 				env.requireKilledAt(t, 5*time.Second, c.killedAt)
 			})
