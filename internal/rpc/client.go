@@ -26,6 +26,9 @@ type ClientConfig struct {
 	ServerName string
 	// Leader supplies the term that calls carry. Nil: calls carry none.
 	Leader Leader
+	// Silence is how long a server may take to say that it has received a unary call, before the call fails as UNAVAILABLE. Zero: for
+	// ever; for clients of the API DefaultSilence.
+	Silence time.Duration
 	// Options are added after the defaults.
 	Options []grpc.DialOption
 }
@@ -45,6 +48,11 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 		}
 		creds = alertCredentials{credentials.NewTLS(c)}
 	}
+	var silent *silence
+	if cfg.Silence > 0 {
+		silent = &silence{limit: cfg.Silence, conns: map[string]*heardConn{}}
+		creds = silent.over(creds)
+	}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
@@ -63,6 +71,9 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	}
 	if cfg.Leader != nil {
 		options = append(options, carryTerm(cfg.Leader)...)
+	}
+	if silent != nil {
+		options = append(options, silent.options()...)
 	}
 	conn, err := grpc.NewClient(target, append(options, cfg.Options...)...)
 	if err != nil {

@@ -118,6 +118,7 @@ func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator
 	withLog := func(ctx context.Context) context.Context { return logr.NewContext(ctx, log) }
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(
+			accept,
 			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 				return h(withLog(ctx), req)
 			},

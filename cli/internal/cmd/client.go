@@ -55,7 +55,7 @@ func (c *cli) dial(target string, role rpc.Role, options ...grpc.DialOption) (*g
 		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity,
 			"no client certificate: cacert, cert and key are required")
 	}
-	conn, err := rpc.Dial(target, rpc.ClientConfig{TLS: tls, ServerName: role.ServerName(), Options: options})
+	conn, err := rpc.Dial(target, rpc.ClientConfig{TLS: tls, ServerName: role.ServerName(), Silence: rpc.DefaultSilence, Options: options})
 	if err != nil {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity, "%s", err)
 	}

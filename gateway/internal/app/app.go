@@ -35,14 +35,14 @@ func Run(ctx context.Context, cfg Config) error {
 func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...grpc.DialOption) error {
 	defer listener.Close()
 	allocator, err := rpc.Dial(cfg.AllocatorAddress, rpc.ClientConfig{
-		TLS: cfg.TLS, ServerName: rpc.RoleAllocator.ServerName(), Options: options,
+		TLS: cfg.TLS, ServerName: rpc.RoleAllocator.ServerName(), Silence: rpc.DefaultSilence, Options: options,
 	})
 	if err != nil {
 		return err
 	}
 	defer allocator.Close()
 	collector, err := rpc.Dial(cfg.CollectorAddress, rpc.ClientConfig{
-		TLS: cfg.TLS, ServerName: rpc.RoleGC.ServerName(), Options: options,
+		TLS: cfg.TLS, ServerName: rpc.RoleGC.ServerName(), Silence: rpc.DefaultSilence, Options: options,
 	})
 	if err != nil {
 		return err

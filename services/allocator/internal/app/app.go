@@ -232,7 +232,7 @@ func (a *App) serve(ctx context.Context, p *parts) error {
 	placers := []rpc.Role{rpc.RoleController, rpc.RoleAllocator}
 	p.forward = forward.New(forward.Config{
 		Lead: p.lead, Clock: a.clock, Services: []string{sandbox, allocator}, Dial: func(address string) (*grpc.ClientConn, error) {
-			return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAllocator.ServerName()})
+			return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAllocator.ServerName(), Silence: rpc.DefaultSilence})
 		},
 	})
 	var err error

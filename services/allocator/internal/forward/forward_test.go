@@ -85,7 +85,7 @@ func (r *replica) CreateSandbox(ctx context.Context, req *sandboxv1.CreateSandbo
 			return nil, err
 		}
 	}
-	_ = grpc.SetHeader(ctx, metadata.Pairs("x-handled-by", r.name))
+	_ = grpc.SetTrailer(ctx, metadata.Pairs("x-handled-by", r.name))
 	return &sandboxv1.CreateSandboxResponse{Sandbox: &sandboxv1.Sandbox{Name: req.GetName(), Uid: r.name}}, nil
 }
 
@@ -204,11 +204,11 @@ func TestUnaryCallsReachTheLeader(t *testing.T) {
 	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "x-custom", "v", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), wait)
 	defer cancel()
 	for _, r := range []*replica{a, b} {
-		var header metadata.MD
-		resp, err := r.client.CreateSandbox(ctx, create(""), grpc.Header(&header))
+		var trailer metadata.MD
+		resp, err := r.client.CreateSandbox(ctx, create(""), grpc.Trailer(&trailer))
 		require.NoError(t, err)
 		require.Equal(t, "a", resp.GetSandbox().GetUid())
-		require.Equal(t, []string{"a"}, header.Get("x-handled-by"))
+		require.Equal(t, []string{"a"}, trailer.Get("x-handled-by"))
 		require.Equal(t, []string{"v"}, seen.Get("x-custom"))
 		require.True(t, deadline)
 	}

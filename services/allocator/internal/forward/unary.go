@@ -38,14 +38,13 @@ func (f *Forwarder) Unary(ctx context.Context, req any, info *grpc.UnaryServerIn
 			}
 			ctx, stop := f.during(ctx, leader, repeatable(req))
 			defer stop()
-			var header, trailer metadata.MD
-			err = conn.Invoke(outgoing(ctx), info.FullMethod, req, reply, grpc.Header(&header), grpc.Trailer(&trailer))
+			var trailer metadata.MD
+			err = conn.Invoke(outgoing(ctx), info.FullMethod, req, reply, grpc.Trailer(&trailer))
 			if again(context.Cause(ctx), err, repeatable(req)) {
 				perhaps = perhaps || !untouched(err)
 				return false, err
 			}
 			resp = reply
-			_ = grpc.SetHeader(ctx, passed(header)) // fails only after the end of the call
 			_ = grpc.SetTrailer(ctx, passed(trailer))
 			return true, err
 		},

@@ -167,7 +167,7 @@ func (c *cluster) awaitReady(ctx context.Context) error {
 }
 
 func (c *cluster) agentsReady(ctx context.Context) error {
-	conn, err := rpc.Dial(c.addr, rpc.ClientConfig{TLS: c.tls})
+	conn, err := rpc.Dial(c.addr, rpc.ClientConfig{TLS: c.tls, Silence: rpc.DefaultSilence})
 	if err != nil {
 		return err
 	}

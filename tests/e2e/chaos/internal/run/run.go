@@ -253,7 +253,7 @@ func (h *harness) progress(format string, args ...any) {
 
 // dial connects to the public API as any client does.
 func (c *cluster) dial() (*grpc.ClientConn, error) {
-	conn, err := rpc.Dial(c.addr, rpc.ClientConfig{TLS: c.tls})
+	conn, err := rpc.Dial(c.addr, rpc.ClientConfig{TLS: c.tls, Silence: rpc.DefaultSilence})
 	if err != nil {
 		return nil, err
 	}
