@@ -43,7 +43,7 @@ type silence struct {
 	proven atomic.Bool
 
 	mu    sync.Mutex
-	conns map[string]*heardConn // by the server's address
+	conns map[string]*trackedConn // by the server's address
 }
 
 // wait is what is known of one call.
@@ -118,60 +118,60 @@ func (s *silence) hangUp(server string, since time.Time) {
 	s.mu.Lock()
 	conn := s.conns[server]
 	s.mu.Unlock()
-	if conn != nil && conn.heard.Load() < since.UnixNano() {
+	if conn != nil && conn.lastRead.Load() < since.UnixNano() {
 		_ = conn.Close()
 	}
 }
 
 // over returns credentials whose connections are known to s.
 func (s *silence) over(c credentials.TransportCredentials) credentials.TransportCredentials {
-	return heardCredentials{c, s}
+	return trackedCredentials{c, s}
 }
 
-// heardCredentials note when their connections have last received something.
-type heardCredentials struct {
+// trackedCredentials note when their connections have last received something.
+type trackedCredentials struct {
 	credentials.TransportCredentials
 	silence *silence
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (c heardCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c trackedCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
 		return nil, nil, err
 	}
-	heard := &heardConn{Conn: conn, silence: c.silence, server: raw.RemoteAddr().String()}
-	heard.heard.Store(time.Now().UnixNano())
+	tracked := &trackedConn{Conn: conn, silence: c.silence, server: raw.RemoteAddr().String()}
+	tracked.lastRead.Store(time.Now().UnixNano())
 	c.silence.mu.Lock()
 	defer c.silence.mu.Unlock()
-	c.silence.conns[heard.server] = heard
-	return heard, info, nil
+	c.silence.conns[tracked.server] = tracked
+	return tracked, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.
-func (c heardCredentials) Clone() credentials.TransportCredentials {
-	return heardCredentials{c.TransportCredentials.Clone(), c.silence}
+func (c trackedCredentials) Clone() credentials.TransportCredentials {
+	return trackedCredentials{c.TransportCredentials.Clone(), c.silence}
 }
 
-// heardConn is a connection that knows when something last came by it.
-type heardConn struct {
+// trackedConn is a connection that knows when something last came by it.
+type trackedConn struct {
 	net.Conn
-	silence *silence
-	server  string
-	heard   atomic.Int64 // Unix time in nanoseconds
+	silence  *silence
+	server   string
+	lastRead atomic.Int64 // Unix time in nanoseconds
 }
 
 // Read implements net.Conn.
-func (c *heardConn) Read(p []byte) (int, error) {
+func (c *trackedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.heard.Store(time.Now().UnixNano())
+		c.lastRead.Store(time.Now().UnixNano())
 	}
 	return n, err
 }
 
 // Close implements net.Conn.
-func (c *heardConn) Close() error {
+func (c *trackedConn) Close() error {
 	c.silence.mu.Lock()
 	if c.silence.conns[c.server] == c {
 		delete(c.silence.conns, c.server)
