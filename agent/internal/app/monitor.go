@@ -23,7 +23,8 @@ const (
 	relistInterval = 30 * time.Second
 	// vanishInterval is how often ended sandboxes are compared with containerd's containers.
 	vanishInterval = 10 * time.Second
-	lateTimeout    = 10 * time.Second
+	// lateTimeout bounds one search for containers that containerd completed late, with their removal.
+	lateTimeout = 10 * time.Second
 	// imageSettle collects the events of one pull.
 	imageSettle = 20 * time.Millisecond
 	// slowPings is how many pings in a row have to time out before containerd counts as lost: a node under load is slow, and
