@@ -13,6 +13,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // minMemory is less than any OCI runtime can start a process in.
@@ -44,6 +45,9 @@ func (m *Manager) admit(ctx context.Context, caller *terms.Caller, record *agent
 		return refuse(errTerminating(fence))
 	case fence.GetAttempt() < deleted:
 		return refuse(errMismatch(fence, deleted))
+	}
+	if gone, ok := m.removingLate[identity.FenceOf(fence).ContainerID()]; ok {
+		return admission{wait: gone}
 	}
 	if err := m.gate.refusal(); err != nil {
 		return refuse(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
@@ -19,24 +20,35 @@ func (m *Manager) RemoveLate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing containers: %w", err)
 	}
-	var late []string
-	m.mu.Lock()
-	if m.gate.adopted && !m.gate.closed {
-		held := m.sandboxes.containers()
-		for _, f := range found {
-			// What Adopt took over has an entry, and what this process makes has its label.
-			if f.Labels[identity.KeyAgentProcess] != m.config.Process && !held[f.ID] {
-				late = append(late, f.ID)
-			}
-		}
-	}
-	m.mu.Unlock()
 	var failed []error
-	for _, id := range late {
-		logr.FromContextOrDiscard(ctx).Info("removing container that an earlier agent process had asked for", obs.KeyContainer, id)
-		if err := m.launcher.Remove(ctx, id); err != nil {
-			failed = append(failed, fmt.Errorf("removing container %s: %w", id, err))
+	for _, f := range found {
+		done, late := m.beginRemovingLate(f)
+		if !late {
+			continue
 		}
+		logr.FromContextOrDiscard(ctx).Info("removing container that an earlier agent process had asked for", obs.KeyContainer, f.ID)
+		if err := m.launcher.Remove(ctx, f.ID); err != nil {
+			failed = append(failed, fmt.Errorf("removing container %s: %w", f.ID, err))
+		}
+		done()
 	}
 	return errors.Join(failed...)
+}
+
+// beginRemovingLate reports whether a container is to be removed. Until done is called, creates with its id wait.
+func (m *Manager) beginRemovingLate(f runtime.Found) (done func(), late bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// What Adopt took over has an entry, and what this process makes has its label.
+	if !m.gate.adopted || m.gate.closed || f.Labels[identity.KeyAgentProcess] == m.config.Process || m.sandboxes.holdsContainer(f.ID) {
+		return nil, false
+	}
+	gone := make(chan struct{})
+	m.removingLate[f.ID] = gone
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.removingLate, f.ID)
+		close(gone)
+	}, true
 }

@@ -3,7 +3,9 @@ package sandbox_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -100,4 +102,40 @@ func TestRemoveLateSparesCreates(t *testing.T) {
 	require.Equal(t, []string{"u-1"}, rt.IDs())
 	close(resume)
 	require.NoError(t, <-done)
+}
+
+// TestCreatesWaitForRemoveLate creates a sandbox whose container's id is that of a late one that is being removed.
+func TestCreatesWaitForRemoveLate(t *testing.T) {
+	rt := newRuntime()
+	env := boot(t, rt, t.TempDir(), func(c *sandbox.Config) { c.Process = "this" })
+	require.NoError(t, env.Adopt(t.Context()))
+	env.SetAccepting(true, "")
+	rt.Put(found(t, record("u", 1), runtime.TaskRunning), runtime.Exit{})
+	deleting, resume := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	rt.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if op == fake.OpDelete {
+			once.Do(func() { close(deleting); <-resume })
+		}
+		return nil
+	})
+	removed := make(chan error, 1)
+	go func() { removed <- env.RemoveLate(t.Context()) }()
+	<-deleting
+
+	early, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := env.create(early, record("u", 1))
+	require.ErrorIs(t, err, context.DeadlineExceeded, "the create waits")
+	env.mustCreate(t, record("other", 1))
+
+	created := make(chan error, 1)
+	go func() {
+		_, err := env.create(t.Context(), record("u", 1))
+		created <- err
+	}()
+	close(resume)
+	require.NoError(t, <-removed)
+	require.NoError(t, <-created)
+	require.ElementsMatch(t, []string{"u-1", "other-1"}, rt.IDs())
 }

@@ -116,6 +116,8 @@ type Manager struct {
 	gate      gate
 	leaders   leaders
 	sandboxes table
+	// removingLate has the containers that RemoveLate removes, by id; the channels are closed when it is done with them.
+	removingLate map[string]<-chan struct{}
 }
 
 // New reads the durable state and returns a Manager that takes no calls until Adopt has succeeded.
@@ -141,7 +143,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		config: cfg, clock: cfg.Clock, launcher: launch.New(lc), tombstones: tombstones,
 		gate:    gate{notReady: "the agent is starting", draining: drained != nil},
-		leaders: leaders{}, sandboxes: table{},
+		leaders: leaders{}, sandboxes: table{}, removingLate: map[string]<-chan struct{}{},
 	}
 	m.life, m.end = context.WithCancel(context.Background())
 	cfg.Status.Close(m.gate.ready())

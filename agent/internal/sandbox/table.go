@@ -3,13 +3,14 @@ package sandbox
 // table holds the sandboxes by sandbox uid: one attempt of each is in force. The manager's lock guards it.
 type table map[string]*entry
 
-// containers returns the ids of the sandboxes' containers, also of those that are not made yet.
-func (t table) containers() map[string]bool {
-	ids := make(map[string]bool, len(t))
+// holdsContainer reports whether a container is a sandbox's, also one that is not made yet.
+func (t table) holdsContainer(id string) bool {
 	for _, e := range t {
-		ids[e.id], ids[e.fence.ContainerID()] = true, true
+		if e.id == id || e.fence.ContainerID() == id {
+			return true
+		}
 	}
-	return ids
+	return false
 }
 
 // inUse returns the number of capacity units that sandboxes hold.
