@@ -50,7 +50,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	}
 	var silent *silence
 	if cfg.Silence > 0 {
-		silent = &silence{limit: cfg.Silence, conns: map[string]*trackedConn{}}
+		silent = &silence{limit: cfg.Silence, conns: map[link]*trackedConn{}}
 		creds = silent.over(creds)
 	}
 	options := []grpc.DialOption{

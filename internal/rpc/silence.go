@@ -43,15 +43,18 @@ type silence struct {
 	proven atomic.Bool
 
 	mu    sync.Mutex
-	conns map[string]*trackedConn // by the server's address
+	conns map[link]*trackedConn
 }
+
+// link names a connection by the addresses of its ends.
+type link struct{ local, remote string }
 
 // wait is what is known of one call.
 type wait struct {
-	mu     sync.Mutex
-	server string // its address; empty until the call was sent
-	sent   time.Time
-	timer  *time.Timer
+	mu    sync.Mutex
+	link  link // zero until the call was sent
+	sent  time.Time
+	timer *time.Timer
 }
 
 type waitKey struct{}
@@ -75,7 +78,7 @@ func (s *silence) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s.hangUp(w.server, w.sent)
+	s.hangUp(w.link, w.sent)
 	return status.Error(codes.Unavailable, errSilent.Error())
 }
 
@@ -93,8 +96,8 @@ func (s *silence) HandleRPC(ctx context.Context, event stats.RPCStats) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.sent = time.Now()
-		if event.RemoteAddr != nil {
-			w.server = event.RemoteAddr.String()
+		if event.LocalAddr != nil && event.RemoteAddr != nil {
+			w.link = link{event.LocalAddr.String(), event.RemoteAddr.String()}
 		}
 		if s.proven.Load() {
 			w.timer.Reset(s.limit)
@@ -113,10 +116,10 @@ func (s *silence) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Con
 // HandleConn implements stats.Handler.
 func (s *silence) HandleConn(context.Context, stats.ConnStats) {}
 
-// hangUp closes the connection to a server if nothing came by it since a time.
-func (s *silence) hangUp(server string, since time.Time) {
+// hangUp closes a connection if nothing came by it since a time.
+func (s *silence) hangUp(l link, since time.Time) {
 	s.mu.Lock()
-	conn := s.conns[server]
+	conn := s.conns[l]
 	s.mu.Unlock()
 	if conn != nil && conn.lastRead.Load() < since.UnixNano() {
 		_ = conn.Close()
@@ -140,11 +143,11 @@ func (c trackedCredentials) ClientHandshake(ctx context.Context, authority strin
 	if err != nil {
 		return nil, nil, err
 	}
-	tracked := &trackedConn{Conn: conn, silence: c.silence, server: raw.RemoteAddr().String()}
+	tracked := &trackedConn{Conn: conn, silence: c.silence, link: link{raw.LocalAddr().String(), raw.RemoteAddr().String()}}
 	tracked.lastRead.Store(time.Now().UnixNano())
 	c.silence.mu.Lock()
 	defer c.silence.mu.Unlock()
-	c.silence.conns[tracked.server] = tracked
+	c.silence.conns[tracked.link] = tracked
 	return tracked, info, nil
 }
 
@@ -157,7 +160,7 @@ func (c trackedCredentials) Clone() credentials.TransportCredentials {
 type trackedConn struct {
 	net.Conn
 	silence  *silence
-	server   string
+	link     link
 	lastRead atomic.Int64 // Unix time in nanoseconds
 }
 
@@ -173,8 +176,8 @@ func (c *trackedConn) Read(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *trackedConn) Close() error {
 	c.silence.mu.Lock()
-	if c.silence.conns[c.server] == c {
-		delete(c.silence.conns, c.server)
+	if c.silence.conns[c.link] == c { // a later one may have the same ports
+		delete(c.silence.conns, c.link)
 	}
 	c.silence.mu.Unlock()
 	return c.Conn.Close()

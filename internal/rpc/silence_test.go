@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -102,6 +104,13 @@ const quickSilence = 300 * time.Millisecond
 func silent(t *testing.T, slow <-chan struct{}) (healthv1.HealthClient, *relay) {
 	t.Helper()
 	ca := pki.New(t)
+	r := relayed(t, ca, slow)
+	return dialSilent(t, ca, "passthrough:///"+r.listener.Addr().String()), r
+}
+
+// relayed returns a relay to a new server.
+func relayed(t *testing.T, ca *pki.Authority, slow <-chan struct{}) *relay {
+	t.Helper()
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{
 		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond,
 		Unary: []grpc.UnaryServerInterceptor{func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
@@ -116,13 +125,17 @@ func silent(t *testing.T, slow <-chan struct{}) (healthv1.HealthClient, *relay) 
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	r := newRelay(t, server.Addr().String())
-	conn, err := rpc.Dial("passthrough:///"+r.listener.Addr().String(), rpc.ClientConfig{
-		TLS: ca.TLS(t, rpc.RoleGateway), ServerName: rpc.RoleAllocator.ServerName(), Silence: quickSilence,
+	return newRelay(t, server.Addr().String())
+}
+
+func dialSilent(t *testing.T, ca *pki.Authority, target string, options ...grpc.DialOption) healthv1.HealthClient {
+	t.Helper()
+	conn, err := rpc.Dial(target, rpc.ClientConfig{
+		TLS: ca.TLS(t, rpc.RoleGateway), ServerName: rpc.RoleAllocator.ServerName(), Silence: quickSilence, Options: options,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
-	return healthv1.NewHealthClient(conn), r
+	return healthv1.NewHealthClient(conn)
 }
 
 func check(ctx context.Context, c healthv1.HealthClient) error {
@@ -148,6 +161,38 @@ func TestStoppedServer(t *testing.T) {
 	require.Eventually(t, func() bool { return check(ctx, client) == nil }, testkit.Timeout, testkit.Tick)
 	opened, _ := r.counts()
 	require.Greater(t, opened, 1)
+}
+
+// TestStoppedServerAmongOthers: only the connection to the server that stopped is closed, and calls to the other one succeed.
+func TestStoppedServerAmongOthers(t *testing.T) {
+	ca := pki.New(t)
+	stopped, other := relayed(t, ca, nil), relayed(t, ca, nil)
+	servers := manual.NewBuilderWithScheme("two")
+	servers.InitialState(resolver.State{Addresses: []resolver.Address{
+		{Addr: stopped.listener.Addr().String()}, {Addr: other.listener.Addr().String()},
+	}})
+	client := dialSilent(t, ca, "two:///", grpc.WithResolvers(servers),
+		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`))
+	both := func() bool {
+		require.NoError(t, check(t.Context(), client))
+		a, _ := stopped.counts()
+		b, _ := other.counts()
+		return a == 1 && b == 1
+	}
+	require.Eventually(t, both, testkit.Timeout, testkit.Tick)
+	stopped.freeze(true)
+	failed := 0
+	for range 4 {
+		if err := check(t.Context(), client); err != nil {
+			require.ErrorContains(t, err, "does not answer")
+			failed++
+		}
+	}
+	require.NotZero(t, failed)
+	require.Less(t, failed, 4)
+	opened, closed := other.counts()
+	require.Equal(t, []int{1, 0}, []int{opened, closed})
+	require.Eventually(t, func() bool { _, closed := stopped.counts(); return closed > 0 }, testkit.Timeout, testkit.Tick)
 }
 
 // TestSlowHandler: a call whose handler takes long is not one that the server has not received.
