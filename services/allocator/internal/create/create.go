@@ -194,7 +194,7 @@ func (c *Creator) repeat(ctx context.Context, plan *admission.Plan, key idempote
 			return nil, true, recovery.RollingBack()
 		case recovery.Unsettled:
 			return nil, true, fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
-				"an earlier attempt of this request_id may still be rolled back").RetryIn(time.Second))
+				"an earlier attempt of this request_id may still be rolled back").RetryIn(recovery.RetryRollback))
 		case recovery.Started, recovery.Unfinished:
 		}
 		if digestOf(item) != digest {

@@ -74,6 +74,9 @@ func (c *Creator) start(ctx context.Context, record *agentv1.SandboxRecord, timi
 	}
 }
 
+// retryAgent is when a caller may repeat a create that failed by its agent. Another agent may take it at once.
+const retryAgent = 250 * time.Millisecond
+
 // errUnresponsive is why an attempt ends whose agent does not answer.
 var errUnresponsive = errors.New("the agent does not answer")
 
@@ -82,9 +85,9 @@ var errUnresponsive = errors.New("the agent does not answer")
 func attemptError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(context.Cause(ctx), errUnresponsive):
-		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent does not answer").RetryIn(time.Second)
+		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent does not answer").RetryIn(retryAgent)
 	case ctx.Err() == nil && status.Code(err) == grpccodes.Canceled && !ours(status.Convert(err)):
-		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the connection to the agent was closed").RetryIn(time.Second)
+		return fault.Wrap(err, errdefs.ErrUnavailable, fault.AgentUnavailable, "the connection to the agent was closed").RetryIn(retryAgent)
 	}
 	return rpc.FromStatus(err)
 }

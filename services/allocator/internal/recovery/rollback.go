@@ -50,10 +50,13 @@ func (r *Recoverer) Rollback(key store.Key, a Attempt, err error) error {
 	}
 }
 
+// RetryRollback is when a caller may repeat a create whose earlier attempt is being rolled back.
+const RetryRollback = 250 * time.Millisecond
+
 // RollingBack returns the answer to a repetition that comes before an earlier attempt is rolled back.
 func RollingBack() error {
 	return fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
-		"an earlier attempt of this request_id is being rolled back").RetryIn(time.Second))
+		"an earlier attempt of this request_id is being rolled back").RetryIn(RetryRollback))
 }
 
 // Abandoned reports whether a custom resource is that of a create that failed.
