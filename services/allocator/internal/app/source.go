@@ -16,6 +16,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/informer"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
@@ -28,7 +29,7 @@ type source struct {
 
 func newSource(a *App, p *parts, scheme *runtime.Scheme, mapper meta.RESTMapper, httpClient *http.Client) (*source, error) {
 	c, err := cache.New(a.rest, cache.Options{
-		HTTPClient: httpClient, Scheme: scheme, Mapper: mapper, DefaultTransform: cache.TransformStripManagedFields(),
+		HTTPClient: httpClient, Scheme: scheme, Mapper: mapper, NewInformer: informer.New, DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}:       {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
 			&v1alpha1.Sandbox{}: {Transform: compact},

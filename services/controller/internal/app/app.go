@@ -29,6 +29,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/informer"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -158,7 +159,7 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{cfg.Namespace: {
 				FieldSelector: apifields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
-		}, DefaultTransform: cache.TransformStripManagedFields()},
+		}, NewInformer: informer.New, DefaultTransform: cache.TransformStripManagedFields()},
 		LeaderElection: cfg.LeaderElect, LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &cfg.Lease.LeaseDuration, RenewDeadline: &cfg.Lease.RenewDeadline, RetryPeriod: &cfg.Lease.RetryPeriod,
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
