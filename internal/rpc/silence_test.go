@@ -106,7 +106,7 @@ func silent(t *testing.T, slow <-chan struct{}) (healthv1.HealthClient, *relay) 
 	t.Helper()
 	ca := pki.New(t)
 	r := relayed(t, ca, slow)
-	return dialSilent(t, ca, "passthrough:///"+r.listener.Addr().String()), r
+	return dialSilent(t, ca, "passthrough:///"+r.listener.Addr().String(), quickSilence), r
 }
 
 // relayed returns a relay to a new server.
@@ -129,10 +129,10 @@ func relayed(t *testing.T, ca *pki.Authority, slow <-chan struct{}) *relay {
 	return newRelay(t, server.Addr().String())
 }
 
-func dialSilent(t *testing.T, ca *pki.Authority, target string, options ...grpc.DialOption) healthv1.HealthClient {
+func dialSilent(t *testing.T, ca *pki.Authority, target string, limit time.Duration, options ...grpc.DialOption) healthv1.HealthClient {
 	t.Helper()
 	conn, err := rpc.Dial(target, rpc.ClientConfig{
-		TLS: ca.TLS(t, rpc.RoleGateway), ServerName: rpc.RoleAllocator.ServerName(), Silence: quickSilence, Options: options,
+		TLS: ca.TLS(t, rpc.RoleGateway), ServerName: rpc.RoleAllocator.ServerName(), Silence: limit, Options: options,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
@@ -172,7 +172,8 @@ func TestStoppedServerAmongOthers(t *testing.T) {
 	servers.InitialState(resolver.State{Addresses: []resolver.Address{
 		{Addr: stopped.listener.Addr().String()}, {Addr: other.listener.Addr().String()},
 	}})
-	client := dialSilent(t, ca, "two:///", grpc.WithResolvers(servers),
+	// A busy machine must not make the other server silent.
+	client := dialSilent(t, ca, "two:///", 5*quickSilence, grpc.WithResolvers(servers),
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`))
 	answered := map[string]bool{}
 	require.Eventually(t, func() bool {
@@ -184,14 +185,14 @@ func TestStoppedServerAmongOthers(t *testing.T) {
 	}, testkit.Timeout, testkit.Tick)
 	stopped.freeze(true)
 	failed := 0
-	for range 4 {
+	for range 3 {
 		if err := check(t.Context(), client); err != nil {
 			require.ErrorContains(t, err, "does not answer")
 			failed++
 		}
 	}
 	require.NotZero(t, failed)
-	require.Less(t, failed, 4)
+	require.Less(t, failed, 3)
 	opened, closed := other.counts()
 	require.Equal(t, []int{1, 0}, []int{opened, closed})
 	require.Eventually(t, func() bool { _, closed := stopped.counts(); return closed > 0 }, testkit.Timeout, testkit.Tick)
