@@ -30,9 +30,9 @@ const (
 	maxPulls = 3
 )
 
-// retries returns the delays between the attempts of a call.
+// retries returns the delays between the attempts of a call. They stay short: servers that restart are back within seconds.
 func retries() backoff.Policy {
-	return backoff.Policy{Initial: 100 * time.Millisecond, Max: 2 * time.Second}
+	return backoff.Policy{Initial: 100 * time.Millisecond, Max: time.Second}
 }
 
 // connect returns the connection to the allocator. The first call creates it.

@@ -27,7 +27,7 @@ var (
 
 // callPolicy is that of calls to an agent. A refusal because of a later leader is no certainty: the agent is asked again, if
 // this process still leads.
-var callPolicy = backoff.Policy{Initial: 50 * time.Millisecond, Max: 5 * time.Second}
+var callPolicy = backoff.Policy{Initial: 50 * time.Millisecond, Max: 2 * time.Second}
 
 // caller carries out the container half of one deletion: it has the agent delete the container, and drop its tombstone.
 type caller struct {

@@ -72,7 +72,7 @@ func (r *Recoverer) Abandoned(sb *v1alpha1.Sandbox) bool {
 
 // rollback deletes what a create that failed may have left, once the API server answers.
 func (r *Recoverer) rollback(ctx context.Context, key store.Key, a Attempt, marked func()) {
-	err := backoff.Retry(ctx, r.config.Clock, backoff.Policy{Initial: 50 * time.Millisecond, Max: 5 * time.Second}, func(ctx context.Context) error {
+	err := backoff.Retry(ctx, r.config.Clock, backoff.Policy{Initial: 50 * time.Millisecond, Max: time.Second}, func(ctx context.Context) error {
 		err := r.rollbackOnce(ctx, key, a, marked)
 		if err != nil {
 			logr.FromContextOrDiscard(ctx).V(2).Info("rolling back a create again", obs.KeySandbox, key.String(), obs.KeyError, err.Error())

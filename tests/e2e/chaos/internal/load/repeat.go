@@ -18,8 +18,9 @@ import (
 const (
 	// requestTimeout is the deadline of one request. It is longer than a network cut, so that servers send their own answers.
 	requestTimeout = 20 * time.Second
-	minBackoff     = 100 * time.Millisecond
-	maxBackoff     = 2 * time.Second
+	// minBackoff and maxBackoff are those of fsb-ctl.
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = time.Second
 	// nameTimeout is how long a create is repeated until the previous sandbox of its name no longer exists.
 	nameTimeout = 15 * time.Second
 )
