@@ -195,7 +195,7 @@ func (c *Creator) repeat(ctx context.Context, plan *admission.Plan, key idempote
 		case recovery.Unsettled:
 			return nil, true, fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable,
 				"an earlier attempt of this request_id may still be rolled back").RetryIn(recovery.RetryRollback))
-		case recovery.Started, recovery.Unfinished:
+		case recovery.Started, recovery.Unfinished, recovery.Unadopted:
 		}
 		if digestOf(item) != digest {
 			return nil, true, idempotency.Reused(key.RequestID)
@@ -207,6 +207,9 @@ func (c *Creator) repeat(ctx context.Context, plan *admission.Plan, key idempote
 		return nil, true, idempotency.Reused(key.RequestID)
 	case c.config.Store.Deleting(sb.GetUid()) || sb.GetDeleteTime() != nil:
 		return nil, true, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox %s of this request_id has been deleted", sb.GetName())
+	case standing == recovery.Unadopted:
+		return nil, true, fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.APIUnavailable,
+			"the sandbox %s of this request_id is still being adopted", sb.GetName()).RetryIn(recovery.RetryRollback))
 	case standing == recovery.Unfinished:
 		response, err := c.resume(ctx, plan, item.Resource)
 		return response, true, err

@@ -284,6 +284,17 @@ func (e *env) sync() {
 	e.seen = there
 }
 
+// adopted waits until this leader has taken over a sandbox that a former one made.
+func (e *env) adopted(uid string) {
+	e.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = e.recovery.Run(ctx) })
+	e.until("it is adopted", func() bool { return e.persist.Owns(uid) || e.resource("one") != nil })
+	cancel()
+	running.Wait()
+}
+
 // step is how far until moves the clock at a time.
 const step = 20 * time.Millisecond
 

@@ -51,6 +51,9 @@ func TestRepetition(t *testing.T) {
 				require.NoError(t, err)
 				if restart {
 					e.restart()
+					if test.reason == "" {
+						e.adopted(first.GetSandbox().GetUid())
+					}
 				}
 				if test.between != nil {
 					test.between(e, first.GetSandbox().GetUid())
@@ -142,7 +145,8 @@ func TestReportIsNoAnswerYet(t *testing.T) {
 		arrange func(e *env, fence *agentv1.Fence)
 		reason  fault.Reason
 	}{
-		"its agent knows of this leader": {func(*env, *agentv1.Fence) {}, ""},
+		"nothing can happen to it": {func(e *env, fence *agentv1.Fence) { e.adopted(fence.GetSandboxUid()) }, ""},
+		"its agent may be lost":    {func(*env, *agentv1.Fence) {}, fault.APIUnavailable},
 		"its agent would obey a former one": {func(e *env, _ *agentv1.Fence) {
 			e.announced = false
 		}, fault.AgentUnavailable},

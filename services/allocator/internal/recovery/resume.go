@@ -26,6 +26,8 @@ const (
 	Abandoned
 	// Unsettled: all that is known of it is a container that may yet be deleted.
 	Unsettled
+	// Unadopted: all that is known of it is what its agent reports, and that would be lost with the agent.
+	Unadopted
 )
 
 // StandingOf returns what is known of the create that made a sandbox.
@@ -35,6 +37,8 @@ func (r *Recoverer) StandingOf(item store.Item) Standing {
 		return Abandoned
 	case r.unsettled(item):
 		return Unsettled
+	case r.unadopted(item):
+		return Unadopted
 	case r.unfinished(item):
 		return Unfinished
 	}
@@ -61,6 +65,17 @@ func (r *Recoverer) unsettled(item store.Item) bool {
 	fence := identity.FenceOf(item.Fence)
 	// In this order: a container whose deletion has ended between the two looks was removed, whatever the item still shows.
 	return r.config.Deletions.Deleting(fence) || r.config.Store.ContainerRemoved(fence) || !r.config.Announced(fence.AgentUID)
+}
+
+// unadopted reports whether a former leader's create is known only by its agent's report. Answering it would be a promise that this
+// process cannot keep yet: it has nothing to write, should the agent's Pod be deleted.
+func (r *Recoverer) unadopted(item store.Item) bool {
+	if item.Resource != nil || item.Fence == nil || r.owned(identity.FenceOf(item.Fence)) {
+		return false
+	}
+	// A write that has ended between the two looks has left a custom resource.
+	now, known := r.config.Store.Get(item.Key)
+	return !known || now.Resource == nil
 }
 
 // Resume marks a strong create that a former leader began as resumed, and returns its custom resource. That leader may still be

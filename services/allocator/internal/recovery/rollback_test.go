@@ -208,7 +208,9 @@ func TestStandingOf(t *testing.T) {
 		arrange  func(*env)
 		want     recovery.Standing
 	}{
-		"a container":                        {want: recovery.Started},
+		"a container":                        {want: recovery.Unadopted},
+		"one that was written meanwhile":     {arrange: func(e *env) { e.store.SetResource(resource(nil)) }, want: recovery.Started},
+		"one that is being written":          {arrange: func(e *env) { e.persist.Persist(&store.Record{Record: report(nil).GetRecord()}, true) }, want: recovery.Started},
 		"one that may obey a former leader":  {arrange: func(e *env) { e.unannounced.Store(true) }, want: recovery.Unsettled},
 		"one that was removed":               {arrange: func(e *env) { e.store.SetContainerRemoved(wireFence) }, want: recovery.Unsettled},
 		"one that is being deleted":          {arrange: func(e *env) { e.agent.OnDelete = hang; e.deletions.Container(wireFence) }, want: recovery.Unsettled},
