@@ -41,7 +41,7 @@ func retry[T any](ctx context.Context, call func() (T, error)) (answer T, err er
 	logged := false
 	err = backoff.Retry(ctx, clock.RealClock{}, retries, func(context.Context) error {
 		var err error
-		if answer, err = call(); !passes(err) {
+		if answer, err = call(); !transient(err) {
 			return backoff.Permanent(err)
 		}
 		if !logged {
@@ -53,8 +53,8 @@ func retry[T any](ctx context.Context, call func() (T, error)) (answer T, err er
 	return answer, err
 }
 
-// passes reports whether an error is over when the API server is back. Any other is the informer's to handle.
-func passes(err error) bool {
+// transient reports whether an error ends when the API server is back. Any other is the reflector's to handle.
+func transient(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
 		return err != nil // no answer

@@ -26,13 +26,11 @@ type server struct {
 	away     error
 	pods     []corev1.Pod
 	watchers []*watch.FakeWatcher
-	lists    int
 }
 
 func (s *server) list(context.Context, metav1.ListOptions) (runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lists++
 	if s.away != nil {
 		return nil, s.away
 	}
