@@ -36,8 +36,8 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	key := attempt(req.Fence)
-	first := r.allocations[key]
+	key := attemptOf(req.Fence)
+	first := r.attempts.first(key)
 	if first != nil && first.agent.pool.name == req.Pool {
 		if a := first.agent; !slices.Contains(req.Exclude, a.uid) {
 			if first.reserved {
@@ -46,7 +46,7 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 			return a.uid, nil
 		}
 		r.release(first)
-		first = r.allocations[key]
+		first = r.attempts.first(key)
 	}
 	pool := r.pools[req.Pool]
 	if pool == nil {
@@ -133,7 +133,7 @@ func (r *Registry) Release(now time.Time, fence identity.Fence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.enter(now)
-	l := r.allocations[attempt(fence)]
+	l := r.attempts.first(attemptOf(fence))
 	for fence.AgentUID != "" && l != nil && l.agent.uid != fence.AgentUID {
 		l = l.next
 	}

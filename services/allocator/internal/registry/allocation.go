@@ -1,15 +1,11 @@
 package registry
 
-import (
-	"time"
-
-	"github.com/fast-sandbox/fast-sandbox/internal/identity"
-)
+import "time"
 
 // allocation is one unit of an agent's capacity that an attempt has taken. Allocations are reused: none may be touched after
 // free.
 type allocation struct {
-	key      identity.Fence // of the attempt; see there
+	key      attempt
 	agent    *agent
 	ports    []int32
 	reported bool
@@ -34,7 +30,7 @@ func (l *allocation) on(a *agent) *allocation {
 
 // take adds an allocation for an attempt that has none on the agent. first answers for the attempt, nil if it has no
 // allocation; the new one answers instead if lead is set.
-func (r *Registry) take(a *agent, key identity.Fence, ports []int32, first *allocation, lead bool) *allocation {
+func (r *Registry) take(a *agent, key attempt, ports []int32, first *allocation, lead bool) *allocation {
 	var l *allocation
 	if n := len(r.spare); n > 0 {
 		l = r.spare[n-1]
@@ -62,7 +58,7 @@ func (r *Registry) linkFirst(l, first *allocation) {
 	if first != nil {
 		first.prev = l
 	}
-	r.allocations[l.key] = l
+	r.attempts.put(l)
 }
 
 func (l *allocation) linkAfter(first *allocation) {
@@ -79,9 +75,9 @@ func (r *Registry) unlink(l *allocation) {
 	case l.prev != nil:
 		l.prev.next = l.next
 	case l.next != nil:
-		r.allocations[l.key] = l.next
+		r.attempts.put(l.next)
 	default:
-		delete(r.allocations, l.key)
+		r.attempts.remove(l.key)
 	}
 	if l.next != nil {
 		l.next.prev = l.prev
@@ -135,7 +131,7 @@ func (r *Registry) free(l *allocation) {
 	l.agent.drop(l)
 	l.agent.allocated--
 	l.agent.freePorts(l.ports)
-	l.key, l.agent = identity.Fence{}, nil
+	l.key, l.agent = attempt{}, nil
 	if len(r.spare) < maxSpare {
 		r.spare = append(r.spare, l)
 	}

@@ -20,7 +20,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry/index"
 )
 
@@ -39,12 +38,6 @@ const (
 	reasonNotAccepting = "NotAccepting"
 )
 
-// attempt returns the key of an attempt's allocations: a fence that names no agent.
-func attempt(f identity.Fence) identity.Fence {
-	f.AgentUID = ""
-	return f
-}
-
 // Pool names a pool.
 type Pool struct {
 	Namespace, Name string
@@ -57,8 +50,8 @@ type Registry struct {
 	mu     sync.Mutex
 	agents map[string]*agent
 	pools  map[Pool]*pool
-	// allocations holds, for each attempt, the allocation that answers for it; allocation.next leads to its others.
-	allocations map[identity.Fence]*allocation
+	// attempts leads to the first allocation of each attempt, allocation.next from there to its others.
+	attempts *attempts
 	// expiry orders the reserved allocations by the end of their reservations. heartbeats orders the agents that are not silent
 	// by their last heartbeats. Both ends lie a fixed time ahead, so a new entry belongs at the back.
 	expiry     node[allocation]
@@ -77,7 +70,7 @@ func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	}
 	r := &Registry{
 		heartbeat: heartbeatTimeout, reservation: reservation,
-		agents: map[string]*agent{}, pools: map[Pool]*pool{}, allocations: map[identity.Fence]*allocation{},
+		agents: map[string]*agent{}, pools: map[Pool]*pool{}, attempts: newAttempts(),
 	}
 	r.expiry.init(nil)
 	r.heartbeats.init(nil)

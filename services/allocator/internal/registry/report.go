@@ -122,8 +122,8 @@ func (r *Registry) Heartbeat(now time.Time, uid string) {
 // report applies an agent's report of one sandbox. It confirms a reservation and ends its expiry: from here on the agent
 // decides when the capacity is free. The caller refreshes the agent.
 func (r *Registry) report(a *agent, sb *Sandbox) {
-	key := attempt(sb.Fence)
-	first := r.allocations[key]
+	key := attemptOf(sb.Fence)
+	first := r.attempts.first(key)
 	l := first.on(a)
 	switch {
 	case sb.Ended:
