@@ -100,7 +100,7 @@ tools: deps ## Build the generators and linters into bin/tools
 	@$(STEP) "building the generators and linters" "$(NEXT)"
 	@$(BUILD_TOOL) $$(go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK) -e $(VALE))
 	@export CGO_ENABLED=1; $(BUILD_TOOL) $(VALE)
-grpcurl: deps
+grpcurl: deps ## Build grpcurl into bin/tools
 	@.ci/modules internal/tools
 	@$(BUILD_TOOL) $(GRPCURL)
 generate: tools generate-only ## Generate gen/, deploy/crd and the deep copies
