@@ -150,7 +150,7 @@ verify: deps ## Generation, lint and style; fails if a generated or formatted fi
 	@unformatted="$$(git ls-files '*.go' | grep -v '^gen/' | xargs -r gofmt -l)"; \
 		[ -z "$$unformatted" ] || { echo "not formatted (make format): $$unformatted" >&2; exit 1; }
 	@$(TOOLS)/buf format -d --exit-code proto
-	@for dir in . deploy/local internal/tools; do (cd $$dir && go mod verify >/dev/null && go mod tidy -diff >/dev/null) || { echo "go.mod in $$dir is not tidy" >&2; exit 1; }; done
+	@for dir in . deploy/local internal/tools; do (cd $$dir && go mod verify >/dev/null && go mod tidy -diff >/dev/null 2> >(grep -v '^go: downloading' >&2)) || { echo "go.mod in $$dir is not tidy: run go mod tidy there" >&2; exit 1; }; done
 	@$(STEP) "linting"
 	@$(MAKE) style-only lint-only openapi
 	@cd deploy/local && go vet $$($(LOCAL_PACKAGES))

@@ -9,10 +9,11 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/dialer"
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // Defaults of every component that talks to containerd.
@@ -58,7 +59,7 @@ func Dial(socket, namespace string) (*client.Client, error) {
 	c, err := client.New(socket, client.WithDefaultNamespace(namespace), client.WithDialOpts([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dialer.ContextDialer),
-		grpc.WithStatsHandler(tracing{otelgrpc.NewClientHandler()}),
+		grpc.WithStatsHandler(tracing{obs.ClientHandler()}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: time.Second,

@@ -15,6 +15,7 @@ const (
 	AttrReason           = "fastsandbox.reason"
 	AttrRemnant          = "fastsandbox.remnant"
 	AttrStartPath        = "fastsandbox.start_path"
+	AttrCanceled         = "fastsandbox.canceled"
 	AttrHTTPRoute        = "http.route" // the OpenTelemetry convention
 )
 

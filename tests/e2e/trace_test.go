@@ -21,6 +21,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	collectorv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -29,7 +30,10 @@ import (
 )
 
 // span is the part of a span that tests need.
-type span struct{ trace, id, parent, service, name string }
+type span struct {
+	trace, id, parent, service, name string
+	failed                           bool
+}
 
 // collector receives spans by OTLP over HTTP.
 type collector struct {
@@ -66,7 +70,8 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		for _, scope := range resource.GetScopeSpans() {
 			for _, s := range scope.GetSpans() {
 				c.spans = append(c.spans, span{hex.EncodeToString(s.GetTraceId()), hex.EncodeToString(s.GetSpanId()),
-					hex.EncodeToString(s.GetParentSpanId()), service, s.GetName()})
+					hex.EncodeToString(s.GetParentSpanId()), service, s.GetName(),
+					s.GetStatus().GetCode() == tracev1.Status_STATUS_CODE_ERROR})
 			}
 		}
 	}
@@ -175,7 +180,7 @@ func matches(s span, link string) bool {
 	return have == link
 }
 
-// requireTrace waits until the trace has all chains, and one root: the span of fsb-ctl, called by parent.
+// requireTrace waits until the trace has all chains, one root (the span of fsb-ctl, called by parent), and no span that failed.
 func requireTrace(t *testing.T, c *collector, trace, parent string, chains ...[]string) {
 	t.Helper()
 	var missing [][]string
@@ -192,6 +197,8 @@ func requireTrace(t *testing.T, c *collector, trace, parent string, chains ...[]
 	}), "missing: %q\nroots: %v\nspans:\n%s", missing, roots, tree(c.of(trace)))
 	require.Equal(t, "fsb-ctl", roots[0].service)
 	require.Equal(t, parent, roots[0].parent)
+	require.False(t, slices.ContainsFunc(c.of(trace), func(s span) bool { return s.failed }),
+		"nothing failed:\n%s", tree(c.of(trace)))
 	t.Logf("trace:\n%s", tree(c.of(trace)))
 }
 
@@ -202,7 +209,7 @@ func tree(spans []span) string {
 	write = func(parent string, depth int) {
 		for _, s := range spans {
 			if s.parent == parent {
-				fmt.Fprintf(&b, "%*s%s %s\n", 2*depth, "", s.service, s.name)
+				fmt.Fprintf(&b, "%*s%s %s%s\n", 2*depth, "", s.service, s.name, map[bool]string{true: " FAILED"}[s.failed])
 				write(s.id, depth+1)
 			}
 		}
