@@ -19,6 +19,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -88,12 +89,13 @@ type Program struct {
 	Name, Short, Long, Example string
 	// Config is set from flags, environment and file, and validated, before Run.
 	Config Config
-	// Run runs until ctx ends. ctx carries the logger.
+	// Run runs until ctx ends. ctx carries the logger. After leader.ErrLeadershipLost the process starts again, in place: as a new
+	// program in the same container, so that it need not wait for the kubelet, which delays each restart more than the last.
 	Run func(ctx context.Context) error
 }
 
 // Main runs p as the whole process and exits: with 0 after an orderly shutdown by SIGTERM or SIGINT, with 2 after a usage
-// error, and with 1 after any other error.
+// error, and with 1 after any other error. After a lost leadership it starts again instead.
 func Main(p Program) {
 	os.Exit(run(p, os.Args[1:]))
 }
@@ -125,6 +127,10 @@ func run(p Program, args []string) int {
 	switch {
 	case err == nil:
 		return 0
+	case errors.Is(err, leader.ErrLeadershipLost) && ctx.Err() == nil:
+		err = again()
+		fmt.Fprintf(os.Stderr, "%s: starting again: %v\n", p.Name, err)
+		return 1
 	case errors.As(err, &usage):
 		fmt.Fprintf(os.Stderr, "%s: %v\nrun '%s --help' for usage\n", p.Name, err, p.Name)
 		return 2
@@ -132,6 +138,15 @@ func run(p Program, args []string) int {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
 		return 1
 	}
+}
+
+// again replaces the program by a new run of itself. It returns if that fails.
+func again() error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding the executable: %w", err)
+	}
+	return fmt.Errorf("executing %s: %w", self, syscall.Exec(self, os.Args, os.Environ())) //nolint:gosec,forbidigo // this program, as it was started
 }
 
 func start(cmd *cobra.Command, p Program) error {
@@ -150,6 +165,9 @@ func start(cmd *cobra.Command, p Program) error {
 	defer cancel()
 	if flushErr := flush(stop); flushErr != nil {
 		log.V(2).Info("exporting the remaining spans failed", obs.KeyError, flushErr.Error())
+	}
+	if errors.Is(err, leader.ErrLeadershipLost) {
+		log.Info("another process leads; starting again", obs.KeyError, err.Error())
 	}
 	log.Info("stopped", obs.KeyService, p.Name)
 	return err

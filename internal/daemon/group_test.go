@@ -6,12 +6,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestDependenciesStopAfterSiblings(t *testing.T) {
 	var order []string // not synchronized: the group orders the writes

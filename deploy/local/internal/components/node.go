@@ -63,9 +63,10 @@ func (c Config) kubeletFiles() ([]File, error) {
 		},
 		ImageGCHighThresholdPercent: ptr.To[int32](100),
 		OOMScoreAdj:                 c.oomScore(-999),
-		// What tests kill, again and again, is to be back at once: the usual delay grows to five minutes.
+		// What tests kill, again and again, is to be back at once: the usual delay grows to five minutes. The kubelet tries at once
+		// and a second later, and after that not before 10 s, so that any delay above a second is one of 10 s.
 		FeatureGates:     map[string]bool{"KubeletCrashLoopBackOffMax": true},
-		CrashLoopBackOff: kubeletconfig.CrashLoopBackOffConfig{MaxContainerRestartPeriod: &metav1.Duration{Duration: 2 * time.Second}},
+		CrashLoopBackOff: kubeletconfig.CrashLoopBackOffConfig{MaxContainerRestartPeriod: &metav1.Duration{Duration: time.Second}},
 	}
 	raw, err := yaml.Marshal(config)
 	if err != nil {
