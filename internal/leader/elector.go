@@ -134,10 +134,20 @@ func (e *Elector) compete(ctx context.Context) error {
 	return nil
 }
 
+// Inherit releases the Lease if its holder is a process that has certainly ended, as an earlier run of this one has, so that
+// others need not wait for its expiry. It must be called before Run. A failure costs no more than that wait.
+func (e *Elector) Inherit(ctx context.Context, ended func(holder string) bool) {
+	e.releaseOf(ctx, ended)
+}
+
 // release releases the Lease, so that a successor need not wait for its expiry.
 func (e *Elector) release(ctx context.Context) {
+	e.releaseOf(ctx, func(holder string) bool { return holder == e.Identity() })
+}
+
+func (e *Elector) releaseOf(ctx context.Context, holder func(string) bool) {
 	record, _, err := e.Get(ctx)
-	if err != nil || record.HolderIdentity != e.Identity() {
+	if err != nil || record.HolderIdentity == "" || !holder(record.HolderIdentity) {
 		return
 	}
 	now := metav1.Now()

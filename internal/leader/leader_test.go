@@ -156,12 +156,14 @@ type process struct {
 	stop  context.CancelFunc
 }
 
+var timing = leader.Timing{LeaseDuration: time.Second, RenewDeadline: 600 * time.Millisecond, RetryPeriod: 50 * time.Millisecond}
+
 func start(t *testing.T, s *server, identity string) *process {
 	t.Helper()
 	v := &view{server: s}
 	p := &process{view: v, ended: make(chan error, 1), Elector: leader.New(leader.Config{
 		Leases: v, Namespace: "ns", Name: "lease", Identity: identity,
-		Timing: leader.Timing{LeaseDuration: time.Second, RenewDeadline: 600 * time.Millisecond, RetryPeriod: 50 * time.Millisecond},
+		Timing: timing,
 	})}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -237,6 +239,27 @@ func TestLeaderEndsWhenItLosesLeadership(t *testing.T) {
 	require.True(t, state.Lost)
 	require.Equal(t, "b", state.Holder)
 	require.True(t, b.leads())
+}
+
+// TestInherit: a process that is started again releases the Lease of its run before, and of no other. Another process then leads
+// long before the Lease would have expired.
+func TestInherit(t *testing.T) {
+	for name, test := range map[string]struct {
+		holder string
+		led    bool
+	}{"its own": {"a-1", true}, "another's": {"c-1", false}} {
+		t.Run(name, inBubble(func(t *testing.T) {
+			s := &server{}
+			dead := start(t, s, test.holder)
+			eventually(t, "it leads", dead.leads)
+			b := start(t, s, "b")
+			dead.view.set(true) // the process is killed
+			again := leader.New(leader.Config{Leases: &view{server: s}, Namespace: "ns", Name: "lease", Identity: "a-2", Timing: timing})
+			again.Inherit(t.Context(), func(holder string) bool { return holder == "a-1" })
+			<-time.After(timing.LeaseDuration / 2)
+			require.Equal(t, test.led, b.leads())
+		}))
+	}
 }
 
 func TestConfirm(t *testing.T) {

@@ -102,6 +102,7 @@ type parts struct {
 	recorder events.EventRecorder
 	// elector is nil for an allocator that runs alone.
 	elector  *leader.Elector
+	identity leadership.Identity
 	lead     *leadership.View
 	announce *announce.Announcer
 	forward  *forward.Forwarder

@@ -37,6 +37,7 @@ func (a *App) elect(p *parts, httpClient *http.Client) error {
 		Leases: client, Namespace: a.config.Namespace, Name: leaseName, Identity: identity.String(),
 		Timing: a.config.Lease,
 	})
+	p.identity = identity
 	p.lead = leadership.New(p.elector, identity)
 	return nil
 }
@@ -44,9 +45,11 @@ func (a *App) elect(p *parts, httpClient *http.Client) error {
 // reportTimeout is how long a new process waits for the reports of agents before it takes part in the election.
 const reportTimeout = 2 * time.Second
 
-// campaign takes part in the election once this process is ready to lead: a cold process must not win against a warm one. When
-// ctx ends, the Lease is released last.
+// campaign takes part in the election once this process is ready to lead: a cold process must not win against a warm one. Before
+// that, it releases the Lease if an earlier run of this process held it when it was killed, so that the warm one leads at once.
+// When ctx ends, the Lease is released last.
 func (a *App) campaign(ctx context.Context, p *parts) error {
+	p.elector.Inherit(ctx, p.identity.Replaces)
 	select {
 	case <-ctx.Done():
 		return nil

@@ -27,6 +27,13 @@ func NewIdentity(pod, address string) Identity {
 // String returns the identity as it is written to the Lease.
 func (i Identity) String() string { return i.Pod + "_" + i.Address + "_" + i.Nonce }
 
+// Replaces reports whether a holder is an earlier run of this process, which has ended: of two processes in one Pod only one can
+// listen on its address.
+func (i Identity) Replaces(holder string) bool {
+	other, err := ParseIdentity(holder)
+	return err == nil && other.Pod == i.Pod && other.Address == i.Address && other.Nonce != i.Nonce
+}
+
 // ParseIdentity parses the result of String.
 func ParseIdentity(s string) (Identity, error) {
 	parts := strings.Split(s, "_")

@@ -71,3 +71,18 @@ func TestState(t *testing.T) {
 	alone.Superseded(1)
 	require.True(t, alone.Leads())
 }
+
+func TestReplaces(t *testing.T) {
+	own := leadership.NewIdentity("pod", "10.0.0.1:9090")
+	for holder, want := range map[string]bool{
+		leadership.NewIdentity("pod", "10.0.0.1:9090").String(): true,
+		own.String(): false,
+		leadership.NewIdentity("other", "10.0.0.1:9090").String(): false,
+		leadership.NewIdentity("pod", "10.0.0.2:9090").String():   false,
+		leadership.NewIdentity("pod", "10.0.0.1:9091").String():   false,
+		"pod": false,
+		"":    false,
+	} {
+		require.Equal(t, want, own.Replaces(holder), holder)
+	}
+}
