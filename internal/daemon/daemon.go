@@ -146,7 +146,7 @@ func again() error {
 	if err != nil {
 		return fmt.Errorf("finding the executable: %w", err)
 	}
-	return fmt.Errorf("executing %s: %w", self, syscall.Exec(self, os.Args, os.Environ())) //nolint:gosec,forbidigo // this program, as it was started
+	return fmt.Errorf("executing %s: %w", self, syscall.Exec(self, os.Args, config.Environ(""))) //nolint:gosec // this program, as it was started
 }
 
 func start(cmd *cobra.Command, p Program) error {
