@@ -28,7 +28,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// ErrLeadershipLost is returned when another process leads. This process has the memory of a former leader, so it ends.
+// ErrLeadershipLost is returned when another process leads. This process has the memory of a former leader, so it must end
+// or start again.
 var ErrLeadershipLost = errors.New("another process leads now")
 
 // Defaults: a dead leader is replaced within about LeaseDuration + RetryPeriod.
