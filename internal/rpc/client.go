@@ -63,8 +63,9 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
-		// An allocator has a connection to every agent, and most carry little data. TLS has a read buffer already.
-		grpc.WithReadBufferSize(4 << 10),
+		// An allocator has a connection to every agent, and most carry little data. TLS has a read buffer already; a write buffer is
+		// twice its size, and 2,000 agents to which something is announced at once have one each.
+		grpc.WithReadBufferSize(4 << 10), grpc.WithWriteBufferSize(4 << 10),
 	}
 	if strings.HasPrefix(target, KubernetesScheme+":") {
 		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
