@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -71,8 +72,8 @@ func (w *testbed) start() (*allocator, error) {
 	return a, nil
 }
 
-// awaitAll waits until an allocator counts all sandboxes on agents that are all ready, and returns how long that took since
-// it was started.
+// awaitAll waits until an allocator is ready and counts all sandboxes on agents that are all ready, and returns how long that took
+// since it was started. Readiness is its own; a standby may have the leader count.
 func (w *testbed) awaitAll(ctx context.Context, a *allocator) (time.Duration, error) {
 	err := mesh.Poll(ctx, 100*time.Millisecond, readyTime, func(ctx context.Context) error {
 		if err := a.Alive(); err != nil {
@@ -80,6 +81,13 @@ func (w *testbed) awaitAll(ctx context.Context, a *allocator) (time.Duration, er
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
+		health, err := healthv1.NewHealthClient(a.conn).Check(ctx, &healthv1.HealthCheckRequest{})
+		if err != nil {
+			return err
+		}
+		if health.GetStatus() != healthv1.HealthCheckResponse_SERVING {
+			return fmt.Errorf("%s is not ready", a.name)
+		}
 		resp, err := a.agents.GetPool(ctx, &allocatorv1.GetPoolRequest{Namespace: namespace, Name: pool})
 		if err != nil {
 			return err

@@ -33,8 +33,8 @@ type Options struct {
 const (
 	// idleTime is how long the allocator is measured without creates.
 	idleTime = 15 * time.Second
-	// settleTime lets both allocators become idle after they have started.
-	settleTime = 10 * time.Second
+	// settleTime lets both allocators become idle after they have started: the standby reads the reports of all agents.
+	settleTime = 30 * time.Second
 )
 
 // Run measures and fills the report. Everything that it started has ended when it returns.
