@@ -86,6 +86,24 @@ func (a *agentAccess) address(f identity.Fence, assignment *v1alpha1.Assignment)
 	return ""
 }
 
+// snapshotCall is Agents.Snapshot or Agents.FreshSnapshot.
+type snapshotCall func(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
+
+// ask returns an agent's own report of a container, or nil if it has none. The error says that the agent did not answer.
+func (a *agentAccess) ask(ctx context.Context, f identity.Fence, address string, snapshot snapshotCall) (*agentv1.SandboxReport, error) {
+	s, err := snapshot(ctx, address, f.AgentUID)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range s.GetSandboxes() {
+		has := identity.FenceOf(r.GetRecord().GetFence())
+		if has.SandboxUID == f.SandboxUID && has.Attempt == f.Attempt {
+			return r, nil
+		}
+	}
+	return nil, nil
+}
+
 // podGone reports whether the Pod of an agent does not exist. The API server is asked only if the cache does not have the Pod.
 func (a *agentAccess) podGone(ctx context.Context, namespace string, assignment v1alpha1.Assignment) (bool, error) {
 	key := types.NamespacedName{Namespace: namespace, Name: assignment.AgentPod}

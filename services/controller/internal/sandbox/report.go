@@ -16,7 +16,6 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/lifecycle"
 )
 
@@ -129,18 +128,8 @@ func (o *reportObserver) observeMissing(ctx context.Context, t *target) (observa
 }
 
 // ask returns the agent's own report of the sandbox, or nil if it has none.
-func (o *reportObserver) ask(ctx context.Context, t *target, snapshot func(context.Context, string, string) (*agentv1.AgentSnapshot, error)) (*agentv1.SandboxReport, error) {
-	s, err := snapshot(ctx, o.agents.address(t.fence(), t.assignment), t.assignment.AgentUID)
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range s.GetSandboxes() {
-		f := identity.FenceOf(r.GetRecord().GetFence())
-		if f.SandboxUID == t.assignment.SandboxUID && f.Attempt == t.assignment.Attempt {
-			return r, nil
-		}
-	}
-	return nil, nil
+func (o *reportObserver) ask(ctx context.Context, t *target, snapshot snapshotCall) (*agentv1.SandboxReport, error) {
+	return o.agents.ask(ctx, t.fence(), o.agents.address(t.fence(), t.assignment), snapshot)
 }
 
 // createObserver reads the outcome of creates.

@@ -3,12 +3,14 @@ package sandbox
 import (
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/lifecycle"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
@@ -25,19 +27,27 @@ func TestDeletionRemovesSupersededAttempts(t *testing.T) {
 		s.SetAssignment(&a)
 	}
 	reported := func(s agentv1.SandboxState, sandboxName string) *agentv1.SandboxReport {
-		return &agentv1.SandboxReport{State: s, Record: &agentv1.SandboxRecord{Namespace: name.Namespace, Name: sandboxName}}
+		return &agentv1.SandboxReport{State: s, Record: &agentv1.SandboxRecord{
+			Namespace: name.Namespace, Name: sandboxName, Fence: &agentv1.Fence{SandboxUid: "earlier", Attempt: 1, AgentUid: "agent-uid-2"},
+		}}
 	}
+	snapshot := func(r ...*agentv1.SandboxReport) *agentv1.AgentSnapshot { return &agentv1.AgentSnapshot{Sandboxes: r} }
 	tests := map[string]struct {
-		noPod   bool
-		status  agents.Status
-		report  *agentv1.SandboxReport
-		done    bool
-		calls   bool
-		blocked string
+		noPod    bool
+		status   agents.Status
+		report   *agentv1.SandboxReport
+		snapshot *agentv1.AgentSnapshot // nil: the agent does not answer
+		done     bool
+		calls    bool
+		blocked  string
 	}{
 		"its agent's Pod does not exist":                {noPod: true, status: agents.Absent, done: true},
 		"its agent reports no such container":           {status: agents.Ready, done: true},
 		"its agent is silent":                           {status: agents.Silent, blocked: reasonUnreachable},
+		"its agent drains, and has no such container":   {status: agents.NotReady, snapshot: snapshot(), done: true},
+		"its agent drains, and runs its container":      {status: agents.NotReady, snapshot: snapshot(reported(agentv1.SandboxState_SANDBOX_STATE_RUNNING, name.Name)), calls: true},
+		"its agent drains, and has another's container": {status: agents.NotReady, snapshot: snapshot(reported(agentv1.SandboxState_SANDBOX_STATE_RUNNING, "another")), done: true},
+		"its agent drains, and does not answer":         {status: agents.NotReady, blocked: reasonUnreachable},
 		"its agent is not connected":                    {status: agents.Absent, blocked: reasonUnreachable},
 		"the Registry cannot be read":                   {status: agents.Unknown, blocked: reasonUnreachable},
 		"its container runs":                            {status: agents.Ready, report: reported(agentv1.SandboxState_SANDBOX_STATE_RUNNING, name.Name), calls: true},
@@ -55,6 +65,9 @@ func TestDeletionRemovesSupersededAttempts(t *testing.T) {
 			f.registry.statuses["agent-uid-2"] = tt.status
 			if tt.report != nil {
 				f.registry.reports[earlier] = tt.report
+			}
+			if f.agents.fresh = tt.snapshot; tt.snapshot == nil {
+				f.agents.snapshotErr = failure(errdefs.ErrUnavailable, fault.AgentUnavailable)
 			}
 			f.agents.service.deleted = removedResponse()
 			r := f.remover()
