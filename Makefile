@@ -11,7 +11,9 @@ LDFLAGS := -s -w -X github.com/fast-sandbox/fast-sandbox/internal/daemon.version
 # Everything but the race detector's tests is compiled in one way, so that builds, tests and the linter share their work.
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
-GO_BUILD := go build -ldflags "$(LDFLAGS)"
+# The state of the repository is in the version alone, so that a build does not depend on how it was fetched.
+GO_BUILD := go build -buildvcs=false -ldflags "$(LDFLAGS)"
+COMMITTED := $(shell TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null || echo 1970-01-01T00:00:00Z)
 # Every step prints the time since the first make began.
 export STARTED := $(or $(STARTED),$(shell date +%s))
 STEP := .ci/step
@@ -48,7 +50,7 @@ env: ## Print what a shell needs to use the cluster: eval "$$(make -s env)"
 
 ##### Building
 
-.PHONY: build components kube containerd jaeger
+.PHONY: build components binaries kube containerd jaeger sbom digests reproducible
 build: deps ## Build everything into bin/
 	@# All modules are downloaded at once, in the background; each build waits for its own.
 	@.ci/modules . deploy/local deploy/local/containerd & $(MAKE) components NEXT=Kubernetes; \
@@ -56,9 +58,11 @@ build: deps ## Build everything into bin/
 components: deps
 	@.ci/modules .
 	@$(STEP) "building Fast Sandbox" "$(NEXT)"
+	@$(MAKE) binaries
+	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
+binaries:
 	@$(GO_BUILD) -o $(BIN)/ ./services/allocator ./services/controller ./services/gc ./agent/cmd/agent ./agent/cmd/sandbox-init ./janitor ./gateway
 	@$(GO_BUILD) -o $(BIN)/fsb-ctl ./cli
-	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
 kube: deps
 	@.ci/modules deploy/local
 	@$(STEP) "building Kubernetes $(KUBE_VERSION)$(if $(wildcard $(BIN)/fsb-local),, (some minutes the first time))" "$(NEXT)"
@@ -81,15 +85,30 @@ jaeger: deps
 	@$(STEP) "building Jaeger"
 	@cd deploy/local/jaeger && go build -ldflags "-s -w" -o $(BIN)/jaeger/ github.com/jaegertracing/jaeger/cmd/all-in-one
 
+# A release: what it consists of, its images by their digests, and whether another build makes the same.
+RELEASED := agent allocator controller fsb-ctl gateway gc janitor sandbox-init
+sbom: components kube ## Write what the binaries and images consist of into bin/sbom, as SPDX documents
+	@.ci/modules internal/tools
+	@$(BUILD_TOOL) ./sbom
+	@mkdir -p $(BIN)/sbom
+	@$(BIN)/fsb-local digests > $(BIN)/sbom/digests.json
+	@$(TOOLS)/sbom -out $(BIN)/sbom -version $(VERSION) -created $(COMMITTED) -images deploy/images -digests $(BIN)/sbom/digests.json $(addprefix $(BIN)/,$(RELEASED))
+digests: components kube ## Name the images of an overlay by their digests: make digests REGISTRY=registry.example/team OVERLAY=my-overlay
+	@[ -n "$(REGISTRY)" ] && [ -n "$(OVERLAY)" ] || { echo "REGISTRY and OVERLAY are required" >&2; exit 1; }
+	@mkdir -p $(OVERLAY)/images
+	@$(BIN)/fsb-local digests --registry $(REGISTRY) > $(OVERLAY)/images/.kustomization.yaml
+	@mv $(OVERLAY)/images/.kustomization.yaml $(OVERLAY)/images/kustomization.yaml
+reproducible: kube ## Build binaries and images of the last commit twice, in two directories, and compare their digests
+	@.ci/reproducible $(BIN)/fsb-local
+
 .PHONY: deps
 deps: ## Install what building and testing need and the machine lacks
 	@./.ci/deps
 
 ##### Generating and checking
 
-# grpcurl is for end-to-end tests, govulncheck for a person: verify waits for neither.
+# grpcurl is for end-to-end tests: verify does not wait for it.
 GRPCURL := github.com/fullstorydev/grpcurl/cmd/grpcurl
-GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck
 # Its parsers are in C.
 VALE := github.com/vale-cli/vale/v3/cmd/vale
 BUILD_TOOL := cd internal/tools && go build -ldflags "-s -w" -o $(TOOLS)/
@@ -98,7 +117,7 @@ BUILD_TOOL := cd internal/tools && go build -ldflags "-s -w" -o $(TOOLS)/
 tools: deps ## Build the generators and linters into bin/tools
 	@.ci/modules internal/tools
 	@$(STEP) "building the generators and linters" "$(NEXT)"
-	@$(BUILD_TOOL) $$(go list tool | grep -v -e $(GRPCURL) -e $(GOVULNCHECK) -e $(VALE))
+	@$(BUILD_TOOL) $$(go list tool | grep -v -e $(GRPCURL) -e $(VALE))
 	@export CGO_ENABLED=1; $(BUILD_TOOL) $(VALE)
 grpcurl: deps ## Build grpcurl into bin/tools
 	@.ci/modules internal/tools
@@ -138,9 +157,10 @@ breaking: tools ## Compare the APIs with those on main
 	@$(TOOLS)/buf build .third_party/main -o .third_party/main.binpb
 	@$(TOOLS)/buf build -o .third_party/here.binpb
 	@$(TOOLS)/buf breaking .third_party/here.binpb --against .third_party/main.binpb
-vuln: deps ## Find known vulnerabilities in the dependencies
-	@$(BUILD_TOOL) $(GOVULNCHECK)
-	@$(TOOLS)/govulncheck ./...
+vuln: deps ## Find known vulnerabilities in what the binaries call: make vuln [VULNDB=file:///copy/of/the/database]
+	@.ci/modules . internal/tools
+	@$(BUILD_TOOL) ./vuln
+	@$(TOOLS)/vuln -db "$(VULNDB)" -exceptions .ci/vulnerabilities.yaml .
 verify: deps ## Generation, lint and style; fails if a generated or formatted file changes
 	@.ci/modules . deploy/local internal/tools & $(MAKE) tools NEXT=generating; wait $$!
 	@$(STEP) "generating" "formatting"
@@ -158,7 +178,7 @@ verify: deps ## Generation, lint and style; fails if a generated or formatted fi
 
 ##### Testing
 
-.PHONY: test unit integration e2e chaos flaky
+.PHONY: test unit fuzz integration e2e chaos escape flaky
 test: ## Unit (-race), integration and end-to-end tests; builds and sets up what they need
 	@.ci/stage unit $(MAKE) unit
 	@.ci/stage build $(MAKE) build grpcurl
@@ -170,6 +190,10 @@ unit: deps ## Unit tests under the race detector
 	@# Unvetted: vet would check all of Kubernetes.
 	@cd deploy/local && go test -vet off -timeout 10m ./...
 	@cd internal/tools && go test ./...
+fuzz: deps ## Try every fuzz target with new inputs, 10 s each as CI does: make fuzz FUZZTIME=1m [FUZZ=wire.FuzzClaim]
+	@.ci/modules . deploy/local
+	@.ci/fuzz $(FUZZTIME) $(FUZZ)
+FUZZTIME ?= 10s
 integration: build ## Tests against a real containerd and a real apiserver with etcd
 	@KUBEBUILDER_ASSETS=$(BIN)/k8s FSB_BIN=$(BIN) go test -tags integration -count 1 -p 1 -timeout 20m $(INTEGRATION)
 e2e: build grpcurl ## Tests on the local cluster, brought up for them if it is not up, with two minutes of faults
@@ -178,6 +202,12 @@ chaos: ## Load and faults on the local cluster, and an audit; one JSON object on
 	@$(MAKE) build >&2
 	@go build -o $(BIN)/chaos ./tests/e2e/chaos
 	@.ci/with-cluster $(BIN)/chaos --duration $(DURATION) --seed $(SEED) $(CHAOS_FLAGS)
+escape: ## Hostile sandboxes, images, agents and callers on the local cluster; one JSON object on stdout: make escape [ESCAPE_FLAGS="--only caller"]
+	@$(MAKE) build >&2
+	@go build -o $(BIN)/escape ./tests/e2e/escape
+	@go build -ldflags "-s -w" -o $(BIN)/escape-hostile ./tests/e2e/escape/hostile
+	@go build -ldflags "-s -w" -o $(BIN)/escape-agent ./tests/e2e/escape/agent
+	@.ci/with-cluster $(BIN)/escape $(ESCAPE_FLAGS)
 flaky: build ## Repeat tests to find unstable ones: make flaky UNIT=20 INTEGRATIONS=5 [PACKAGES=./agent/...]
 	@.ci/flaky $(UNIT) $(INTEGRATIONS) $(PACKAGES)
 UNIT ?= 20

@@ -18,13 +18,13 @@ const module = "github.com/fast-sandbox/fast-sandbox"
 
 // pure packages import the standard library, errdefs and each other.
 var pure = []string{
-	"internal/fault", "internal/identity", "internal/lifecycle",
+	"internal/fault", "internal/identity", "internal/lifecycle", "internal/resources",
 	"janitor/internal/verdict",
 	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement", "services/allocator/internal/deletion/state",
 	"services/controller/internal/pool/desired",
 	"services/gc/internal/breaker", "services/gc/internal/podgc/plan", "services/gc/internal/ownergc/graph",
 	"tests/bench/internal/budget", "tests/bench/internal/report",
-	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan",
+	"tests/e2e/chaos/internal/audit", "tests/e2e/chaos/internal/plan", "tests/e2e/escape/internal/suite",
 }
 
 // components never import each other; they meet through gen.

@@ -23,7 +23,7 @@ func TestReasonsAreEmitted(t *testing.T) {
 	}
 	require.NotEmpty(t, unused)
 	use := regexp.MustCompile(`\bfault\.(\w+)`)
-	for _, dir := range []string{"agent", "janitor", "gateway", "services", "internal/rpc", "internal/ctrd"} {
+	for _, dir := range []string{"agent", "janitor", "gateway", "services", "internal/rpc", "internal/limit", "internal/ctrd"} {
 		require.NoError(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err

@@ -49,6 +49,7 @@ var rules = []rule{
 	{"environment", environmentReads},
 	{"sleep", sleeps},
 	{"telemetry key", telemetryKeys},
+	{"command line", commandLines},
 }
 
 func TestSources(t *testing.T) {
@@ -241,6 +242,29 @@ func telemetryKeysOf(call *ast.CallExpr) (keys []ast.Expr) {
 	return keys
 }
 
+// commandLines finds files that read the command lines of processes without the program that the kernel executes: what a process calls
+// itself is its own word. The probe of sandboxes prints them, and attacks read what they find in a sandbox.
+func commandLines(s source) (found []string) {
+	var at []token.Pos
+	program := false
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
+			program = program || literal.Value == `"exe"`
+			if literal.Value == `"cmdline"` || strings.HasSuffix(literal.Value, `/cmdline"`) {
+				at = append(at, literal.Pos())
+			}
+		}
+		return true
+	})
+	if program || within(s.path, "agent/internal/slot/probe") || within(s.path, "tests/e2e/escape/internal/attack") {
+		return nil
+	}
+	for _, p := range at {
+		found = append(found, fmt.Sprintf("line %d: reads a command line: identify a process by /proc/PID/exe first", s.line(p)))
+	}
+	return found
+}
+
 // methodCount finds types with too many methods, as "directory.Type".
 func methodCount(all []source) map[string][]string {
 	counts := map[string]int{}
@@ -291,6 +315,10 @@ func TestRulesFindViolations(t *testing.T) {
 		"telemetry key": {
 			"package p\nfunc f() { log.Info(\"m\", obs.KeyPod, p); log.Error(err, \"m\"); span.Set(attribute.Int(obs.AttrAttempt, 1)) }\n",
 			"package p\nfunc f() { log.Error(err, \"m\", \"pod\", p) }\n",
+		},
+		"command line": {
+			"package p\nfunc f() { read(\"exe\"); read(\"cmdline\") }\n",
+			"package p\nfunc f() { read(\"/proc/1/cmdline\") }\n",
 		},
 	}
 	for _, r := range rules {

@@ -38,6 +38,8 @@ const (
 	OutputFile = "output.log"
 	// OwnerFile holds the uid of the agent's Pod.
 	OwnerFile = "owner"
+	// LimitFile holds the number of bytes of output that the agent keeps, in decimal.
+	LimitFile = "limit"
 	// ClaimDir is the private directory of a slot whose claim is not complete.
 	ClaimDir = "claim"
 	// NewLogPrefix, with the owner and a dash, begins the name of a log directory that is being created.
@@ -54,7 +56,7 @@ const (
 
 // Dial returns a client of the containerd at socket. It does no I/O: the client connects at its first call, and reconnects
 // within about half a second after containerd has restarted. Every call is in the namespace, and belongs to the trace of its
-// context.
+// context. It reads no blob larger than MaxDocument.
 func Dial(socket, namespace string) (*client.Client, error) {
 	c, err := client.New(socket, client.WithDefaultNamespace(namespace), client.WithDialOpts([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -68,5 +70,14 @@ func Dial(socket, namespace string) (*client.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dialing containerd at %s: %w", socket, err)
 	}
-	return c, nil
+	conn, ok := c.Conn().(*grpc.ClientConn)
+	if !ok {
+		return nil, fmt.Errorf("dialing containerd at %s: its connection is a %T", socket, c.Conn())
+	}
+	limited, err := client.NewWithConn(conn, client.WithDefaultNamespace(namespace),
+		client.WithServices(client.WithContentStore(documents{c.ContentStore()})))
+	if err != nil {
+		return nil, fmt.Errorf("dialing containerd at %s: %w", socket, err)
+	}
+	return limited, nil
 }

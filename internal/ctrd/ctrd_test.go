@@ -87,7 +87,7 @@ func TestBelongs(t *testing.T) {
 		{"grep runc u-1", false, false},
 		{"", false, false},
 	} {
-		ours, wait := ctrd.Belongs([]byte(strings.ReplaceAll(c.line, " ", "\x00")+"\x00"), "k8s.io", "u-1")
+		ours, wait := ctrd.Belongs(c.line, "k8s.io", "u-1")
 		require.Equal(t, c.ours, ours, c.line)
 		require.Equal(t, c.wait, ours && wait, c.line)
 	}
@@ -100,7 +100,7 @@ func TestShimOfSlotDoesNotBelong(t *testing.T) {
 		"runc --root /run/containerd/runc/k8s.io create --bundle /b --pid-file /p slot.1":                true,
 		"runc --root /run/containerd/runc/k8s.io --log /b/log.json create --bundle /b --pid-file slot.2": false,
 	} {
-		ours, _ := ctrd.Belongs([]byte(strings.ReplaceAll(line, " ", "\x00")+"\x00"), "k8s.io", "slot.1")
+		ours, _ := ctrd.Belongs(line, "k8s.io", "slot.1")
 		require.Equal(t, want, ours, line)
 	}
 }
@@ -113,7 +113,7 @@ func TestIsShimOf(t *testing.T) {
 		"/bin/containerd-shim-runc-v2 -namespace k8s.io -id slot.2 -address /run/c.sock":        false,
 		"vi -namespace k8s.io -id slot.1":                                                       false,
 	} {
-		require.Equal(t, want, ctrd.IsShimOf([]byte(strings.ReplaceAll(line, " ", "\x00")+"\x00"), "k8s.io", "slot.1"), line)
+		require.Equal(t, want, ctrd.IsShimOf(line, "k8s.io", "slot.1"), line)
 	}
 }
 

@@ -8,11 +8,13 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-
-	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
-// processes finds the host's processes that belong to containers, by their command lines. It never ends one: its callers do.
+// processes finds the host's processes that belong to containers. It never ends one: its callers do.
+//
+// A process chooses its own command line, and an image the path of its programs, so neither identifies a shim. A match needs the
+// program that the kernel executes (/proc/PID/exe), and a process in the PID namespace that root shows: a sandbox has one of
+// its own and cannot leave it. Only then is the command line read, for the container's id, which is nowhere else.
 type processes struct {
 	// root is where processes are visible (`/proc`); empty for none.
 	root string
@@ -37,27 +39,17 @@ func kill(list []stray) {
 	}
 }
 
-// strays returns the container's shim and its OCI runtime process, found by their command lines. A slot's shim is never
-// returned: it may serve other slots. endShim ends it after the last of them.
+// strays returns the container's shim and its OCI runtime process. A slot's shim is never returned: it may serve other slots. endShim
+// ends it after the last of them.
 func (p processes) strays(id string) []stray {
-	if p.root == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(p.root)
-	if err != nil {
-		return nil
-	}
 	var found []stray
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
+	for _, pid := range p.pids() {
+		var wait bool
+		ours := func(c command) (ours bool) {
+			ours, wait = c.belongs(p.namespace, id)
+			return ours
 		}
-		raw, err := os.ReadFile(filepath.Join(p.root, e.Name(), "cmdline"))
-		if err != nil {
-			continue
-		}
-		if ours, wait := belongs(raw, p.namespace, id); ours {
+		if p.is(pid, ours) {
 			found = append(found, stray{pid, wait})
 		}
 	}
@@ -66,6 +58,18 @@ func (p processes) strays(id string) []stray {
 
 // shims returns the shims that were started with one of these containers.
 func (p processes) shims(ids ...string) []int {
+	return slices.DeleteFunc(p.pids(), func(pid int) bool { return !p.isShim(pid, ids...) })
+}
+
+// isShim reports whether a process is a shim that was started with one of these containers.
+func (p processes) isShim(pid int, ids ...string) bool {
+	return p.is(pid, func(c command) bool {
+		return slices.ContainsFunc(ids, func(id string) bool { return c.isShimOf(p.namespace, id) })
+	})
+}
+
+// pids returns all processes.
+func (p processes) pids() []int {
 	if p.root == "" {
 		return nil
 	}
@@ -75,17 +79,11 @@ func (p processes) shims(ids ...string) []int {
 	}
 	var out []int
 	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && p.isShim(pid, ids...) {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
 			out = append(out, pid)
 		}
 	}
 	return out
-}
-
-// isShim reports whether a process is a shim that was started with one of these containers.
-func (p processes) isShim(pid int, ids ...string) bool {
-	raw, err := os.ReadFile(filepath.Join(p.root, strconv.Itoa(pid), "cmdline"))
-	return err == nil && slices.ContainsFunc(ids, func(id string) bool { return isShimOf(raw, p.namespace, id) })
 }
 
 // hasChild reports whether a process has a child; true in doubt.
@@ -113,32 +111,4 @@ func parent(procRoot string, pid int) int {
 		return 0
 	}
 	return ppid
-}
-
-// isShimOf reports whether a command line is that of the shim of a group of slots, which has the id of the first.
-func isShimOf(cmdline []byte, namespace, group string) bool {
-	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
-	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", group) &&
-		!slices.Contains(args, "delete")
-}
-
-func hasFlag(args []string, flag, value string) bool {
-	i := slices.Index(args, flag)
-	return i > 0 && i+1 < len(args) && args[i+1] == value
-}
-
-// belongs reports whether a command line is that of the container's shim, or of the OCI runtime with the container, and
-// whether it is removing the container. Namespace and id must match exactly, so that no other process is killed.
-func belongs(cmdline []byte, namespace, id string) (ours, wait bool) {
-	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
-	switch base := filepath.Base(args[0]); {
-	case strings.HasPrefix(base, "containerd-shim"):
-		wait = slices.Contains(args, "delete")
-		return hasFlag(args, "-namespace", namespace) && hasFlag(args, "-id", id) && (wait || !identity.IsSlotID(id)), wait
-	case base == "runc" || base == "crun":
-		root := slices.Index(args, "--root")
-		inNamespace := root > 0 && root+1 < len(args) && filepath.Base(args[root+1]) == namespace
-		return inNamespace && args[len(args)-1] == id, slices.Contains(args, "delete") || slices.Contains(args, "kill")
-	}
-	return false, false
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -47,11 +48,32 @@ type shim struct {
 	ended chan struct{}
 }
 
-func startShim(t *testing.T, id string, args ...string) *shim {
+// shimBinary returns a program that is this test's binary under another name.
+func shimBinary(t *testing.T, name string) string {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	s := &shim{cmd: &exec.Cmd{Path: self, Args: append([]string{fakeShim, "-namespace", "k8s.io", "-id", id}, args...)}, ended: make(chan struct{})}
+	raw, err := os.ReadFile(self)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), name)
+	// A process that another test forks meanwhile would hold the file open for writing for a moment: it could not be executed.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	require.NoError(t, os.WriteFile(path, raw, 0o700))
+	return path
+}
+
+func startShim(t *testing.T, id string, args ...string) *shim {
+	t.Helper()
+	return startAs(t, exec.Cmd{Path: shimBinary(t, fakeShim)}, id, args...)
+}
+
+// startAs starts a process with the command line of a shim.
+func startAs(t *testing.T, cmd exec.Cmd, id string, args ...string) *shim {
+	t.Helper()
+	cmd.Args = append([]string{fakeShim, "-namespace", "k8s.io", "-id", id}, args...)
+	s := &shim{cmd: &cmd, ended: make(chan struct{})}
+	var err error
 	s.stdin, err = s.cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := s.cmd.StdoutPipe()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -36,8 +37,9 @@ func Version() string { return version }
 // Common holds the settings that all daemons have.
 type Common struct {
 	TLS rpc.TLS
-	// MetricsAddress serves /metrics; HealthAddress serves the plaintext gRPC health service for probes. "0" disables either.
-	MetricsAddress, HealthAddress string
+	// MetricsAddress serves /metrics to clients of rpc.RoleMetrics. HealthSocket is the path of a unix socket for the gRPC health service,
+	// which the subcommand probe asks. "0" disables either.
+	MetricsAddress, HealthSocket string
 	// Profiling serves profiles on the metrics address.
 	Profiling bool
 	// Verbosity of logs.
@@ -49,13 +51,13 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	if c.MetricsAddress == "" {
 		c.MetricsAddress = ":9091"
 	}
-	if c.HealthAddress == "" {
-		c.HealthAddress = ":8081"
+	if c.HealthSocket == "" {
+		c.HealthSocket = defaultHealthSocket
 	}
 	c.TLS.AddFlags(fs)
-	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", c.MetricsAddress, "`address` of the Prometheus endpoint; 0 disables it")
+	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", c.MetricsAddress, "`address` of the Prometheus endpoint, for clients with a certificate of role metrics; 0 disables it")
 	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve profiles (/debug/pprof/) on the metrics address")
-	fs.StringVar(&c.HealthAddress, "health-probe-bind-address", c.HealthAddress, "`address` of the plaintext gRPC health service for probes; 0 disables it")
+	fs.StringVar(&c.HealthSocket, healthSocketFlag, c.HealthSocket, "`path` of the unix socket of the gRPC health service, for probes; 0 disables it")
 	fs.IntVarP(&c.Verbosity, "verbosity", "v", c.Verbosity, "verbosity of logs: 0 state changes, 2 details, 4 debugging")
 	config.AddFileFlag(fs)
 }
@@ -71,8 +73,36 @@ func (c *Common) Validate() []error {
 
 // Serve adds the metrics endpoint and the health probe to a group as dependencies, so they stop last.
 func (c *Common) Serve(g *Group, gatherer prometheus.Gatherer, health healthv1.HealthServer) {
-	g.After("metrics", func(ctx context.Context) error { return obs.ServeMetrics(ctx, c.MetricsAddress, gatherer, c.Profiling) })
-	g.After("health", func(ctx context.Context) error { return rpc.ServeHealth(ctx, c.HealthAddress, health) })
+	g.After("metrics", func(ctx context.Context) error {
+		secure, err := c.TLS.MetricsConfig()
+		if err != nil {
+			return err
+		}
+		listener, err := listenMetrics(c.MetricsAddress)
+		if err != nil {
+			return err
+		}
+		return obs.ServeMetrics(ctx, listener, gatherer, c.Profiling, secure)
+	})
+	g.After("health", func(ctx context.Context) error { return rpc.ServeHealth(ctx, c.HealthSocket, health) })
+}
+
+// Bounds of the connections to the metrics endpoint, which a few scrapers use.
+const (
+	maxMetricsConnections = 64
+	maxMetricsPerHost     = 16
+)
+
+// listenMetrics returns a listener of bounded connections; nil for an address that disables metrics.
+func listenMetrics(address string) (net.Listener, error) {
+	if address == "" || address == "0" {
+		return nil, nil //nolint:nilnil // no listener is a setting
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening for metrics: %w", err)
+	}
+	return rpc.Limit(listener, maxMetricsConnections, maxMetricsPerHost), nil
 }
 
 // Config is a daemon's settings.
@@ -83,7 +113,7 @@ type Config interface {
 	Validate() error
 }
 
-// Program describes a daemon.
+// Program describes a daemon. Beside running, it has the subcommand probe.
 type Program struct {
 	// Name of the binary and of the service in traces; Short, Long and Example for --help.
 	Name, Short, Long, Example string
@@ -120,6 +150,8 @@ func run(p Program, args []string) int {
 		},
 	}
 	p.Config.AddFlags(cmd.Flags())
+	cmd.AddCommand(probe(p.Name))
+	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)

@@ -17,11 +17,12 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 )
 
-// asDaemon, as its first argument, makes the test binary a daemon; the next one is the file in which that records its runs.
+// asDaemon, as its first argument, makes the test binary a daemon; the next one is the file in which that records its runs. The
+// subcommand probe makes it one, too.
 const asDaemon = "--runs"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == asDaemon {
+	if len(os.Args) > 1 && (os.Args[1] == asDaemon || os.Args[1] == "probe") {
 		s := &settings{}
 		daemon.Main(daemon.Program{Name: "test", Config: s, Run: func(context.Context) error { return recordRun(s) }})
 	}

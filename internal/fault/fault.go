@@ -39,6 +39,7 @@ const (
 	DeadlineExceeded     Reason = "DEADLINE_EXCEEDED"
 	SandboxTerminating   Reason = "SANDBOX_TERMINATING"
 	PermissionDenied     Reason = "PERMISSION_DENIED"
+	Unauthenticated      Reason = "UNAUTHENTICATED"
 	Internal             Reason = "INTERNAL"
 	Overloaded           Reason = "OVERLOADED"
 	PhaseConflict        Reason = "PHASE_CONFLICT"
@@ -48,6 +49,10 @@ const (
 	LeaderSuperseded     Reason = "LEADER_SUPERSEDED"
 	AgentDraining        Reason = "AGENT_DRAINING"
 	ImageInvalid         Reason = "IMAGE_INVALID"
+
+	ServiceAccountNotFound Reason = "SERVICE_ACCOUNT_NOT_FOUND"
+	QuotaExceeded          Reason = "QUOTA_EXCEEDED"
+	CallerLimitExceeded    Reason = "CALLER_LIMIT_EXCEEDED"
 )
 
 // FieldKey is the metadata key of the field that an InvalidField error names, in proto notation (`spec.image`).

@@ -68,7 +68,8 @@ func TestReasonsEqualTheAPI(t *testing.T) {
 		fault.AgentUnavailable, fault.RuntimeUnavailable, fault.NotLeader, fault.DeadlineExceeded,
 		fault.SandboxTerminating, fault.PermissionDenied, fault.Internal, fault.Overloaded, fault.PhaseConflict,
 		fault.APIUnavailable, fault.Cancelled, fault.RequestTooLarge,
-		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid,
+		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid, fault.Unauthenticated, fault.ServiceAccountNotFound,
+		fault.QuotaExceeded, fault.CallerLimitExceeded,
 	} {
 		ours[string(r)] = true
 	}

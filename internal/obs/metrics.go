@@ -2,6 +2,7 @@ package obs
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -24,16 +25,12 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// ServeMetrics serves /metrics on address, and with profiling the profiles of net/http/pprof at /debug/pprof/. It blocks
-// until ctx ends. An empty address or "0" serves nothing.
-func ServeMetrics(ctx context.Context, address string, g prometheus.Gatherer, profiling bool) error {
-	if address == "" || address == "0" {
+// ServeMetrics serves /metrics on a listener, which it closes, and with profiling the profiles of net/http/pprof at /debug/pprof/, with
+// TLS unless its configuration is nil. It blocks until ctx ends. Without a listener it serves nothing.
+func ServeMetrics(ctx context.Context, listener net.Listener, g prometheus.Gatherer, profiling bool, secure *tls.Config) error {
+	if listener == nil {
 		<-ctx.Done()
 		return nil
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return fmt.Errorf("listening for metrics: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
@@ -42,9 +39,18 @@ func ServeMetrics(ctx context.Context, address string, g prometheus.Gatherer, pr
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	server := &http.Server{
+		Handler: mux, TLSConfig: secure, BaseContext: func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
+	go func() {
+		if secure == nil {
+			done <- server.Serve(listener)
+			return
+		}
+		done <- server.ServeTLS(listener, "", "")
+	}()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serving metrics: %w", err)

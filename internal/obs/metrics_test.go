@@ -22,10 +22,9 @@ func TestServeMetricsServesProfilesOnlyWhenEnabled(t *testing.T) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			address := l.Addr().String()
-			require.NoError(t, l.Close())
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
-			go func() { ended <- obs.ServeMetrics(ctx, address, prometheus.NewRegistry(), profiling) }()
+			go func() { ended <- obs.ServeMetrics(ctx, l, prometheus.NewRegistry(), profiling, nil) }()
 			defer func() {
 				cancel()
 				require.NoError(t, <-ended)

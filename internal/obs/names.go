@@ -43,7 +43,7 @@ const (
 	KeyNamespace        = "namespace"
 	KeyName             = "name"
 	KeyUID              = "uid"
-	KeyResource         = "resource" // resource.group
+	KeyResource         = "resource" // resource.group, with its subresource
 	KeyGroup            = "group"    // API group
 	KeyVerb             = "verb"
 	KeyCause            = "cause"
@@ -80,6 +80,11 @@ const (
 	KeyAllocator        = "allocator"
 	KeyCollector        = "gc"
 	KeyUpstream         = "upstream"
+	KeyUser             = "user"
+	KeyGroups           = "groups" // of a user
+	KeyAuthentication   = "authentication"
+	KeyDecision         = "decision"
+	KeyOmitted          = "omitted" // a number of records
 )
 
 // Keys of log records that only the agent writes.

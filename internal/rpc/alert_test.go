@@ -50,7 +50,7 @@ func (c *lateWriter) Read(p []byte) (int, error) {
 // handshake has succeeded. The client must report the alert, not the broken pipe of its first write.
 func TestClientReportsTheServersAlert(t *testing.T) {
 	ca, other := pki.New(t), pki.New(t)
-	config, err := ca.TLS(t, rpc.RoleAllocator).ServerConfig()
+	config, err := ca.TLS(t, rpc.RoleAllocator).ServerConfig(false)
 	require.NoError(t, err)
 	var listen net.ListenConfig
 	l, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -69,8 +69,8 @@ func TestClientReportsTheServersAlert(t *testing.T) {
 	}()
 	t.Cleanup(func() { _ = l.Close() })
 
-	client := other.TLS(t, rpc.RoleClient)
-	client.CAFile = ca.TLS(t, rpc.RoleClient).CAFile
+	client := other.User(t, "alice")
+	client.CAFile = ca.User(t, "alice").CAFile
 	conn, err := rpc.Dial("passthrough:///"+l.Addr().String(), rpc.ClientConfig{
 		TLS: client, ServerName: rpc.RoleAllocator.ServerName(),
 		Options: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {

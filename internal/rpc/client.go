@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strings"
@@ -25,6 +26,11 @@ type ClientConfig struct {
 	TLS TLS
 	// ServerName is the name that the server's certificate must have. Empty: the host of the target.
 	ServerName string
+	// AgentUID is the uid of the Pod whose agent the server must be, by its certificate; ServerName is that of agents then. Empty: any
+	// server.
+	AgentUID string
+	// Token returns the bearer token that calls carry. Nil: calls carry none. It is never sent in plaintext.
+	Token func() (string, error)
 	// Leader supplies the term that calls carry. Nil: calls carry none.
 	Leader Leader
 	// Silence is how long a server may take to say that it has received a unary call, before the call fails as UNAVAILABLE. Zero: for
@@ -40,10 +46,13 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if !cfg.TLS.Insecure {
 		name := cfg.ServerName
-		if name == "" {
+		switch {
+		case cfg.AgentUID != "":
+			name = RoleAgent.ServerName()
+		case name == "":
 			name = hostOf(target)
 		}
-		c, err := cfg.TLS.ClientConfig(name)
+		c, err := cfg.TLS.clientConfig(name, cfg.AgentUID)
 		if err != nil {
 			return nil, fmt.Errorf("dialing %s: %w", target, err)
 		}
@@ -62,7 +71,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: 2 * time.Second,
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes), grpc.ForceCodecV2(newCodec())),
 		// An allocator has a connection to every agent, and most carry little data. TLS has a read buffer already; a write buffer is
 		// twice its size, and 2,000 agents to which something is announced at once have one each.
 		grpc.WithReadBufferSize(4 << 10), grpc.WithWriteBufferSize(4 << 10),
@@ -70,6 +79,9 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	if strings.HasPrefix(target, KubernetesScheme+":") {
 		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`))
+	}
+	if cfg.Token != nil {
+		options = append(options, grpc.WithPerRPCCredentials(bearer(cfg.Token)))
 	}
 	if cfg.Leader != nil {
 		options = append(options, carryTerm(cfg.Leader)...)
@@ -83,6 +95,21 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 	}
 	return conn, nil
 }
+
+// bearer adds a token to calls.
+type bearer func() (string, error)
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	token, err := b()
+	if err != nil {
+		return nil, fmt.Errorf("reading the bearer token: %w", err)
+	}
+	return map[string]string{authorizationKey: "Bearer " + token}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (b bearer) RequireTransportSecurity() bool { return true }
 
 // hostOf returns the host of a target such as `dns:///host:port` or `host:port`.
 func hostOf(target string) string {

@@ -13,11 +13,11 @@ import (
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
@@ -25,33 +25,48 @@ import (
 // openServices are the services that every authenticated peer may call.
 var openServices = []string{"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
 
-// check holds the checks of each call, before its handler runs, and of each received message.
+// check holds the checks of each call, before its handler runs, and of each received message. The first returns the context of
+// the handler. enter counts the call until done is called.
 type check struct {
-	call    func(ctx context.Context, method string) error
-	message func(m any) error
+	call    func(ctx context.Context, method string) (context.Context, error)
+	enter   func(ctx context.Context, method string, stream bool) (done func(), err error)
+	message func(ctx context.Context, method string, m any) error
 }
 
 func (c check) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	identify(ctx, req)
-	if err := c.call(ctx, info.FullMethod); err != nil {
+	ctx, err := c.call(ctx, info.FullMethod)
+	if err != nil {
 		return nil, err
 	}
-	if err := c.message(req); err != nil {
+	done, err := c.enter(ctx, info.FullMethod, false)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := c.message(ctx, info.FullMethod, req); err != nil {
 		return nil, err
 	}
 	return handler(ctx, req)
 }
 
 func (c check) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if err := c.call(ss.Context(), info.FullMethod); err != nil {
+	ctx, err := c.call(ss.Context(), info.FullMethod)
+	if err != nil {
 		return err
 	}
-	return handler(srv, checkedStream{ss, c})
+	done, err := c.enter(ctx, info.FullMethod, true)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return handler(srv, checkedStream{contextStream{ss, ctx}, c, info.FullMethod})
 }
 
 type checkedStream struct {
-	grpc.ServerStream
-	check check
+	contextStream
+	check  check
+	method string
 }
 
 // RecvMsg checks each message.
@@ -60,58 +75,123 @@ func (s checkedStream) RecvMsg(m any) error {
 		return err
 	}
 	identify(s.Context(), m)
-	return s.check.message(m)
+	return s.check.message(s.Context(), s.method, m)
 }
 
-// authorize returns a check of the caller's role against the entry of the method, else against that of its service. Without
-// an entry every authenticated peer may call.
-func authorize(allow map[string][]Role, insecure bool) func(context.Context, string) error {
-	return func(ctx context.Context, method string) error {
-		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-		if insecure || slices.Contains(openServices, service) {
-			return nil
-		}
-		roles, ok := allow[method]
-		if !ok {
-			roles, ok = allow[service]
-		}
-		role := PeerRole(ctx)
-		if !ok || slices.Contains(roles, role) {
-			return nil
-		}
-		return fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied,
-			"role %q may not call %s", role, method).With("role", string(role))
-	}
+// admission decides which calls a server handles.
+type admission struct {
+	allow    map[string][]Role
+	users    *Users
+	guard    func(ctx context.Context, method string) error
+	insecure bool
+	validate func(m any) error
+	// stranger counts a call without valid credentials.
+	stranger func(ctx context.Context)
 }
 
-// guarded returns a check by allow and then by guard. Calls of the health and reflection services skip guard.
-func guarded(allow, guard func(context.Context, string) error) func(context.Context, string) error {
-	if guard == nil {
-		return allow
+// call admits a call by the role of its peer, or, if a user makes it, by whether users may call the method at all. The rights of
+// a user depend on the request, which message checks.
+func (a *admission) call(ctx context.Context, method string) (context.Context, error) {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	known := ctx
+	if a.users != nil && !a.insecure {
+		var err error
+		if known, err = a.authenticate(ctx, method); err != nil {
+			return nil, err
+		}
 	}
-	return func(ctx context.Context, method string) error {
-		if err := allow(ctx, method); err != nil {
+	if slices.Contains(openServices, service) {
+		return ctx, nil // for every caller
+	}
+	if err := a.admit(known, service, method); err != nil {
+		return nil, err
+	}
+	if a.guard == nil {
+		return known, nil
+	}
+	return known, a.guard(known, method)
+}
+
+// tap refuses a call without any proof of who makes it before its message is read, and without a goroutine for it: a stranger who opens
+// and resets streams as fast as it can would otherwise take hundreds of MiB. It does no I/O, because the connection waits for it.
+func (a *admission) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if a.users == nil || a.insecure || peerCertificate(ctx) != nil || len(info.Header.Get(authorizationKey)) > 0 {
+		return ctx, nil
+	}
+	err := unauthenticated()
+	a.users.refused(ctx, auth.Caller{Address: peerAddress(ctx)}, info.FullMethodName, err)
+	a.stranger(ctx)
+	return nil, ToStatus(err)
+}
+
+// authenticate returns the context of a call with its user, if there is one, and counts the request.
+func (a *admission) authenticate(ctx context.Context, method string) (context.Context, error) {
+	known, err := a.users.authenticate(ctx)
+	if err != nil {
+		a.users.refused(ctx, auth.Caller{Address: peerAddress(ctx)}, method, err)
+		if errdefs.IsUnauthorized(err) || errdefs.IsResourceExhausted(err) { // not if the caller gave up, or no API server answered
+			a.stranger(ctx)
+		}
+		return nil, err
+	}
+	if c, ok := auth.CallerOf(known); ok {
+		if err := a.users.Limits.Request(c.User); err != nil {
+			a.users.refused(known, c, method, err)
+			return nil, err
+		}
+	}
+	return known, nil
+}
+
+// enter counts a call of a user until done is called.
+func (a *admission) enter(ctx context.Context, method string, stream bool) (done func(), err error) {
+	if a.users == nil || a.insecure {
+		return func() {}, nil
+	}
+	return a.users.enter(ctx, method, stream)
+}
+
+func (a *admission) admit(ctx context.Context, service, method string) error {
+	if a.insecure {
+		return nil
+	}
+	if c, ok := auth.CallerOf(ctx); ok {
+		if _, open := a.users.open(method); !open {
+			err := closed(c, method)
+			a.users.record(ctx, c, method, nil, "", err)
 			return err
 		}
-		if service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/"); slices.Contains(openServices, service) {
-			return nil
-		}
-		return guard(ctx, method)
+		return nil
 	}
+	roles, ok := a.allow[method]
+	if !ok {
+		roles = a.allow[service]
+	}
+	role := PeerRole(ctx)
+	if slices.Contains(roles, role) {
+		return nil
+	}
+	return fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied,
+		"role %q may not call %s", role, method).With("role", string(role))
 }
 
-// PeerRole returns the role in the caller's certificate, or "" without a certificate.
-func PeerRole(ctx context.Context) Role {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return ""
+// message checks a request, and whether the user who sent it may do what it asks.
+func (a *admission) message(ctx context.Context, method string, m any) error {
+	err := a.validate(m)
+	c, ok := auth.CallerOf(ctx)
+	if !ok || a.users == nil || a.insecure {
+		return err // of a component, which admit has allowed
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return ""
+	reason := ""
+	if err == nil {
+		reason, err = a.users.authorize(ctx, c, method, m)
 	}
-	return roleOf(info.State.PeerCertificates[0])
+	a.users.record(ctx, c, method, m, reason, err)
+	return err
 }
+
+// PeerRole returns the role in the caller's certificate, or "" without one.
+func PeerRole(ctx context.Context) Role { return roleOrNone(peerCertificate(ctx)) }
 
 // validate refuses a message that is too large or breaks one of its protovalidate rules, with one
 // violation for each of those.

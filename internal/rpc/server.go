@@ -21,7 +21,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -43,9 +42,11 @@ type ServerConfig struct {
 	// TLS of the server.
 	TLS TLS
 	// Allow maps a full method (/package.Service/Method) or a service (package.Service) to the roles that may call it. A
-	// method's entry takes precedence. Without an entry, every authenticated peer may call.
+	// method's entry takes precedence. Without an entry, no component may call, except the health and reflection services.
 	Allow map[string][]Role
-	// Guard checks each call that Allow permits, except calls of the health and reflection services. Nil: no check.
+	// Users lets users call, too. Nil: only components may.
+	Users *Users
+	// Guard checks each call that was admitted, except calls of the health and reflection services. Nil: no check.
 	Guard func(ctx context.Context, method string) error
 	// Unary and Stream run after all checks and before the handler.
 	Unary  []grpc.UnaryServerInterceptor
@@ -56,12 +57,14 @@ type ServerConfig struct {
 	DrainTimeout time.Duration
 	// MaxRecvBytes is the size of the largest accepted message. Zero: 1 MiB. At most 16 MiB.
 	MaxRecvBytes int
+	// Limits bound what peers can hold. Zero: DefaultLimits.
+	Limits Limits
 }
 
 // Server is a gRPC server with the interceptors and services that every server of the project has.
 type Server struct {
 	config   ServerConfig
-	listener net.Listener
+	listener *limitedListener
 	grpc     *grpc.Server
 	health   *health.Server
 	metrics  *grpcprom.ServerMetrics
@@ -76,8 +79,11 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = defaultDrainTimeout
 	}
+	if cfg.Limits == (Limits{}) {
+		cfg.Limits = DefaultLimits()
+	}
 	log := logr.FromContextOrDiscard(ctx)
-	creds, err := serverCredentials(log, cfg.TLS)
+	creds, err := serverCredentials(log, cfg.TLS, cfg.Users != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -85,24 +91,30 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating the validator: %w", err)
 	}
-	s := &Server{config: cfg, listener: cfg.Listener, health: health.NewServer(), metrics: grpcprom.NewServerMetrics(
+	s := &Server{config: cfg, health: health.NewServer(), metrics: grpcprom.NewServerMetrics(
 		grpcprom.WithServerHandlingTimeHistogram(grpcprom.WithHistogramBuckets(obs.LatencyBuckets)))}
 	if cfg.Registry != nil {
 		if err := cfg.Registry.Register(s.metrics); err != nil {
 			return nil, fmt.Errorf("registering server metrics: %w", err)
 		}
 	}
-	if s.listener == nil {
-		if s.listener, err = net.Listen("tcp", cfg.Address); err != nil {
+	listener := cfg.Listener
+	if listener == nil {
+		if listener, err = net.Listen("tcp", cfg.Address); err != nil {
 			return nil, fmt.Errorf("listening: %w", err)
 		}
 	}
-	s.grpc = grpc.NewServer(append(s.interceptors(log, validator),
-		grpc.Creds(creds),
-		grpc.StatsHandler(otelgrpc.NewServerHandler()),
-		grpc.MaxRecvMsgSize(hardMaxRecvBytes),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
+	users, err := cfg.Users.audited(log, cfg.Registry)
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	s.listener = newLimited(listener, cfg.Limits.Connections, cfg.Limits.PerHost)
+	a := s.admission(validator, users)
+	unary, stream := s.interceptors(log, a)
+	s.grpc = grpc.NewServer(append(cfg.Limits.options(),
+		grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
+		grpc.Creds(creds), grpc.StatsHandler(otelgrpc.NewServerHandler()), grpc.MaxRecvMsgSize(hardMaxRecvBytes),
+		grpc.ForceServerCodecV2(newCodec()), grpc.InTapHandle(a.tap))...)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	// Probes must not see SERVING before Run.
@@ -110,32 +122,41 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-func (s *Server) interceptors(log logr.Logger, validator protovalidate.Validator) []grpc.ServerOption {
+func (s *Server) admission(validator protovalidate.Validator, users *Users) *admission {
+	return &admission{allow: s.config.Allow, users: users, guard: s.config.Guard, insecure: s.config.TLS.Insecure, validate: validate(validator, s.config.MaxRecvBytes), stranger: s.stranger}
+}
+
+// stranger counts a call without valid credentials.
+func (s *Server) stranger(ctx context.Context) {
+	if s.listener != nil && peerCertificate(ctx) == nil {
+		s.listener.stranger(peerAddress(ctx))
+	}
+}
+
+// interceptors returns those of unary calls and those of streams, the outermost first.
+func (s *Server) interceptors(log logr.Logger, a *admission) ([]grpc.UnaryServerInterceptor, []grpc.StreamServerInterceptor) {
 	access, options := accessLogger(log), accessLogOptions()
 	recoverer := recovery.WithRecoveryHandlerContext(recovered)
-	allowed := authorize(s.config.Allow, s.config.TLS.Insecure)
-	checks := check{guarded(allowed, s.config.Guard), validate(validator, s.config.MaxRecvBytes)}
+	checks := check{a.call, a.enter, a.message}
 	withLog := func(ctx context.Context) context.Context { return logr.NewContext(ctx, log) }
-	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(
-			accept,
-			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-				return h(withLog(ctx), req)
-			},
-			s.metrics.UnaryServerInterceptor(),
-			selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(access, options...), selector.MatchFunc(isLogged)),
-			statusUnary, recovery.UnaryServerInterceptor(recoverer), checks.unary),
-		grpc.ChainStreamInterceptor(
-			func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-				return h(srv, contextStream{ss, withLog(ss.Context())})
-			},
-			s.metrics.StreamServerInterceptor(),
-			selector.StreamServerInterceptor(logging.StreamServerInterceptor(access, options...), selector.MatchFunc(isLogged)),
-			statusStream, recovery.StreamServerInterceptor(recoverer), checks.stream),
-		// A second chain is appended to the first.
-		grpc.ChainUnaryInterceptor(s.config.Unary...),
-		grpc.ChainStreamInterceptor(s.config.Stream...),
+	unary := []grpc.UnaryServerInterceptor{
+		accept,
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+			return h(withLog(ctx), req)
+		},
+		s.metrics.UnaryServerInterceptor(),
+		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(access, options...), selector.MatchFunc(isLogged)),
+		statusUnary, recovery.UnaryServerInterceptor(recoverer), checks.unary,
 	}
+	stream := []grpc.StreamServerInterceptor{
+		func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+			return h(srv, contextStream{ss, withLog(ss.Context())})
+		},
+		s.metrics.StreamServerInterceptor(),
+		selector.StreamServerInterceptor(logging.StreamServerInterceptor(access, options...), selector.MatchFunc(isLogged)),
+		statusStream, recovery.StreamServerInterceptor(recoverer), checks.stream,
+	}
+	return append(unary, s.config.Unary...), append(stream, s.config.Stream...)
 }
 
 type contextStream struct {
@@ -199,12 +220,13 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-func serverCredentials(log logr.Logger, t TLS) (credentials.TransportCredentials, error) {
+// serverCredentials returns the server's side of TLS. Users may call without a certificate: they have tokens.
+func serverCredentials(log logr.Logger, t TLS, users bool) (credentials.TransportCredentials, error) {
 	if t.Insecure {
 		log.Info("serving plaintext to every caller because of --insecure")
 		return insecure.NewCredentials(), nil
 	}
-	cfg, err := t.ServerConfig()
+	cfg, err := t.ServerConfig(users)
 	if err != nil {
 		return nil, err
 	}
@@ -218,29 +240,4 @@ func serverCredentials(log logr.Logger, t TLS) (credentials.TransportCredentials
 		return c, err
 	}
 	return credentials.NewTLS(cfg), nil
-}
-
-// ServeHealth serves the health service alone and in plaintext, because the gRPC probes of the kubelet do not support TLS. It
-// blocks until ctx ends. An empty address or "0" serves nothing.
-func ServeHealth(ctx context.Context, address string, h healthv1.HealthServer) error {
-	if address == "" || address == "0" {
-		<-ctx.Done()
-		return nil
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return fmt.Errorf("listening for health probes: %w", err)
-	}
-	server := grpc.NewServer()
-	healthv1.RegisterHealthServer(server, h)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serving health probes: %w", err)
-	case <-ctx.Done():
-	}
-	server.Stop()
-	_ = <-served
-	return nil
 }

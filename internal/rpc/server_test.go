@@ -103,7 +103,7 @@ func serve(t *testing.T, ctx context.Context, ca *pki.Authority) *rpc.Server {
 	server, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAllocator), Registry: obs.NewRegistry(), DrainTimeout: time.Second,
 		Allow: map[string][]rpc.Role{
-			"fastsandbox.sandbox.v1.SandboxService":             {rpc.RoleClient},
+			"fastsandbox.sandbox.v1.SandboxService":             {rpc.RoleController},
 			"/fastsandbox.sandbox.v1.SandboxService/StreamLogs": {rpc.RoleGateway},
 		},
 	})
@@ -137,7 +137,7 @@ func TestServerChecksCalls(t *testing.T) {
 	otel.GetTracerProvider().(*sdktrace.TracerProvider).RegisterSpanProcessor(spans)
 	t.Cleanup(func() { require.NoError(t, flush(context.WithoutCancel(ctx))) })
 	server := serve(t, ctx, ca)
-	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
+	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleController), ServerName: rpc.RoleAllocator.ServerName()})
 
 	t.Run("allowed", func(t *testing.T) {
 		resp, err := client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
@@ -209,7 +209,7 @@ func TestServerChecksCalls(t *testing.T) {
 		require.Equal(t, fault.PermissionDenied, fault.ReasonOf(rpc.FromStatus(err)))
 	})
 	t.Run("unknown service is unimplemented", func(t *testing.T) {
-		conn, err := rpc.Dial("passthrough:///"+server.Addr().String(), rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
+		conn, err := rpc.Dial("passthrough:///"+server.Addr().String(), rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleController), ServerName: rpc.RoleAllocator.ServerName()})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, conn.Close()) }()
 		_, err = allocatorv1.NewAllocatorServiceClient(conn).ListAgents(ctx, &allocatorv1.ListAgentsRequest{})
@@ -222,10 +222,10 @@ func TestServerChecksCalls(t *testing.T) {
 func TestBothSidesVerifyCertificates(t *testing.T) {
 	ca, unknown := pki.New(t), pki.New(t)
 	server := serve(t, t.Context(), ca)
-	good := ca.TLS(t, rpc.RoleClient)
+	good := ca.TLS(t, rpc.RoleController)
 	for name, cfg := range map[string]rpc.ClientConfig{
-		"client certificate of an unknown authority": {TLS: withCA(unknown.TLS(t, rpc.RoleClient), good.CAFile), ServerName: rpc.RoleAllocator.ServerName()},
-		"server certificate of an unknown authority": {TLS: withCA(good, unknown.TLS(t, rpc.RoleClient).CAFile), ServerName: rpc.RoleAllocator.ServerName()},
+		"client certificate of an unknown authority": {TLS: withCA(unknown.TLS(t, rpc.RoleController), good.CAFile), ServerName: rpc.RoleAllocator.ServerName()},
+		"server certificate of an unknown authority": {TLS: withCA(good, unknown.TLS(t, rpc.RoleController).CAFile), ServerName: rpc.RoleAllocator.ServerName()},
 		"server certificate for another name":        {TLS: good, ServerName: rpc.RoleAgent.ServerName()},
 		"plaintext":                                  {TLS: rpc.TLS{Insecure: true}},
 	} {
@@ -260,7 +260,7 @@ func TestCertificatesReload(t *testing.T) {
 		require.NoError(t, os.WriteFile(to, raw, 0o600))
 	}
 	require.Eventually(t, func() bool {
-		_, err := dial(t, server, rpc.ClientConfig{TLS: next.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()}).
+		_, err := dial(t, server, rpc.ClientConfig{TLS: next.TLS(t, rpc.RoleController), ServerName: rpc.RoleAllocator.ServerName()}).
 			GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
 		return err == nil
 	}, testkit.Timeout, 100*time.Millisecond)
@@ -268,5 +268,6 @@ func TestCertificatesReload(t *testing.T) {
 
 func TestTLSValidateNamesEveryMissingFlag(t *testing.T) {
 	require.Len(t, rpc.TLS{}.Validate(), 3)
+	require.Len(t, rpc.TLS{CertFile: "c", KeyFile: "k", CAFile: "ca", ClientCertFile: "c"}.Validate(), 1)
 	require.Empty(t, rpc.TLS{Insecure: true}.Validate())
 }

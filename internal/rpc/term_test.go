@@ -28,7 +28,7 @@ func TestCallsCarryTheTerm(t *testing.T) {
 	ca := pki.New(t)
 	const known = 5
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{
-		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAgent), DrainTimeout: time.Second,
+		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAgent), DrainTimeout: time.Second, Allow: everything(rpc.RoleAllocator),
 		Guard: func(ctx context.Context, _ string) error {
 			term, err := rpc.TermOf(ctx)
 			if err != nil || term >= known {
@@ -79,7 +79,7 @@ func TestConfiguredInterceptorsRunAfterAllChecks(t *testing.T) {
 	ca := pki.New(t)
 	var seen atomic.Int32
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{
-		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAllocator), DrainTimeout: time.Second,
+		Address: "127.0.0.1:0", TLS: ca.TLS(t, rpc.RoleAllocator), DrainTimeout: time.Second, Allow: everything(rpc.RoleController),
 		Unary: []grpc.UnaryServerInterceptor{func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			seen.Add(1)
 			return handle(ctx, req)
@@ -91,11 +91,16 @@ func TestConfiguredInterceptorsRunAfterAllChecks(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()})
+	client := dial(t, server, rpc.ClientConfig{TLS: ca.TLS(t, rpc.RoleController), ServerName: rpc.RoleAllocator.ServerName()})
 	_, err = client.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "No_Label"})
 	require.Equal(t, fault.InvalidField, fault.ReasonOf(rpc.FromStatus(err)))
 	require.Zero(t, seen.Load(), "a refused call must not reach the interceptor")
 	_, err = client.GetSandbox(t.Context(), &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: "a"})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, seen.Load())
+}
+
+// everything lets a role call SandboxService.
+func everything(role rpc.Role) map[string][]rpc.Role {
+	return map[string][]rpc.Role{sandboxv1.SandboxService_ServiceDesc.ServiceName: {role}}
 }

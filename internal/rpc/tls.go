@@ -14,10 +14,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Role is the role of a peer: the path of the URI SAN spiffe://fast-sandbox.io/<role> in its certificate.
+// Role is the role of a peer: the path of the URI SAN spiffe://fast-sandbox.io/<role> in its certificate. That of an agent has the trust
+// domain AgentDomain.
 type Role string
 
-// Roles of components and callers.
+// Roles of components.
 const (
 	RoleAllocator  Role = "allocator"
 	RoleController Role = "controller"
@@ -25,17 +26,22 @@ const (
 	RoleGateway    Role = "gateway"
 	RoleJanitor    Role = "janitor"
 	RoleGC         Role = "gc"
-	// RoleClient is a user of the API: a person or a program.
-	RoleClient Role = "client"
 )
+
+// RoleMetrics is that of programs that read metrics and profiles. They may call nothing else.
+const RoleMetrics Role = "metrics"
 
 // ServerName returns the DNS name in the certificate of a server of this role.
 func (r Role) ServerName() string { return string(r) + "." + Domain }
 
 // TLS names the certificate files of a process. They are read again when they change.
 type TLS struct {
-	// CertFile and KeyFile are the PEM certificate chain and key of this process. CAFile holds the authorities that it trusts.
+	// CertFile and KeyFile are the PEM certificate chain and key of this process; a client that has a token needs none. CAFile holds
+	// the authorities that it trusts.
 	CertFile, KeyFile, CAFile string
+	// ClientCertFile and ClientKeyFile are those of this process as a client, so that each certificate is of one side alone. Empty:
+	// CertFile and KeyFile.
+	ClientCertFile, ClientKeyFile string
 	// Insecure disables TLS.
 	Insecure bool
 }
@@ -45,6 +51,8 @@ func (t *TLS) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&t.CertFile, "tls-cert-file", t.CertFile, "PEM `file` of this process's certificate chain")
 	fs.StringVar(&t.KeyFile, "tls-key-file", t.KeyFile, "PEM `file` of this process's private key")
 	fs.StringVar(&t.CAFile, "tls-ca-file", t.CAFile, "PEM `file` of the authorities that sign the certificates of peers")
+	fs.StringVar(&t.ClientCertFile, "tls-client-cert-file", t.ClientCertFile, "PEM `file` of the certificate chain with which this process calls others; empty: --tls-cert-file")
+	fs.StringVar(&t.ClientKeyFile, "tls-client-key-file", t.ClientKeyFile, "PEM `file` of the private key of --tls-client-cert-file")
 	fs.BoolVar(&t.Insecure, "insecure", t.Insecure, "use plaintext and accept every caller; only for experiments")
 }
 
@@ -61,16 +69,31 @@ func (t TLS) Validate() []error {
 			problems = append(problems, fmt.Errorf("--%s is required (or --insecure)", f.flag))
 		}
 	}
+	if (t.ClientCertFile == "") != (t.ClientKeyFile == "") {
+		problems = append(problems, errors.New("--tls-client-cert-file and --tls-client-key-file need each other"))
+	}
 	return problems
 }
 
-// ServerConfig returns the configuration of a server that requires a certificate of each client.
-func (t TLS) ServerConfig() (*tls.Config, error) {
+// asClient returns the files of the process as a client.
+func (t TLS) asClient() TLS {
+	if t.ClientCertFile != "" {
+		t.CertFile, t.KeyFile = t.ClientCertFile, t.ClientKeyFile
+	}
+	return t
+}
+
+// ServerConfig returns the configuration of a server. Components call with a certificate; with users, a client may also come without
+// one and has a token.
+func (t TLS) ServerConfig(users bool) (*tls.Config, error) {
 	files, err := newFiles(t)
 	if err != nil {
 		return nil, err
 	}
 	base := &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAndVerifyClientCert, NextProtos: []string{"h2", "http/1.1"}}
+	if users {
+		base.ClientAuth = tls.VerifyClientCertIfGiven
+	}
 	base.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		cert, pool, err := files.current()
 		if err != nil {
@@ -84,13 +107,36 @@ func (t TLS) ServerConfig() (*tls.Config, error) {
 	return base, nil
 }
 
+// MetricsConfig returns the configuration of a server of metrics, which clients of RoleMetrics alone may read; nil for plaintext.
+func (t TLS) MetricsConfig() (*tls.Config, error) {
+	if t.Insecure {
+		return nil, nil //nolint:nilnil // nil is plaintext
+	}
+	cfg, err := t.ServerConfig(false)
+	if err != nil {
+		return nil, err
+	}
+	cfg.VerifyConnection = func(s tls.ConnectionState) error {
+		if role := roleOf(s.PeerCertificates[0]); role != RoleMetrics {
+			return fmt.Errorf("a certificate of role %q may not read metrics", role)
+		}
+		return nil
+	}
+	return cfg, nil
+}
+
 // ClientConfig returns the configuration of a client that presents its certificate and verifies that the server's is valid
 // for serverName, a DNS name or an IP address.
 func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
+	return t.clientConfig(serverName, "")
+}
+
+// clientConfig is ClientConfig that also verifies that the server is the agent whose Pod has the uid, unless that is empty.
+func (t TLS) clientConfig(serverName, agentUID string) (*tls.Config, error) {
 	if serverName == "" {
 		return nil, errors.New("verifying server certificates: no server name")
 	}
-	files, err := newFiles(t)
+	files, err := newFiles(t.asClient())
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +145,9 @@ func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
 		ServerName: serverName,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			cert, _, err := files.current()
+			if cert == nil { // the caller has a token
+				cert = &tls.Certificate{}
+			}
 			return cert, err
 		},
 		// The pool of a tls.Config cannot be replaced later, so VerifyConnection verifies against the current files.
@@ -108,7 +157,10 @@ func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
 			if err != nil {
 				return err
 			}
-			return verify(s, pool, serverName)
+			if err := verify(s, pool, serverName); err != nil || agentUID == "" {
+				return err
+			}
+			return verifyAgent(s, agentUID)
 		},
 	}, nil
 }
@@ -127,8 +179,30 @@ func verify(s tls.ConnectionState, pool *x509.CertPool, serverName string) error
 	return nil
 }
 
+// Identity is the certificate of a process, that of a server if it has two, and the authorities that it trusts, as its files are at the
+// moment. It may be used concurrently.
+type Identity struct{ files *files }
+
+// Identity reads the files.
+func (t TLS) Identity() (*Identity, error) {
+	f, err := newFiles(t)
+	if err != nil {
+		return nil, err
+	}
+	return &Identity{f}, nil
+}
+
+// Current returns the certificate and the authorities.
+func (i *Identity) Current() (*tls.Certificate, *x509.CertPool, error) { return i.files.current() }
+
+// HasRole reports whether a verified certificate is that of a role.
+func HasRole(cert *x509.Certificate, role Role) bool { return roleOf(cert) == role }
+
 // roleOf returns the role in a verified certificate, or "".
 func roleOf(cert *x509.Certificate) Role {
+	if _, ok := AgentOf(cert); ok {
+		return RoleAgent
+	}
 	for _, u := range cert.URIs {
 		if isRoleURI(u) {
 			return Role(strings.TrimPrefix(u.Path, "/"))
@@ -187,6 +261,9 @@ func (f *files) current() (*tls.Certificate, *x509.CertPool, error) {
 func (f *files) fingerprint() (string, error) {
 	var b strings.Builder
 	for _, name := range []string{f.tls.CertFile, f.tls.KeyFile, f.tls.CAFile} {
+		if name == "" {
+			continue
+		}
 		info, err := os.Stat(name)
 		if err != nil {
 			return "", fmt.Errorf("reading certificates: %w", err)
@@ -197,9 +274,13 @@ func (f *files) fingerprint() (string, error) {
 }
 
 func (f *files) read() (*tls.Certificate, *x509.CertPool, error) {
-	cert, err := tls.LoadX509KeyPair(f.tls.CertFile, f.tls.KeyFile)
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading certificate %s: %w", f.tls.CertFile, err)
+	var cert *tls.Certificate
+	if f.tls.CertFile != "" || f.tls.KeyFile != "" {
+		pair, err := tls.LoadX509KeyPair(f.tls.CertFile, f.tls.KeyFile)
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading certificate %s: %w", f.tls.CertFile, err)
+		}
+		cert = &pair
 	}
 	raw, err := os.ReadFile(f.tls.CAFile)
 	if err != nil {
@@ -209,5 +290,5 @@ func (f *files) read() (*tls.Certificate, *x509.CertPool, error) {
 	if !pool.AppendCertsFromPEM(raw) {
 		return nil, nil, fmt.Errorf("reading authorities %s: no PEM certificate found", f.tls.CAFile)
 	}
-	return &cert, pool, nil
+	return cert, pool, nil
 }

@@ -3,6 +3,7 @@
 package e2e_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,10 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
 )
 
-// pidsOf returns the processes of the mesh by the path of their program inside their image.
+// pidsOf returns the processes of the mesh by the path of the program, inside their image, that the kernel executes. A sandbox, which is
+// in a cgroup of its own, is none of them, whatever it executes.
 func pidsOf(t *testing.T, program string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -28,21 +31,34 @@ func pidsOf(t *testing.T, program string) []int {
 		if err != nil {
 			continue
 		}
-		raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err == nil && strings.SplitN(string(raw), "\x00", 2)[0] == program {
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		groups, groupsErr := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
+		if err == nil && groupsErr == nil && strings.TrimSuffix(exe, " (deleted)") == program && !inSandbox(string(groups)) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// kill kills all processes of a program.
+// inSandbox reports whether one of a process's cgroups, as /proc/PID/cgroup lists them, is a sandbox's.
+func inSandbox(groups string) bool {
+	for line := range strings.Lines(groups) {
+		if strings.HasPrefix(filepath.Base(strings.TrimSpace(line)), ctrd.CgroupPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// kill kills all processes of a program. Among them may be a probe of the kubelet, which ends by itself.
 func kill(t *testing.T, program string) {
 	t.Helper()
 	old := pidsOf(t, program)
 	require.NotEmpty(t, old, "no process %s", program)
 	for _, pid := range old {
-		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		if err := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
+			require.NoError(t, err)
+		}
 	}
 }
 

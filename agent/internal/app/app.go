@@ -7,9 +7,12 @@ import (
 	"math"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/disk"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/pin"
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
@@ -40,11 +43,7 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	defer client.Close()
-	runtime := ctrd.New(ctrd.Config{
-		Client: client, Handler: handler, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, PodUID: cfg.PodUID,
-		NetNSPath: cfg.NetNSPath, CgroupParent: cfg.CgroupParent, CgroupRoot: cfg.CgroupRoot, DockerConfig: cfg.DockerConfig, InsecureRegistries: cfg.InsecureRegistries,
-		SlotRoot: cfg.SlotRoot, SandboxInit: cfg.SandboxInit,
-	})
+	runtime := ctrd.New(cfg.runtime(client, handler))
 	defer runtime.Close()
 	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
 	process := rand.Text()
@@ -68,15 +67,14 @@ func Run(ctx context.Context, cfg *Config) error {
 	if err := registry.Register(hub); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
-	server, err := rpc.NewServer(ctx, rpc.ServerConfig{
-		Address: cfg.BindAddress, TLS: cfg.TLS, Allow: allow(), Guard: guard, Registry: registry,
-	})
+	server, err := cfg.server(ctx, guard, registry)
 	if err != nil {
 		return err
 	}
 	closing := make(chan struct{})
 	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
-	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{}}
+	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
+		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }}
 
 	g := daemon.NewGroup()
 	g.Go("gRPC", server.Run)
@@ -84,10 +82,32 @@ func Run(ctx context.Context, cfg *Config) error {
 	g.Go("images", pinned.Run)
 	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, hub.SetSlots) })
 	g.Go("closing", func(ctx context.Context) error { return closeAfter(ctx, manager, closing) })
+	g.Go("disk", disk.New(disk.Config{Runtime: runtime, Sandboxes: manager, Limit: cfg.MaxDisk, Clock: clock.RealClock{}}).Run)
 	g.After("logs", store.Run)
 	cfg.Serve(g, registry, server.Health())
 	logr.FromContextOrDiscard(ctx).Info("agent listening", obs.KeyAddress, server.Addr().String(), obs.KeyPod, cfg.PodNamespace+"/"+cfg.PodName)
 	return g.Run(ctx)
+}
+
+// server returns the agent's server, without its services.
+func (c *Config) server(ctx context.Context, guard func(context.Context, string) error, registry prometheus.Registerer) (*rpc.Server, error) {
+	users, err := c.users()
+	if err != nil {
+		return nil, err
+	}
+	return rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: c.BindAddress, TLS: c.TLS, Allow: allow(), Users: users, Guard: guard, Registry: registry,
+	})
+}
+
+// runtime returns the configuration of the runtime.
+func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Config {
+	return ctrd.Config{
+		Client: client, Handler: handler, Snapshotter: c.Snapshotter, LogRoot: c.LogRoot, PodUID: c.PodUID,
+		NetNSPath: c.NetNSPath, CgroupParent: c.CgroupParent, CgroupRoot: c.CgroupRoot,
+		DockerConfig: c.DockerConfig, InsecureRegistries: c.InsecureRegistries,
+		VerifyImages: c.ImagePolicy == imageVerify, MaxImageBytes: c.MaxImageBytes, SlotRoot: c.SlotRoot, SandboxInit: c.SandboxInit,
+	}
 }
 
 // closeAfter waits for the end of ctx, and then ends the streams without an end and the manager's work.
@@ -106,7 +126,7 @@ func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime
 		return nil, nil, err
 	}
 	manager, err := sandbox.New(sandbox.Config{
-		Runtime: runtime, Logs: store, Info: c.info(), Process: process, State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout,
+		Runtime: runtime, Logs: store, Info: c.info(), Process: process, State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout, MaxLimits: c.MaxLimits,
 		Slots: slots, Claimer: runtime, Status: hub,
 	})
 	if err != nil {
@@ -119,13 +139,21 @@ func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime
 	return manager, fence.Guard, nil
 }
 
-// allow returns which roles may call what: the control plane everything, clients the logs for `fsb-ctl logs --direct`.
+// allow returns which roles may call what: the control plane everything.
 func allow() map[string][]rpc.Role {
-	control := []rpc.Role{rpc.RoleAllocator, rpc.RoleController}
-	return map[string][]rpc.Role{
-		agentv1.AgentService_ServiceDesc.ServiceName:   control,
-		agentv1.AgentService_StreamLogs_FullMethodName: append([]rpc.Role{rpc.RoleClient}, control...),
+	return map[string][]rpc.Role{agentv1.AgentService_ServiceDesc.ServiceName: {rpc.RoleAllocator, rpc.RoleController}}
+}
+
+// users lets users with tickets call; nil if there are no certificates that could be verified.
+func (c *Config) users() (*rpc.Users, error) {
+	if c.TLS.Insecure {
+		return nil, nil //nolint:nilnil // no users are a setting of the server
 	}
+	own, err := c.TLS.Identity()
+	if err != nil {
+		return nil, err
+	}
+	return agentrpc.Users(own, c.PodUID, clock.RealClock{}), nil
 }
 
 func (c *Config) info() *agentv1.AgentInfo {

@@ -51,11 +51,11 @@ func startAgent(t testing.TB, s *containerd.Server, change func(*app.Config)) *a
 	address := l.Addr().String()
 	require.NoError(t, l.Close())
 	cfg := &app.Config{
-		Common:      daemon.Common{TLS: rpc.TLS{Insecure: true}, MetricsAddress: "0", HealthAddress: "0"},
+		Common:      daemon.Common{TLS: rpc.TLS{Insecure: true}, MetricsAddress: "0", HealthSocket: "0"},
 		BindAddress: address, Capacity: 40, ContainerdSocket: s.Socket, ContainerdNamespace: "k8s.io", Snapshotter: "overlayfs",
 		RuntimeHandler: "runc", LogRoot: s.LogRoot, LogMaxBytes: 1 << 20, Pool: "default", PodName: "agent-1", PodNamespace: "default",
 		PodUID: podUID, PodIP: "127.0.0.1", NodeName: "node", NetNSPath: "/proc/self/ns/net", CgroupParent: s.CgroupParent,
-		CreateTimeout: time.Minute, StateDir: filepath.Join(s.Dir, "agent"),
+		CreateTimeout: time.Minute, MaxImageBytes: 1 << 30, ImagePolicy: "Cached", StateDir: filepath.Join(s.Dir, "agent"),
 	}
 	if change != nil {
 		change(cfg)

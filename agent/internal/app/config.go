@@ -13,9 +13,24 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
-	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
+)
+
+// The image policies, as a SandboxPool has them.
+const (
+	imageCached = "Cached"
+	imageVerify = "Verify"
+)
+
+// The default limits of a sandbox's files.
+const (
+	defaultDiskBytes  = 10 << 30
+	defaultDiskInodes = 1_000_000
 )
 
 // Config is the agent's configuration.
@@ -33,7 +48,12 @@ type Config struct {
 	NetNSPath, CgroupParent, CgroupRoot                  string
 	DockerConfig                                         string
 	InsecureRegistries                                   []string
+	MaxImageBytes                                        int64
+	ImagePolicy                                          string
+	MaxLimits                                            resources.Limits
 	CreateTimeout                                        time.Duration
+	MemoryBytes                                          int64
+	MaxDisk                                              runtime.DiskUsage
 	SlotRoot, SandboxInit                                string
 	SlotsMin, SlotsMax                                   int
 }
@@ -45,11 +65,11 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.BindAddress, "bind-address", ":5758", "`address` of the agent's gRPC server")
 	fs.IntVar(&c.Capacity, "capacity", 5, "number of sandboxes that can run on the agent at a time")
-	fs.StringVar(&c.ContainerdSocket, "containerd-socket", ctrd.DefaultSocket, "`path` of containerd's socket")
-	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", ctrd.DefaultNamespace, "containerd `namespace` of images and sandboxes")
-	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "containerd snapshotter of root file systems")
+	fs.StringVar(&c.ContainerdSocket, "containerd-socket", shared.DefaultSocket, "`path` of containerd's socket")
+	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", shared.DefaultNamespace, "containerd `namespace` of images and sandboxes")
+	fs.StringVar(&c.Snapshotter, "snapshotter", shared.DefaultSnapshotter, "containerd snapshotter of root file systems")
 	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "OCI runtime: runc, crun, runsc, kata, or a containerd runtime name")
-	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
+	fs.StringVar(&c.LogRoot, "log-root", shared.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
 	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept for each sandbox")
 	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/fast-sandbox", "`directory` of the agent's own durable state, which lives as long as its Pod")
 	fs.StringVar(&c.Pool, "pool", "", "`name` of the SandboxPool that the agent belongs to")
@@ -60,10 +80,18 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.NodeName, "node-name", "", "name of the agent's node")
 	fs.StringVar(&c.NetNSPath, "netns-path", "", "`path`, on the host, of the network namespace of sandboxes; overrides the Pod's")
 	fs.StringVar(&c.CgroupParent, "cgroup-parent", "", "parent cgroup of sandboxes (a path or NAME.slice); overrides the Pod's")
-	fs.StringVar(&c.CgroupRoot, "cgroup-root", ctrd.DefaultCgroupRoot, "`directory` at which the host's cgroups are mounted")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", shared.DefaultCgroupRoot, "`directory` at which the host's cgroups are mounted")
 	fs.StringVar(&c.DockerConfig, "docker-config", "", "Docker's config.json `file` with registry credentials, read at each pull")
 	fs.StringSliceVar(&c.InsecureRegistries, "insecure-registries", nil, "`hosts` of registries that are reached over plain HTTP, besides localhost")
+	fs.Int64Var(&c.MaxImageBytes, "image-max-bytes", ctrd.DefaultMaxImageBytes, "largest download, in bytes, of one image")
+	fs.StringVar(&c.ImagePolicy, "image-policy", imageCached, "use of images that are on the node: Cached, or Verify to ask the registry first")
+	fs.Int64Var(&c.MaxLimits.CPUMillis, "sandbox-max-cpu-millis", 0, "largest CPU limit, in thousandths of a core, that a sandbox may have; 0 is none")
+	fs.Int64Var(&c.MaxLimits.MemoryBytes, "sandbox-max-memory-bytes", 0, "largest memory limit, in bytes, that a sandbox may have; 0 is none")
+	fs.Int64Var(&c.MaxLimits.PIDs, "sandbox-max-pids", 0, "largest limit of processes and threads that a sandbox may have; 0 is none")
 	fs.DurationVar(&c.CreateTimeout, "create-timeout", 2*time.Minute, "timeout of a create, the pull of its image included")
+	fs.Int64Var(&c.MaxDisk.Bytes, "sandbox-disk-bytes", defaultDiskBytes, "disk, in bytes, that the files of a sandbox may take; one that takes more is ended; 0 is no limit")
+	fs.Int64Var(&c.MaxDisk.Inodes, "sandbox-disk-inodes", defaultDiskInodes, "number of files that a sandbox may create; one that has more is ended; 0 is no limit")
+	fs.Int64Var(&c.MemoryBytes, "memory-limit-bytes", defaultMemoryBytes, "limit of the agent's own memory, in bytes, without its sandboxes; 0 is none")
 	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, on a file system without noexec; empty for no slots")
 	fs.StringVar(&c.SandboxInit, "sandbox-init", "/sandbox-init", "`path` of the binary that waits in slots")
 	fs.IntVar(&c.SlotsMax, "slots-max", -1, "maximum number of slots to keep started; -1 is one for each free capacity unit, 0 is none")
@@ -87,7 +115,7 @@ func (c *Config) Validate() error {
 	if c.Capacity < 1 || c.Capacity > 1000 {
 		add("--capacity is %d, want 1 to 1000", c.Capacity)
 	}
-	if _, err := ctrd.ParseHandler(c.RuntimeHandler); err != nil {
+	if _, err := shared.ParseHandler(c.RuntimeHandler); err != nil {
 		add("--runtime-handler: %w", err)
 	}
 	for flag, path := range map[string]string{"containerd-socket": c.ContainerdSocket, "log-root": c.LogRoot, "state-dir": c.StateDir} {
@@ -118,19 +146,39 @@ func (c *Config) Validate() error {
 	if c.SlotsMin < 0 || (c.SlotsMax >= 0 && c.SlotsMin > c.SlotsMax) {
 		add("--slots-min is %d, want 0 to --slots-max", c.SlotsMin)
 	}
-	if c.LogMaxBytes < 64<<10 {
-		add("--log-max-bytes is %d, want at least %d", c.LogMaxBytes, 64<<10)
-	}
+	c.validateBounds(add)
 	if c.CreateTimeout <= 0 {
 		add("--create-timeout is %s, want more than 0", c.CreateTimeout)
 	}
 	return errors.Join(problems...)
 }
 
+// validateBounds checks what bounds images, sandboxes and the agent itself.
+func (c *Config) validateBounds(add func(format string, args ...any)) {
+	if c.LogMaxBytes < 64<<10 {
+		add("--log-max-bytes is %d, want at least %d", c.LogMaxBytes, 64<<10)
+	}
+	if c.MaxImageBytes < 1<<20 {
+		add("--image-max-bytes is %d, want at least %d", c.MaxImageBytes, 1<<20)
+	}
+	if c.ImagePolicy != imageCached && c.ImagePolicy != imageVerify {
+		add("--image-policy is %q, want %s or %s", c.ImagePolicy, imageCached, imageVerify)
+	}
+	if least := min(c.MaxLimits.CPUMillis, c.MaxLimits.MemoryBytes, c.MaxLimits.PIDs); least < 0 {
+		add("--sandbox-max-cpu-millis, --sandbox-max-memory-bytes or --sandbox-max-pids is %d, want 0 or more", least)
+	}
+	if least := min(c.MaxDisk.Bytes, c.MaxDisk.Inodes); least < 0 {
+		add("--sandbox-disk-bytes or --sandbox-disk-inodes is %d, want 0 or more", least)
+	}
+	if c.MemoryBytes != 0 && c.MemoryBytes < 64<<20 {
+		add("--memory-limit-bytes is %d, want 0 or at least %d", c.MemoryBytes, 64<<20)
+	}
+}
+
 // reservedPorts returns the ports that the agent itself listens on in the network that its sandboxes share.
 func (c *Config) reservedPorts() []int32 {
 	var ports []int32
-	for _, address := range []string{c.BindAddress, c.HealthAddress, c.MetricsAddress} {
+	for _, address := range []string{c.BindAddress, c.MetricsAddress} {
 		_, port, err := net.SplitHostPort(address)
 		if n, convErr := strconv.ParseInt(port, 10, 32); err == nil && convErr == nil && n > 0 {
 			ports = append(ports, int32(n))

@@ -10,6 +10,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/app"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 func TestValidateNamesEveryProblem(t *testing.T) {
@@ -17,7 +18,7 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 	for _, flag := range []string{
 		"--bind-address", "--capacity", "--runtime-handler", "--containerd-socket", "--log-root", "--netns-path", "--pool", "--pod-name",
 		"--pod-namespace", "--pod-uid", "--node-name", "--pod-ip", "--log-max-bytes", "--create-timeout", "--tls-cert-file",
-		"--containerd-namespace", "--snapshotter",
+		"--containerd-namespace", "--snapshotter", "--image-max-bytes", "--image-policy",
 	} {
 		require.ErrorContains(t, err, flag)
 	}
@@ -27,6 +28,7 @@ func TestEnvironmentOfAnAgentPod(t *testing.T) {
 	for env, value := range map[string]string{
 		"AGENT_CAPACITY": "7", "CONTAINERD_SOCKET": "/run/x.sock", "AGENT_RUNTIME_HANDLER": "crun", "AGENT_POOL": "p", "POD_NAME": "n",
 		"POD_NAMESPACE": "ns", "POD_UID": "u", "POD_IP": "10.0.0.1", "NODE_NAME": "node", "FSB_INSECURE": "true", "FSB_CREATE_TIMEOUT": "5s",
+		"FSB_SANDBOX_MAX_CPU_MILLIS": "2000", "FSB_SANDBOX_MAX_MEMORY_BYTES": "1073741824", "FSB_SANDBOX_MAX_PIDS": "100", "FSB_IMAGE_POLICY": "Verify",
 	} {
 		t.Setenv(env, value)
 	}
@@ -37,6 +39,8 @@ func TestEnvironmentOfAnAgentPod(t *testing.T) {
 	require.NoError(t, config.Load(cmd, daemon.EnvPrefix))
 	require.NoError(t, cfg.Validate())
 	require.Equal(t, 7, cfg.Capacity)
+	require.Equal(t, "Verify", cfg.ImagePolicy)
+	require.Equal(t, resources.Limits{CPUMillis: 2000, MemoryBytes: 1 << 30, PIDs: 100}, cfg.MaxLimits)
 	require.Equal(t, "/run/x.sock", cfg.ContainerdSocket)
 	require.Equal(t, "crun", cfg.RuntimeHandler)
 	require.Equal(t, "flag", cfg.Pool, "a flag wins")

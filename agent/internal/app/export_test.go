@@ -13,6 +13,9 @@ import (
 // SlowPings is how many pings in a row may time out.
 const SlowPings = slowPings
 
+// LimitMemory bounds the agent's own memory.
+func (c *Config) LimitMemory(ctx context.Context, l memoryLimiter) { c.limitMemory(ctx, l) }
+
 // Watch runs a monitor until ctx ends.
 func Watch(ctx context.Context, r runtime.Runtime, m *sandbox.Manager, s *status.Hub, c clock.WithTicker) error {
 	return (&monitor{runtime: r, manager: m, status: s, ready: func(bool) {}, clock: c}).run(ctx)

@@ -200,18 +200,10 @@ func TestKilledShimIsCleanedUp(t *testing.T) {
 
 func shimOf(t testing.TB, id string) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	require.NoError(t, err)
-	for _, e := range entries {
-		raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		args := strings.Split(string(raw), "\x00")
-		if err != nil || !strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") || !strings.Contains(string(raw), "\x00"+id+"\x00") {
-			continue
+	for _, shim := range containerd.Shims() {
+		if shim.Of(id) {
+			return shim.PID
 		}
-		var pid int
-		_, err = fmt.Sscan(e.Name(), &pid)
-		require.NoError(t, err)
-		return pid
 	}
 	t.Fatalf("no shim of %s", id)
 	return 0

@@ -190,7 +190,7 @@ func spawn(t *testing.T, s *containerd.Server, binary string, args ...string) (*
 	require.NoError(t, err)
 	address := l.Addr().String()
 	require.NoError(t, l.Close())
-	cmd := exec.Command(binary, append([]string{"--insecure", "--bind-address", address, "--metrics-bind-address", "0", "--health-probe-bind-address", "0",
+	cmd := exec.Command(binary, append([]string{"--insecure", "--bind-address", address, "--metrics-bind-address", "0", "--health-socket", "0",
 		"--containerd-socket", s.Socket, "--log-root", s.LogRoot, "--state-dir", filepath.Join(s.Dir, "agent"), "--pool", "default", "--pod-name", "agent-1", "--pod-namespace", "default",
 		"--pod-uid", podUID, "--pod-ip", "127.0.0.1", "--node-name", "node", "--netns-path", fmt.Sprintf("/proc/%d/ns/net", os.Getpid()), "--cgroup-parent", s.CgroupParent,
 		"--capacity", "40"}, args...)...)

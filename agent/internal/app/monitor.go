@@ -50,11 +50,16 @@ type monitor struct {
 	status  *status.Hub
 	ready   func(bool)
 	clock   clock.WithTicker
+	// adopted, if not nil, is called once the sandboxes are adopted.
+	adopted func(context.Context)
 }
 
 func (m *monitor) run(ctx context.Context) error {
 	if !m.adopt(ctx) {
 		return nil
+	}
+	if m.adopted != nil {
+		m.adopted(ctx)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -23,6 +23,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 // Slots hands out containers that were started ahead of time. slot.Pool implements it. Its methods return at once.
@@ -52,6 +53,8 @@ type Config struct {
 	Claimer Claimer
 	// Pool is the pool that the agent belongs to, for the containers' labels.
 	Pool string
+	// MaxLimits are the pool's maxima, to which defaults are lowered; zero is none.
+	MaxLimits resources.Limits
 	// Process identifies this process of the agent, for the same labels.
 	Process string
 	// Clock; nil is the real one.
@@ -215,7 +218,7 @@ func (l *Launcher) container(id string, r *agentv1.SandboxRecord, persisted bool
 	}
 	return runtime.Container{
 		ID: id, Record: record, Image: r.GetSpec().GetImage(), Command: r.GetSpec().GetCommand(), Args: r.GetSpec().GetArgs(),
-		Env: env, WorkingDir: r.GetSpec().GetWorkingDir(), Hostname: r.GetName(), Limits: Limits(r), Network: Network(r),
+		Env: env, WorkingDir: r.GetSpec().GetWorkingDir(), Hostname: r.GetName(), Limits: Limits(r).Effective(resources.Limits{}, l.config.MaxLimits), Network: Network(r),
 		LogPath: paths.Output, HostnamePath: paths.Hostname,
 		Labels: identity.Identity{
 			Namespace: r.GetNamespace(), Name: r.GetName(), SandboxUID: r.GetFence().GetSandboxUid(), Attempt: r.GetFence().GetAttempt(),
@@ -233,11 +236,12 @@ func Network(r *agentv1.SandboxRecord) runtime.Network {
 	return runtime.NetworkAgent
 }
 
-// Limits returns a sandbox's limits: those in force, or, in a record without them, those of its spec.
-func Limits(r *agentv1.SandboxRecord) runtime.Limits {
+// Limits returns the limits that a record has for its sandbox: those in force, or, in a record without them, those of its spec.
+// Defaults apply to what the record does not set.
+func Limits(r *agentv1.SandboxRecord) resources.Limits {
 	limits := r.GetLimits()
 	if limits == nil {
 		limits = r.GetSpec().GetResources()
 	}
-	return runtime.Limits{CPUMillis: limits.GetCpuMillis(), MemoryBytes: limits.GetMemoryBytes(), PIDs: limits.GetPids()}
+	return resources.Limits{CPUMillis: limits.GetCpuMillis(), MemoryBytes: limits.GetMemoryBytes(), PIDs: limits.GetPids()}
 }

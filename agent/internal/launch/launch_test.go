@@ -21,6 +21,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -66,7 +67,8 @@ func launcher(t *testing.T, free bool) *fixture {
 	f := &fixture{runtime: fake.New(map[string]fake.Image{"docker.io/library/busybox:1": {Local: true}}), root: t.TempDir()}
 	f.logs = logs.New(logs.Config{Root: f.root, Owner: "me"})
 	f.Launcher = launch.New(launch.Config{
-		Runtime: f.runtime, Logs: f.logs, Slots: f, Claimer: f.runtime, Pool: "default", Process: "this", Clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)),
+		Runtime: f.runtime, Logs: f.logs, Slots: f, Claimer: f.runtime, Pool: "default", Process: "this",
+		MaxLimits: resources.Limits{MemoryBytes: 64 << 20}, Clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)),
 	})
 	if free {
 		paths, err := f.logs.Create(slotID, "")
@@ -298,12 +300,24 @@ func TestContainer(t *testing.T) {
 	require.Equal(t, filepath.Join(f.root, "u-2", "output.log"), spec.LogPath)
 }
 
+// TestNoSandboxIsUnlimited: a record without limits, by whichever caller, ran without any.
+func TestNoSandboxIsUnlimited(t *testing.T) {
+	for _, free := range []bool{false, true} {
+		f := launcher(t, free)
+		result, _, err := f.launch(t.Context(), record(func(r *agentv1.SandboxRecord) { r.Limits = &sandboxv1.ResourceLimits{CpuMillis: 250} }))
+		require.NoError(t, err)
+		spec, ok := f.runtime.Spec(result.ID)
+		require.True(t, ok)
+		require.Equal(t, resources.Limits{CPUMillis: 250, MemoryBytes: 64 << 20, PIDs: 1024}, spec.Limits, "the default of memory is above the pool's maximum")
+	}
+}
+
 func TestLimitsAndNetwork(t *testing.T) {
 	own := &sandboxv1.ResourceLimits{CpuMillis: 1, MemoryBytes: 2, Pids: 3}
 	inForce := &sandboxv1.ResourceLimits{CpuMillis: 4, MemoryBytes: 5, Pids: 6}
-	require.Equal(t, runtime.Limits{}, launch.Limits(record()))
-	require.Equal(t, runtime.Limits{CPUMillis: 1, MemoryBytes: 2, PIDs: 3}, launch.Limits(record(func(r *agentv1.SandboxRecord) { r.Spec.Resources = own })))
-	require.Equal(t, runtime.Limits{CPUMillis: 4, MemoryBytes: 5, PIDs: 6}, launch.Limits(record(func(r *agentv1.SandboxRecord) {
+	require.Equal(t, resources.Limits{}, launch.Limits(record()))
+	require.Equal(t, resources.Limits{CPUMillis: 1, MemoryBytes: 2, PIDs: 3}, launch.Limits(record(func(r *agentv1.SandboxRecord) { r.Spec.Resources = own })))
+	require.Equal(t, resources.Limits{CPUMillis: 4, MemoryBytes: 5, PIDs: 6}, launch.Limits(record(func(r *agentv1.SandboxRecord) {
 		r.Spec.Resources, r.Limits = own, inForce
 	})), "those in force take precedence")
 	require.Equal(t, runtime.NetworkAgent, launch.Network(record()))

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
 const (
@@ -20,7 +22,6 @@ const (
 	indexInterval = time.Second
 	entrySize     = 16
 	maxEntries    = 4096
-	blockSize     = 4096
 )
 
 // entry means that at least offset bytes had been written at the time.
@@ -81,7 +82,8 @@ func (k *keeper) keep(now func() time.Time) error {
 	return k.index(entry{at, size})
 }
 
-// load reads, once, what an earlier process left.
+// load reads, once, what an earlier process left. A crash of the node may have left an index with a torn entry, after which the
+// next ones could not be read, or with output that the file has lost: such entries are dropped.
 func (k *keeper) load(f *os.File) error {
 	if k.loaded {
 		return nil
@@ -94,24 +96,27 @@ func (k *keeper) load(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	if k.entries = len(entries); k.entries > 0 {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	k.entries = sort.Search(len(entries), func(i int) bool { return entries[i].offset > info.Size() })
+	if k.entries > 0 {
 		k.last = entries[k.entries-1]
+	}
+	err = os.Truncate(filepath.Join(k.dir, indexName), int64(k.entries)*entrySize)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	k.loaded = true
 	return nil
 }
 
-// punch frees all but the newest seven eighths of the bound, so that it is not called at every check.
+// punch frees the oldest part of the log.
 func (k *keeper) punch(f *os.File, size int64) error {
-	end := (size - k.max + k.max/8) / blockSize * blockSize
-	if end <= k.hole {
-		return nil
-	}
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, end); err != nil {
-		return &os.PathError{Op: "freeing the oldest part of", Path: f.Name(), Err: err}
-	}
-	k.hole = end
-	return nil
+	start, err := ctrd.TrimLog(f, size, k.max)
+	k.hole = max(k.hole, start)
+	return err
 }
 
 func (k *keeper) index(e entry) error {

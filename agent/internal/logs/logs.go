@@ -7,6 +7,7 @@
 //	                     hostname      the sandbox's /etc/hostname
 //	                     started       when the process was started; exists once it was
 //	                     owner         uid of the agent's Pod
+//	                     limit         bytes of output that are kept, for the janitor, which bounds the file while no agent runs
 //
 // The file is bounded by freeing its oldest blocks (fallocate, punching a hole): offsets keep their meaning, the writer
 // is not affected, and no byte in flight is lost. A reader begins at the first line after the hole.
@@ -21,6 +22,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -39,6 +41,7 @@ const (
 	hostnameName = "hostname"
 	startedName  = "started"
 	ownerName    = ctrd.OwnerFile
+	limitName    = ctrd.LimitFile
 	newPrefix    = ctrd.NewLogPrefix
 )
 
@@ -59,7 +62,8 @@ type Config struct {
 
 // Store keeps the logs of one agent's sandboxes. Make it with New; Run must run for the bound to hold.
 type Store struct {
-	config Config
+	config  Config
+	watcher *watcher
 
 	mu    sync.Mutex
 	files map[string]*keeper
@@ -73,7 +77,7 @@ func New(cfg Config) *Store {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
-	return &Store{config: cfg, files: map[string]*keeper{}}
+	return &Store{config: cfg, watcher: newWatcher(), files: map[string]*keeper{}}
 }
 
 // Paths are the files of a sandbox that its container needs.
@@ -138,6 +142,7 @@ func (s *Store) fill(dir, hostname string) error {
 		mode          fs.FileMode
 	}{
 		{outputName, "", 0o600}, {ownerName, s.config.Owner, 0o600}, {hostnameName, hostname + "\n", 0o644},
+		{limitName, strconv.FormatInt(s.config.MaxBytes, 10), 0o600},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, f.name), []byte(f.content), f.mode); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -41,6 +42,9 @@ func newStore(t *testing.T, maxBytes int64) *store {
 	hostname, err := os.ReadFile(paths.Hostname)
 	require.NoError(t, err)
 	require.Equal(t, "host\n", string(hostname))
+	limit, err := os.ReadFile(filepath.Join(filepath.Dir(paths.Output), "limit"))
+	require.NoError(t, err)
+	require.Equal(t, strconv.FormatInt(maxBytes, 10), string(limit), "the janitor reads it")
 	f, err := os.OpenFile(paths.Output, os.O_WRONLY|os.O_APPEND, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
@@ -319,4 +323,30 @@ func TestNothingIsMadeInALogThatIsReleased(t *testing.T) {
 		require.NoError(t, os.RemoveAll(filepath.Dir(paths.Output)))
 	}
 	require.NoError(t, s.Remove("u1-1"))
+}
+
+// TestIndexAfterACrash: a crash of the node may lose output that the index knows of, or tear an entry. Reading skips nothing, and
+// what is indexed from then on can be found.
+func TestIndexAfterACrash(t *testing.T) {
+	for name, index := range map[string][]byte{
+		"output was lost": indexOf(10_000, 8, 10_001, 400),
+		"a torn entry":    indexOf(10_000, 8, 10_001, 16)[:20],
+		"out of order":    indexOf(10_000, 8, 10_001, 4),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t, 1<<20)
+			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(s.out.Name()), "index"), index, 0o600))
+			s.write(t, "line 01\nline 02\n")
+			since := func(seconds int64) string {
+				return s.read(t, logs.Options{Tail: -1, Since: time.Unix(10_000+seconds, 0)})
+			}
+			require.Equal(t, "line 02\n", since(2))
+			for i := range 4 {
+				s.at(float64(10 + 2*i))
+				s.write(t, fmt.Sprintf("later %d\n", i))
+			}
+			require.Equal(t, "line 02\nlater 0\nlater 1\nlater 2\nlater 3\n", since(2))
+			require.Equal(t, "later 2\nlater 3\n", since(15))
+		})
+	}
 }

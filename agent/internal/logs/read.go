@@ -12,10 +12,14 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/fsnotify/fsnotify"
+	"k8s.io/utils/clock"
 )
 
-const chunkSize = 32 << 10
+const (
+	chunkSize = 32 << 10
+	// lookInterval is how often a follower looks by itself, for changes that no event has announced.
+	lookInterval = time.Second
+)
 
 // Options select a part of a log.
 type Options struct {
@@ -49,7 +53,7 @@ func (s *Store) Read(ctx context.Context, id string, o Options, ended <-chan str
 	}
 	r := &reader{file: f, offset: start, send: send}
 	if o.Follow {
-		err = r.follow(ctx, ended)
+		err = r.follow(ctx, s.watcher, s.config.Clock, ended)
 	} else {
 		err = r.drain(ctx)
 	}
@@ -70,9 +74,14 @@ func begin(f *os.File, dir string, o Options) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
+		info, err := f.Stat()
+		if err != nil {
+			return 0, err
+		}
 		var since int64
 		for _, e := range entries {
-			if e.at.After(o.Since) {
+			// After a crash of the node the index may know of output that the file has lost.
+			if e.at.After(o.Since) || e.offset > info.Size() {
 				break
 			}
 			since = e.offset
@@ -178,16 +187,12 @@ func (r *reader) drain(ctx context.Context) error {
 	}
 }
 
-func (r *reader) follow(ctx context.Context, ended <-chan struct{}) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer watcher.Close()
+func (r *reader) follow(ctx context.Context, w *watcher, c clock.WithTicker, ended <-chan struct{}) error {
 	// If the file was removed, ended is closed or will be, and the open file has all that was written.
-	if err := watcher.Add(r.file.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
+	changed, stop := w.follow(r.file.Name())
+	defer stop()
+	look := c.NewTicker(lookInterval)
+	defer look.Stop()
 	for {
 		// ended is checked first: all that was written before it can then be read.
 		over := false
@@ -203,14 +208,8 @@ func (r *reader) follow(ctx context.Context, ended <-chan struct{}) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ended:
-		case _, ok := <-watcher.Events:
-			if !ok {
-				return errors.New("the watch of the log ended")
-			}
-		case err := <-watcher.Errors:
-			if !errors.Is(err, fsnotify.ErrEventOverflow) {
-				return err
-			}
+		case <-changed:
+		case <-look.C():
 		}
 	}
 }

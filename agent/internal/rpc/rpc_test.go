@@ -57,7 +57,7 @@ func serveCapacity(t *testing.T, capacity int32) *testEnv {
 	require.NoError(t, err)
 	tombstones, err := dir.Sub("tombstones")
 	require.NoError(t, err)
-	info := &agentv1.AgentInfo{PodUid: "me", Capacity: capacity, PodIp: "10.0.0.1"}
+	info := &agentv1.AgentInfo{PodUid: "me", Namespace: "default", Pool: "p", Capacity: capacity, PodIp: "10.0.0.1"}
 	hub := status.New(info)
 	manager, err := sandbox.New(sandbox.Config{
 		Runtime: rt, Logs: store, Info: info, Status: hub, State: dir, Tombstones: tombstones,

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 // Runtime keeps images and containers. Every method may be called concurrently, also for one container; the caller puts the
@@ -54,6 +56,9 @@ type Runtime interface {
 	// kernel does not deliver a signal to the first process of a PID namespace if the default action would end it. In doubt it
 	// returns true.
 	HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool
+	// DiskUsage returns what the container's writable layer takes. It reads the whole layer, or as much of it as exceeds a field of
+	// limit that is not zero. NotFound: there is no such container. tree.ErrTooDeep: the layer cannot be measured.
+	DiskUsage(ctx context.Context, id string, limit DiskUsage) (DiskUsage, error)
 	// Finish stores report with the container of an ended process, durably, and then removes the task, after which all
 	// of the process's output is in its log. Safe to repeat.
 	Finish(ctx context.Context, id string, report *anypb.Any) error
@@ -94,12 +99,6 @@ const (
 	NetworkNone
 )
 
-// Limits are a container's own limits; zero is none.
-type Limits struct {
-	// CPUMillis is CPU time in thousandths of a core, MemoryBytes memory (swap included), PIDs processes and threads.
-	CPUMillis, MemoryBytes, PIDs int64
-}
-
 // Container is what to run.
 type Container struct {
 	// ID is unique on the node and never used again.
@@ -118,8 +117,8 @@ type Container struct {
 	WorkingDir string
 	// Hostname of the container.
 	Hostname string
-	// Limits in force.
-	Limits Limits
+	// Limits in force; zero is none.
+	Limits resources.Limits
 	// Network of the container.
 	Network Network
 	// LogPath is the file that stdout and stderr are appended to. It exists; Delete removes its directory.
@@ -127,6 +126,9 @@ type Container struct {
 	// HostnamePath is a file with the host name, for /etc/hostname; empty for none.
 	HostnamePath string
 }
+
+// DiskUsage is disk space in bytes, and a number of files, each counted once for each of its names.
+type DiskUsage struct{ Bytes, Inodes int64 }
 
 // Exit is how a process ended.
 type Exit struct {

@@ -37,6 +37,9 @@ func (m *Manager) admit(ctx context.Context, caller *terms.Caller, record *agent
 	if err := m.checkCall(caller, fence); err != nil {
 		return refuse(err)
 	}
+	if err := m.checkRecord(record); err != nil {
+		return refuse(err)
+	}
 	if e, ok := m.sandboxes[fence.GetSandboxUid()]; ok {
 		return e.join(record)
 	}
@@ -112,8 +115,8 @@ func (m *Manager) checkPorts(record *agentv1.SandboxRecord) error {
 	return nil
 }
 
-// validate refuses what no runtime could run, beyond what protovalidate has checked already.
-func validate(r *agentv1.SandboxRecord) error {
+// validate refuses what no runtime could run, or the pool does not allow, beyond what protovalidate has checked already.
+func (m *Manager) validate(r *agentv1.SandboxRecord) error {
 	spec := r.GetSpec()
 	if _, err := runtime.NormalizeImage(spec.GetImage()); err != nil {
 		return err
@@ -131,7 +134,11 @@ func validate(r *agentv1.SandboxRecord) error {
 			return fault.Field("spec.env", "a zero byte cannot be passed to a process")
 		}
 	}
-	if memory := launch.Limits(r).MemoryBytes; memory > 0 && memory < minMemory {
+	limits := launch.Limits(r)
+	if err := limits.Check("limits", m.config.MaxLimits); err != nil {
+		return err
+	}
+	if memory := limits.MemoryBytes; memory > 0 && memory < minMemory {
 		return fault.Field("limits.memory_bytes", "%d bytes are too few to start a process in, want at least %d", memory, minMemory)
 	}
 	return nil

@@ -30,7 +30,7 @@ const stageDelay = 20 * time.Millisecond
 // when all its callers have left, or were superseded, before it started the process. After an error nothing of the sandbox
 // is left, unless the runtime could not be reached; what is left then is removed when it can be.
 func (m *Manager) Create(ctx context.Context, record *agentv1.SandboxRecord, persisted bool, reached func(StageTiming)) (*agentv1.SandboxReport, error) {
-	if err := validate(record); err != nil {
+	if err := m.validate(record); err != nil {
 		return nil, err
 	}
 	caller, err := callerOf(ctx)

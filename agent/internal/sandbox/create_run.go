@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,6 +16,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
+
+// abandonTimeout is how long a launch may run after its context has ended: longer than any call that it waits for all the same,
+// and shorter than its last caller waits for it.
+const abandonTimeout = 40 * time.Second
+
+// errStuck is why an abandoned create has no other cause.
+var errStuck = errors.New("the launch does not return")
 
 // createRun is the work of one create.
 type createRun struct {
@@ -27,7 +36,11 @@ func (c createRun) run(ctx context.Context, persisted bool, launched func()) {
 	m, e := c.manager, c.entry
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandbox, e.name()))
 	reach := c.stageTimer()
+	launched = sync.OnceFunc(launched)
+	returned := make(chan struct{})
+	m.wg.Go(func() { c.bound(ctx, returned, launched) })
 	result, err := m.launcher.Launch(ctx, e.record, persisted, func(s runtime.Stage) { reach(stageOf(s)) })
+	close(returned)
 	launched()
 	if err == nil {
 		reach(agentv1.CreateStage_CREATE_STAGE_STARTED)
@@ -49,12 +62,61 @@ func (c createRun) run(ctx context.Context, persisted bool, launched func()) {
 		return
 	}
 	err = c.cause(ctx, err)
-	m.set(e, eventFailed, func(r *agentv1.SandboxReport) {
-		r.Reason, r.Message = string(cmp.Or(fault.ReasonOf(err), fault.Internal)), publicMessage(err)
-	})
+	if !isClosed(e.created) { // else it was abandoned
+		c.fail(err)
+	}
 	m.mu.Unlock()
 	log.Info("sandbox not created", obs.KeyError, err.Error())
 	c.undo(ctx, result, err)
+}
+
+// bound abandons a create whose launch has not returned for abandonTimeout after its context ended. Its callers get their answer,
+// and the sandbox, which is reported as FAILED, gives up its capacity unit and its ports. What the launch leaves is removed when
+// it returns; until then no other attempt of the sandbox is admitted.
+func (c createRun) bound(ctx context.Context, returned <-chan struct{}, launched func()) {
+	m, e := c.manager, c.entry
+	select {
+	case <-returned:
+		return
+	case <-ctx.Done():
+	}
+	select {
+	case <-returned:
+		return
+	case <-m.clock.After(abandonTimeout):
+	}
+	launched()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if isClosed(e.created) {
+		return
+	}
+	err := c.cause(ctx, errStuck)
+	closeOnce(e.ended)
+	m.updateRoom()
+	c.fail(err)
+	c.answer(err)
+	logr.FromContextOrDiscard(ctx).Error(err, "abandoning create that does not return", obs.KeySandbox, e.name())
+}
+
+// fail reports why the create failed. mu is held.
+func (c createRun) fail(cause error) {
+	c.manager.set(c.entry, eventFailed, func(r *agentv1.SandboxReport) {
+		r.Reason, r.Message = string(cmp.Or(fault.ReasonOf(cause), fault.Internal)), publicMessage(cause)
+		if isClosed(c.entry.ended) { // a reader of the report sees, in any state, that it holds nothing
+			r.FinishTime = timestamppb.New(c.manager.clock.Now())
+		}
+	})
+}
+
+// answer gives the callers their answer, once. mu is held.
+func (c createRun) answer(cause error) {
+	e := c.entry
+	if !isClosed(e.created) {
+		e.createErr = cause
+		close(e.created)
+		e.wake()
+	}
 }
 
 // cause returns why a create failed: what ended its context, or else the launch's error. mu is held.
@@ -82,11 +144,7 @@ func (c createRun) undo(ctx context.Context, result launch.Result, cause error) 
 	answer := func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if !isClosed(e.created) {
-			e.createErr = cause
-			close(e.created)
-			e.wake()
-		}
+		c.answer(cause)
 	}
 	err := m.retry(m.life, func() error {
 		ctx, cancel := cleanup(ctx)

@@ -25,6 +25,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
@@ -59,7 +60,7 @@ func newEnv(t *testing.T, change func(*sandbox.Config)) *testEnv {
 func boot(t *testing.T, rt *fake.Runtime, root string, change func(*sandbox.Config)) *testEnv {
 	t.Helper()
 	cfg := sandbox.Config{Runtime: rt, Logs: logs.New(logs.Config{Root: root, Owner: agentUID}), Info: &agentv1.AgentInfo{
-		PodUid: agentUID, PodName: "agent", Pool: "default", PodIp: "10.0.0.9", Capacity: 3, ReservedPorts: []int32{5758},
+		PodUid: agentUID, PodName: "agent", Namespace: "default", Pool: "default", PodIp: "10.0.0.9", Capacity: 3, ReservedPorts: []int32{5758},
 	}}
 	if change != nil {
 		change(&cfg)
@@ -188,10 +189,11 @@ func TestAdmission(t *testing.T) {
 		{"zero byte", record("n", 1, command("a\x00b")), errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"zero byte in env", record("n", 1, func(r *agentv1.SandboxRecord) { r.Spec.Env = map[string]string{"A": "\x00"} }), errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"ports without a network", record("n", 1, ports(99), func(r *agentv1.SandboxRecord) { r.Spec.Network = sandboxv1.NetworkMode_NETWORK_MODE_NONE }), errdefs.ErrInvalidArgument, fault.InvalidField},
+		{"above the pool's maximum", record("n", 1, func(r *agentv1.SandboxRecord) { r.Limits = &sandboxv1.ResourceLimits{Pids: 101} }), errdefs.ErrInvalidArgument, fault.InvalidField},
 		{"too little memory", record("n", 1, func(r *agentv1.SandboxRecord) { r.Limits = &sandboxv1.ResourceLimits{MemoryBytes: 1} }), errdefs.ErrInvalidArgument, fault.InvalidField},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			env := newEnv(t, nil)
+			env := newEnv(t, func(c *sandbox.Config) { c.MaxLimits = resources.Limits{PIDs: 100} })
 			env.mustCreate(t, record("a", 2, ports(80)))
 			_, err := env.create(t.Context(), c.record)
 			requireFault(t, err, c.class, c.reason)

@@ -57,8 +57,13 @@ func graceOf(e *entry, override *durationpb.Duration) time.Duration {
 // or shorter, counted from the first SIGTERM. An error means that the removal has not succeeded yet; it is repeated in the
 // background.
 func (m *Manager) Delete(ctx context.Context, req *agentv1.DeleteSandboxRequest, reached func(agentv1.DeleteStage)) (*int32, error) {
-	if t := req.GetTombstone(); t != nil && !proto.Equal(t.GetFence(), req.GetFence()) {
-		return nil, fault.Field("tombstone.fence", "it differs from the request's")
+	if t := req.GetTombstone(); t != nil {
+		if !proto.Equal(t.GetFence(), req.GetFence()) {
+			return nil, fault.Field("tombstone.fence", "it differs from the request's")
+		}
+		if err := m.checkNamespace(t.GetNamespace()); err != nil {
+			return nil, err
+		}
 	}
 	e, err := m.beginDelete(ctx, req)
 	if err != nil {

@@ -31,7 +31,11 @@ type entry struct {
 	creation
 	deletion *deletion
 
-	// ended is closed once the process has ended and all its output is in its log, or the container is gone.
+	// ending is why the agent has ended the process by itself; nil if it has not.
+	ending *ending
+
+	// ended is closed once the process has ended and all its output is in its log, the container is gone, or the create was
+	// abandoned.
 	ended chan struct{}
 	// gone is closed once nothing is left of the sandbox.
 	gone chan struct{}
@@ -97,7 +101,7 @@ func (e *entry) leave(caller *terms.Caller) bool {
 }
 
 // holdsCapacity reports whether the sandbox takes up one of the agent's capacity units, and its ports. It does until its
-// process has ended; a create that failed does until it is cleaned up.
+// process has ended; a create that failed does until it is cleaned up or abandoned.
 func (e *entry) holdsCapacity() bool { return !isClosed(e.ended) }
 
 // holdsPort reports whether the sandbox may listen on a port of the agent's network.

@@ -63,7 +63,7 @@ func (f follower) watch(ctx context.Context) {
 			return nil
 		}
 		if err == nil {
-			describe = func(r *agentv1.SandboxReport) { describeExit(r, exit) }
+			describe = m.describe(e, exit)
 		}
 		return err
 	}, func(err error) {
@@ -125,6 +125,19 @@ func (f follower) finish(ctx context.Context, final *agentv1.SandboxReport) erro
 		}
 		return err
 	}, func(error) {})
+}
+
+// describe returns a function that fills in how a process ended.
+func (m *Manager) describe(e *entry, exit runtime.Exit) func(*agentv1.SandboxReport) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	why := e.ending
+	return func(r *agentv1.SandboxReport) {
+		describeExit(r, exit)
+		if why != nil {
+			r.Reason, r.Message = why.reason, why.message
+		}
+	}
 }
 
 // describeExit fills in how a process ended.

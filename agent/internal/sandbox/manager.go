@@ -13,7 +13,8 @@
 //	     +---- TERMINATED <--+--------------------------+
 //
 // TERMINATED is reported once, as the last state; after it the sandbox is not known. A sandbox holds a capacity unit and its
-// ports until its process has ended: a STOPPED one holds neither.
+// ports until its process has ended: a STOPPED one holds neither. A FAILED one does until it is cleaned up, or until its create
+// was abandoned, because it did not return after its deadline.
 //
 // What is durable, and what is not:
 //
@@ -51,6 +52,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 const (
@@ -93,6 +95,8 @@ type Config struct {
 	// Slots has the slots that Claimer claims; both are nil if there are none.
 	Slots   Slots
 	Claimer launch.Claimer
+	// MaxLimits are the largest limits that a sandbox of the pool may have; zero is none.
+	MaxLimits resources.Limits
 	// CreateTimeout bounds a create, the pull of its image included. Zero: 2 min.
 	CreateTimeout time.Duration
 	// Clock; nil is the real one.
@@ -136,7 +140,7 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	lc := launch.Config{Runtime: cfg.Runtime, Logs: cfg.Logs, Pool: cfg.Info.GetPool(), Process: cfg.Process, Clock: cfg.Clock}
+	lc := launch.Config{Runtime: cfg.Runtime, Logs: cfg.Logs, Pool: cfg.Info.GetPool(), Process: cfg.Process, MaxLimits: cfg.MaxLimits, Clock: cfg.Clock}
 	if cfg.Slots != nil {
 		lc.Slots, lc.Claimer = cfg.Slots, cfg.Claimer
 	}

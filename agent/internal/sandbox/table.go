@@ -34,11 +34,11 @@ func (t table) portHolder(port int32) *entry {
 	return nil
 }
 
-// ended returns the sandboxes whose processes have ended and that are not being deleted.
+// ended returns the sandboxes whose processes have ended and that are not being deleted. Abandoned creates are not among them.
 func (t table) ended() []*entry {
 	var ended []*entry
 	for _, e := range t {
-		if e.deletion == nil && isClosed(e.ended) {
+		if e.deletion == nil && e.createErr == nil && isClosed(e.ended) {
 			ended = append(ended, e)
 		}
 	}

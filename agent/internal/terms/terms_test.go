@@ -36,8 +36,9 @@ func call(t *testing.T, role rpc.Role, term ...string) context.Context {
 	if role != "" {
 		uri, err := url.Parse("spiffe://" + rpc.Domain + "/" + string(role))
 		require.NoError(t, err)
+		chain := []*x509.Certificate{{URIs: []*url.URL{uri}}}
 		ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{
-			PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{uri}}},
+			PeerCertificates: chain, VerifiedChains: [][]*x509.Certificate{chain},
 		}}})
 	}
 	md := metadata.MD{}

@@ -15,7 +15,7 @@ import (
 )
 
 // attach prints the output of a new sandbox until its process has ended. If remove is set, it deletes the sandbox then. An exit
-// code other than 0 is returned as a processExitError.
+// code other than 0 is returned as a exitError.
 func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox, remove bool) error {
 	code, err := follow(ctx, c, client, s)
 	if remove {
@@ -32,7 +32,7 @@ func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, 
 	if code == 0 {
 		return nil
 	}
-	return processExitError{code}
+	return exitError{code}
 }
 
 func follow(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, s *sandboxv1.Sandbox) (int, error) {

@@ -40,7 +40,7 @@ func (c *cli) connect() (*grpc.ClientConn, error) {
 	if c.conn != nil {
 		return c.conn, nil
 	}
-	conn, err := c.dial(c.settings.Addr, rpc.RoleAllocator)
+	conn, err := c.dial(c.settings.Addr, remote{role: rpc.RoleAllocator})
 	if err != nil {
 		return nil, err
 	}
@@ -48,18 +48,23 @@ func (c *cli) connect() (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// dial returns a connection to a server of the role.
-func (c *cli) dial(target string, role rpc.Role, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	tls := c.settings.TLS
-	if !tls.Insecure && (tls.CertFile == "" || tls.KeyFile == "" || tls.CAFile == "") {
-		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity,
-			"no client certificate: cacert, cert and key are required")
+// dial returns a connection to a server.
+func (c *cli) dial(target string, r remote, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	cfg := rpc.ClientConfig{TLS: c.settings.TLS, ServerName: r.role.ServerName(), AgentUID: r.agentUID, Silence: rpc.DefaultSilence, Options: options}
+	switch tls := &cfg.TLS; {
+	case tls.Insecure:
+	case tls.CAFile == "" || !c.settings.HasToken() && (tls.CertFile == "" || tls.KeyFile == ""):
+		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity, "no credentials: cacert is required, and cert and key or a token")
+	case r.ticket != nil:
+		cfg.Token, tls.CertFile, tls.KeyFile = r.ticket, "", ""
+	case c.settings.HasToken():
+		cfg.Token = c.settings.Token
 	}
-	conn, err := rpc.Dial(target, rpc.ClientConfig{TLS: tls, ServerName: role.ServerName(), Silence: rpc.DefaultSilence, Options: options})
+	conn, err := rpc.Dial(target, cfg)
 	if err != nil {
 		return nil, fault.New(errdefs.ErrFailedPrecondition, reasonNoIdentity, "%s", err)
 	}
-	if tls.Insecure {
+	if cfg.TLS.Insecure {
 		c.infof("warning: plaintext connection (--insecure)")
 	}
 	return conn, nil

@@ -120,7 +120,7 @@ Exit codes:
 		Args: cobra.ArbitraryArgs, RunE: root.RunE,
 	}
 	c.addSandboxCommands(group, "")
-	root.AddCommand(group, newConfig(c), newVersion(c))
+	root.AddCommand(group, newAuth(c), newAPIKey(c), newConfig(c), newVersion(c))
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
 	return root
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
 func TestMain(m *testing.M) {
@@ -61,6 +62,7 @@ type fake struct {
 	list   func(context.Context, *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error)
 	watch  func(*sandboxv1.WatchSandboxesRequest, sandboxv1.SandboxService_WatchSandboxesServer) error
 	logs   func(*sandboxv1.StreamLogsRequest, sandboxv1.SandboxService_StreamLogsServer) error
+	ticket func(context.Context, *sandboxv1.CreateLogTicketRequest) (*sandboxv1.CreateLogTicketResponse, error)
 	images func(context.Context, *allocatorv1.ListImagesRequest) (*allocatorv1.ListImagesResponse, error)
 	pull   func(*allocatorv1.PullImageRequest, allocatorv1.AllocatorService_PullImageServer) error
 	pools  []*allocatorv1.Pool
@@ -93,6 +95,10 @@ func (f *fake) WatchSandboxes(in *sandboxv1.WatchSandboxesRequest, s sandboxv1.S
 
 func (f *fake) StreamLogs(in *sandboxv1.StreamLogsRequest, s sandboxv1.SandboxService_StreamLogsServer) error {
 	return f.logs(in, s)
+}
+
+func (f *fake) CreateLogTicket(ctx context.Context, in *sandboxv1.CreateLogTicketRequest) (*sandboxv1.CreateLogTicketResponse, error) {
+	return f.ticket(ctx, in)
 }
 
 func (f *fake) ListImages(ctx context.Context, in *allocatorv1.ListImagesRequest) (*allocatorv1.ListImagesResponse, error) {
@@ -131,7 +137,7 @@ func start(t *testing.T, f *fake) *harness {
 	authority := pki.New(t)
 	b := &harness{clock: stopped{}, authority: authority}
 	b.addr, b.stop = serve(t, f, authority, "127.0.0.1:0")
-	client := authority.TLS(t, rpc.RoleClient)
+	client := authority.User(t, "alice")
 	b.env = map[string]string{"FSB_ADDR": b.addr, "FSB_CACERT": client.CAFile, "FSB_CERT": client.CertFile, "FSB_KEY": client.KeyFile}
 	return b
 }
@@ -145,7 +151,7 @@ func serve(t *testing.T, f *fake, authority *pki.Authority, address string) (str
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Listener: l, TLS: authority.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond,
-		Allow: map[string][]rpc.Role{sandboxv1.SandboxService_ServiceDesc.ServiceName: {rpc.RoleClient}},
+		Users: users.Open(&sandboxv1.SandboxService_ServiceDesc, &allocatorv1.AllocatorService_ServiceDesc),
 	})
 	require.NoError(t, err)
 	sandboxv1.RegisterSandboxServiceServer(s, f)

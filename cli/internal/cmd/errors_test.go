@@ -37,8 +37,10 @@ func TestErrorsExitCodesAndHints(t *testing.T) {
 		"no capacity":     {fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full"), 6, "(NO_CAPACITY)", "poolMax"},
 		"unknown outcome": {fault.Unsettled(fault.New(errdefs.ErrResourceExhausted, fault.NoCapacity, "full").With("sandbox", "default/web")), 6, "(NO_CAPACITY)", "fsb-ctl delete web -n default"},
 		"overloaded":      {fault.New(errdefs.ErrResourceExhausted, fault.Overloaded, "busy"), 6, "(OVERLOADED)", "--timeout"},
+		"over a quota":    {fault.New(errdefs.ErrResourceExhausted, fault.QuotaExceeded, "10 of 10 used"), 6, "(QUOTA_EXCEEDED)", "kubectl describe resourcequota"},
+		"over a limit":    {fault.New(errdefs.ErrResourceExhausted, fault.CallerLimitExceeded, "too many"), 6, "(CALLER_LIMIT_EXCEEDED)", "--timeout"},
 		"deadline":        {fault.New(context.DeadlineExceeded, fault.DeadlineExceeded, "late"), 8, "(DEADLINE_EXCEEDED)", "--timeout 5m"},
-		"permission":      {fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "no"), 9, "(PERMISSION_DENIED)", "spiffe://fast-sandbox.io/client"},
+		"permission":      {fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "no"), 9, "(PERMISSION_DENIED)", "fsb-ctl auth can-i"},
 		"internal":        {errors.New("secret"), 1, "error: internal error (INTERNAL)", "trace id"},
 		"several lines":   {fault.Field("spec", "one\n two"), 5, "error: spec: one; two (INVALID_FIELD)", ""},
 	}
@@ -129,21 +131,21 @@ func TestConnectionErrors(t *testing.T) {
 		require.Regexp(t, `^error: connecting to 127.0.0.1:1: dial tcp 127.0.0.1:1: .*connection refused \(CONNECTION_FAILED\)\nhint: .*FSB_ADDR.*make -s env`, r.err)
 	})
 	t.Run("server certificate of another authority", func(t *testing.T) {
-		other := pki.New(t).TLS(t, rpc.RoleClient)
+		other := pki.New(t).User(t, "alice")
 		r := b.run(t, "get", "web", "--cacert", other.CAFile)
 		require.Equal(t, 9, r.code, r.err)
 		require.Contains(t, r.err, "(CERTIFICATE_NOT_ACCEPTED)")
 		require.Contains(t, r.err, "hint: FSB_CACERT")
 	})
 	t.Run("client certificate of another authority", func(t *testing.T) {
-		other := pki.New(t).TLS(t, rpc.RoleClient)
+		other := pki.New(t).User(t, "alice")
 		r := b.run(t, "get", "web", "--cert", other.CertFile, "--key", other.KeyFile)
 		require.Equal(t, 9, r.code, r.err)
 		require.Contains(t, r.err, "(CERTIFICATE_NOT_ACCEPTED)")
 	})
 	t.Run("client certificate of another role", func(t *testing.T) {
 		agent := b.authority.TLS(t, rpc.RoleAgent)
-		r := b.run(t, "get", "web", "--cert", agent.CertFile, "--key", agent.KeyFile)
+		r := b.run(t, "get", "web", "--cert", agent.ClientCertFile, "--key", agent.ClientKeyFile)
 		require.Equal(t, 9, r.code, r.err)
 		require.Contains(t, r.err, "(PERMISSION_DENIED)")
 	})

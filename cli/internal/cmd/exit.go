@@ -41,10 +41,10 @@ func exitCodesHelp() string {
 		{exitNotFound, "not found: a sandbox, pool, image, container, object, trace, janitor or garbage collector"},
 		{exitExists, "already exists"},
 		{exitInvalid, "invalid argument, or a state that does not allow the call"},
-		{exitNoCapacity, "no capacity, or overloaded"},
+		{exitNoCapacity, "no capacity, over a quota or limit, or overloaded"},
 		{exitUnavailable, "the allocator, an agent, a janitor, the garbage collector, Kubernetes or the trace store is unavailable"},
 		{exitDeadline, "the deadline passed"},
-		{exitPermission, "permission denied, or a certificate was not accepted"},
+		{exitPermission, "permission denied, credentials were not accepted, or the answer of \"auth can-i\" is no"},
 		{exitInterrupted, "interrupted, or an edit was canceled"},
 	} {
 		fmt.Fprintf(&b, "  %-4d%s\n", e.code, e.text)
@@ -57,12 +57,13 @@ type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// processExitError is the exit code of a sandbox's process. It is not printed.
-type processExitError struct{ code int }
+// exitError is an exit code that says everything: that of a sandbox's process, or of a question whose answer was printed. It is not
+// printed itself.
+type exitError struct{ code int }
 
 // Error implements error.
-func (p processExitError) Error() string {
-	return fmt.Sprintf("the process exited with code %d", p.code)
+func (p exitError) Error() string {
+	return fmt.Sprintf("exit code %d", p.code)
 }
 
 // failure is an error as people and scripts see it.
@@ -115,7 +116,7 @@ func codeOf(err error) int {
 
 // report prints an error on one line, and advice on a second one if there is any. It returns the exit code.
 func (c *cli) report(ctx context.Context, path string, err error) int {
-	var process processExitError
+	var process exitError
 	switch {
 	case err == nil:
 		return exitOK

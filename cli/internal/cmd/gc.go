@@ -82,7 +82,7 @@ func findCollectors(ctx context.Context, c *cli, cluster Cluster, g collectors) 
 
 // atCollector calls do with one collector.
 func atCollector(ctx context.Context, c *cli, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, gcv1.GarbageCollectorServiceClient) error) error {
-	return c.at(ctx, cluster, p, remote{"the garbage collector in Pod " + p.Name, rpc.RoleGC, remotePort}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
+	return c.at(ctx, cluster, p, remote{name: "the garbage collector in Pod " + p.Name, role: rpc.RoleGC, port: remotePort}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		return do(ctx, c, gcv1.NewGarbageCollectorServiceClient(conn))
 	})
 }

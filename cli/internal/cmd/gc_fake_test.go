@@ -19,6 +19,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
 // collector is a scriptable garbage collector.
@@ -134,6 +135,10 @@ func (n *collectorPods) Pods(_ context.Context, s tunnel.Selector) (out []tunnel
 	return out, n.err
 }
 
+func (n *collectorPods) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, error) {
+	return nil, errNotAsked
+}
+
 func (n *collectorPods) Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, error) {
 	n.mu.Lock()
 	n.dials = append(n.dials, p.Name)
@@ -146,10 +151,6 @@ func (n *collectorPods) Dial(ctx context.Context, p tunnel.Pod, port int32) (net
 	}
 	var d net.Dialer
 	return d.DialContext(ctx, "tcp", n.addresses[p.Name])
-}
-
-func (n *collectorPods) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, error) {
-	return nil, errNotAsked
 }
 
 func (n *collectorPods) Kinds(context.Context) (kinds.List, error) {
@@ -188,7 +189,7 @@ func serveCollector(t *testing.T, b *harness, c *collector) string {
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Address: "127.0.0.1:0", TLS: b.authority.TLS(t, rpc.RoleGC), DrainTimeout: 10 * time.Millisecond,
-		Allow: map[string][]rpc.Role{gcv1.GarbageCollectorService_ServiceDesc.ServiceName: {rpc.RoleClient}},
+		Users: users.Open(&gcv1.GarbageCollectorService_ServiceDesc),
 	})
 	require.NoError(t, err)
 	gcv1.RegisterGarbageCollectorServiceServer(s, c)

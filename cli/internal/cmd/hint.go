@@ -26,7 +26,7 @@ const (
 	reasonNoTrace      fault.Reason = "NO_TRACE"
 )
 
-const envHint = "set FSB_ADDR, FSB_CACERT, FSB_CERT and FSB_KEY; with the local cluster: eval \"$(make -s env)\""
+const envHint = "set FSB_ADDR and FSB_CACERT, and FSB_CERT and FSB_KEY or FSB_TOKEN; with the local cluster: eval \"$(make -s env)\""
 
 // hint returns advice on an error, or "".
 func hint(reason fault.Reason, err error) string {
@@ -44,7 +44,7 @@ func hint(reason fault.Reason, err error) string {
 		if strings.Contains(text, "expired") {
 			return "a certificate has expired: renew it (FSB_CACERT, FSB_CERT, FSB_KEY)"
 		}
-		return "FSB_CACERT must be the authority of the server, and FSB_CERT and FSB_KEY a certificate that it issued for the role \"client\""
+		return "FSB_CACERT must be the authority of the server, and FSB_CERT and FSB_KEY a certificate that it issued for a user"
 	case reasonNoIdentity:
 		return envHint
 	case fault.PoolNotFound:
@@ -56,7 +56,7 @@ func hint(reason fault.Reason, err error) string {
 	case fault.ImageNotFound:
 		return "check the reference; for a private image, the agents of the pool need credentials"
 	case fault.ImageInvalid:
-		return "the image is broken: push it again"
+		return "the message says what is wrong with the image: correct it and push it again"
 	case fault.ImagePullFailed:
 		return "check that the node can reach the registry of the image"
 	case fault.CommandNotFound, fault.CommandNotExecutable:
@@ -74,8 +74,12 @@ func hint(reason fault.Reason, err error) string {
 	case fault.DeadlineExceeded:
 		return "use a longer timeout, for instance --timeout 5m: the image may have to be pulled first"
 	case fault.PermissionDenied:
-		return "the certificate needs the URI SAN spiffe://fast-sandbox.io/client"
-	case fault.Overloaded, fault.NotLeader, fault.AgentUnavailable, fault.RuntimeUnavailable, fault.APIUnavailable:
+		return "fsb-ctl auth whoami and fsb-ctl auth can-i show who you are and what you may do; a ClusterRole such as fast-sandbox-edit gives rights"
+	case fault.Unauthenticated:
+		return "the token is invalid, has expired, or is for another audience: kubectl create token NAME --audience fast-sandbox.io"
+	case fault.ServiceAccountNotFound:
+		return "kubectl create serviceaccount NAME"
+	case fault.Overloaded, fault.CallerLimitExceeded, fault.NotLeader, fault.AgentUnavailable, fault.RuntimeUnavailable, fault.APIUnavailable:
 		return "this is temporary: try again with a longer --timeout"
 	case fault.SandboxTerminating:
 		return "the sandbox is being deleted: wait for the end with fsb-ctl delete NAME"
@@ -91,6 +95,8 @@ func hint(reason fault.Reason, err error) string {
 // clusterHint returns advice on errors of the cluster, the janitors, the garbage collectors and the trace store.
 func clusterHint(reason fault.Reason, err error) string {
 	switch reason {
+	case fault.QuotaExceeded:
+		return "delete sandboxes, or have the quota raised: kubectl describe resourcequota -n NAMESPACE"
 	case tunnel.ReasonNoCluster:
 		return "select a cluster with --kubeconfig FILE (or KUBECONFIG) and --context"
 	case tunnel.ReasonCluster:
@@ -99,7 +105,7 @@ func clusterHint(reason fault.Reason, err error) string {
 		}
 		return "check the cluster and the kubeconfig: kubectl get nodes"
 	case tunnel.ReasonPod:
-		return "kubectl get pods -n " + systemNamespace + " -o wide"
+		return "kubectl get pods -A -o wide"
 	case reasonNoJanitor:
 		return "kubectl get pods -A -o wide -l " + janitorLabels
 	case reasonNoCollector:

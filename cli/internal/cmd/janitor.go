@@ -19,8 +19,9 @@ import (
 
 const (
 	janitorLabels = "app.kubernetes.io/name=janitor"
-	// systemNamespace is where Fast Sandbox runs.
-	systemNamespace = "fast-sandbox-system"
+	// systemNamespace is where Fast Sandbox runs; its janitors have a namespace of their own.
+	systemNamespace  = "fast-sandbox-system"
+	janitorNamespace = "fast-sandbox-janitor"
 )
 
 // janitors selects janitors.
@@ -52,7 +53,7 @@ TLS with the certificates of the other commands (FSB_CACERT, FSB_CERT, FSB_KEY).
 	fs := cmd.PersistentFlags()
 	fs.StringVar(&j.node, "node", "", "only the janitor of this `node` (default: the janitors of all nodes, one after the other)")
 	j.addFlags(cmd, fs)
-	fs.StringVar(&j.namespace, "janitor-namespace", systemNamespace, "`namespace` of the janitors")
+	fs.StringVar(&j.namespace, "janitor-namespace", janitorNamespace, "`namespace` of the janitors")
 	cmd.AddCommand(newJanitorVerdicts(c, j), newJanitorSweep(c, j))
 	for _, sub := range cmd.Commands() {
 		_ = sub.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -122,7 +123,7 @@ func eachJanitor(ctx context.Context, c *cli, j janitors, do func(context.Contex
 
 // atJanitor calls do with one janitor.
 func atJanitor(ctx context.Context, c *cli, cluster Cluster, p tunnel.Pod, do func(context.Context, *cli, janitorv1.JanitorServiceClient) error) error {
-	return c.at(ctx, cluster, p, remote{"the janitor of node " + p.Node, rpc.RoleJanitor, remotePort}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
+	return c.at(ctx, cluster, p, remote{name: "the janitor of node " + p.Node, role: rpc.RoleJanitor, port: remotePort}, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		return do(ctx, c, janitorv1.NewJanitorServiceClient(conn))
 	})
 }

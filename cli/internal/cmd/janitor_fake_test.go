@@ -22,6 +22,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
 // janitor is a scriptable janitor.
@@ -106,16 +107,16 @@ func (n *nodes) Pods(_ context.Context, s tunnel.Selector) ([]tunnel.Pod, error)
 	return out, nil
 }
 
-func (n *nodes) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, error) {
-	return nil, errNotAsked
-}
-
 func (n *nodes) Kinds(context.Context) (kinds.List, error) { return nil, errNotAsked }
 
 func (n *nodes) Names(context.Context, kinds.Kind, string) ([]string, error) { return nil, errNotAsked }
 
 // errNotAsked is the error of calls that no command about janitors makes.
 var errNotAsked = errors.New("unexpected call")
+
+func (n *nodes) Sandbox(context.Context, string, string) (*v1alpha1.Sandbox, error) {
+	return nil, errNotAsked
+}
 
 func (n *nodes) Dial(ctx context.Context, p tunnel.Pod, port int32) (net.Conn, error) {
 	n.mu.Lock()
@@ -156,7 +157,7 @@ func serveJanitor(t *testing.T, b *harness, j *janitor) string {
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Address: "127.0.0.1:0", TLS: b.authority.TLS(t, rpc.RoleJanitor), DrainTimeout: 10 * time.Millisecond,
-		Allow: map[string][]rpc.Role{janitorv1.JanitorService_ServiceDesc.ServiceName: {rpc.RoleClient}},
+		Users: users.Open(&janitorv1.JanitorService_ServiceDesc),
 	})
 	require.NoError(t, err)
 	janitorv1.RegisterJanitorServiceServer(s, j)

@@ -55,7 +55,7 @@ node-2   snapshot    u3-1        <none>        Delete   Leftover        120m   <
 			require.Empty(t, r.err)
 		})
 	}
-	require.Equal(t, tunnel.Selector{Namespace: "fast-sandbox-system", Labels: "app.kubernetes.io/name=janitor"}, withoutNode(n.selectors[0]))
+	require.Equal(t, tunnel.Selector{Namespace: "fast-sandbox-janitor", Labels: "app.kubernetes.io/name=janitor"}, withoutNode(n.selectors[0]))
 
 	r := b.run(t, "janitor", "verdicts", "--node", "node-2", "-o", "json", "--kubeconfig", "k", "--context", "c", "--janitor-namespace", "other")
 	require.Zero(t, r.code, r.err)
@@ -247,7 +247,7 @@ func TestJanitorsThatCannotBeReached(t *testing.T) {
 	n.names = nil
 	r = b.run(t, "janitor", "sweep")
 	require.Equal(t, 3, r.code)
-	require.Contains(t, r.err, "error: no janitor runs in namespace fast-sandbox-system")
+	require.Contains(t, r.err, "error: no janitor runs in namespace fast-sandbox-janitor")
 
 	n.err = away(tunnel.ReasonCluster)
 	r = b.run(t, "janitor", "sweep", "--timeout", "50ms")

@@ -30,13 +30,13 @@ func newLogs(c *cli) *cobra.Command {
 		Long: `Print what the process of a sandbox wrote to its standard output and standard error, byte for byte.
 
 The output comes through the allocator. With --direct it comes from the agent, through the Kubernetes API server, as with
-"kubectl port-forward": this works while no allocator is available. The user of the kubeconfig must be allowed to get
-Sandboxes and to port-forward to Pods in the namespace.`,
+"kubectl port-forward": a large log is no load for the allocator, which only gives a ticket for it. The user of the kubeconfig
+must be allowed to port-forward to Pods in the namespace.`,
 		Example: `  fsb-ctl logs web
   fsb-ctl logs web -f --tail 20
   fsb-ctl logs web --since 5m
 
-  # without the allocator
+  # from the agent
   fsb-ctl logs web --direct`,
 		Args:              exactly("NAME"),
 		ValidArgsFunction: c.completeSandbox,

@@ -2,40 +2,34 @@ package cmd
 
 import (
 	"context"
-	"fmt"
-	"net"
-	"strconv"
+	"sync"
+	"time"
 
-	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
-	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// runDirect reads the output from the agent that the custom resource is assigned to.
+// runDirect reads the output from the agent of a sandbox, with a ticket of the allocator.
 func (o *logsOptions) runDirect(ctx context.Context, c *cli, in *sandboxv1.StreamLogsRequest) error {
 	cluster, err := o.cluster.open(c)
 	if err != nil {
 		return err
 	}
-	assignment, err := assignmentOf(ctx, c, cluster, in.GetName())
-	if err != nil {
-		return err
-	}
-	pod, err := agentPod(in.GetNamespace(), assignment)
+	tickets := &logTickets{cli: c, ctx: ctx, name: in.GetName()}
+	t, err := tickets.get()
 	if err != nil {
 		return err
 	}
 	request := &agentv1.StreamLogsRequest{
-		Fence:  &agentv1.Fence{SandboxUid: assignment.SandboxUID, Attempt: assignment.Attempt, AgentUid: assignment.AgentUID},
+		Fence:  &agentv1.Fence{SandboxUid: t.GetSandboxUid(), Attempt: t.GetAttempt(), AgentUid: t.GetAgentUid()},
 		Follow: in.GetFollow(), TailLines: in.TailLines, Since: in.GetSince(),
 	}
-	agent := remote{name: "agent " + pod.Name, role: rpc.RoleAgent, port: agentPort}
+	pod := tunnel.Pod{Namespace: in.GetNamespace(), Name: t.GetAgentPod(), Node: t.GetNodeName(), Ports: map[string]int32{agentPort: t.GetPort()}}
+	agent := remote{name: "agent " + pod.Name, role: rpc.RoleAgent, agentUID: t.GetAgentUid(), port: agentPort, ticket: tickets.text}
 	return c.at(ctx, cluster, pod, agent, func(ctx context.Context, c *cli, conn *grpc.ClientConn) error {
 		client := agentv1.NewAgentServiceClient(conn)
 		return copyLogs(ctx, c, in, func(ctx context.Context) (func() ([]byte, error), error) {
@@ -45,42 +39,39 @@ func (o *logsOptions) runDirect(ctx context.Context, c *cli, in *sandboxv1.Strea
 	})
 }
 
-// assignmentOf returns the assignment of a sandbox, from its custom resource.
-func assignmentOf(ctx context.Context, c *cli, cluster Cluster, name string) (*v1alpha1.Assignment, error) {
-	s, err := getResource(ctx, c, cluster, name)
+// logTickets has the ticket for the output of a sandbox. A stream that is opened again later needs another one.
+type logTickets struct {
+	cli  *cli
+	ctx  context.Context //nolint:containedctx // gRPC asks for credentials without the context of the command
+	name string
+
+	mu   sync.Mutex
+	last *sandboxv1.CreateLogTicketResponse
+}
+
+// renewBefore is how long before its end a ticket is not used any longer.
+const renewBefore = 10 * time.Second
+
+func (l *logTickets) get() (*sandboxv1.CreateLogTicketResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last != nil && l.cli.Clock.Now().Add(renewBefore).Before(l.last.GetExpireTime().AsTime()) {
+		return l.last, nil
+	}
+	client, err := l.cli.sandboxes()
 	if err != nil {
 		return nil, err
 	}
-	assignment, err := s.Assignment()
-	if err != nil {
-		return nil, fmt.Errorf("reading the assignment of sandbox %q: %w", name, err)
-	}
-	if assignment == nil {
-		return nil, fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "sandbox %q is not assigned to an agent", name)
-	}
-	return assignment, nil
-}
-
-// getResource returns the custom resource of a sandbox.
-func getResource(ctx context.Context, c *cli, cluster Cluster, name string) (*v1alpha1.Sandbox, error) {
-	s, err := call(ctx, c, "getting "+name, func(ctx context.Context) (*v1alpha1.Sandbox, error) {
-		return cluster.Sandbox(ctx, c.settings.Namespace, name)
+	t, err := call(l.ctx, l.cli, "asking for a ticket", func(ctx context.Context) (*sandboxv1.CreateLogTicketResponse, error) {
+		return client.CreateLogTicket(ctx, &sandboxv1.CreateLogTicketRequest{Namespace: l.cli.settings.Namespace, Name: l.name})
 	})
-	if errdefs.IsNotFound(err) {
-		return nil, fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "no custom resource for sandbox %s/%s", c.settings.Namespace, name)
+	if err == nil {
+		l.last = t
 	}
-	return s, err
+	return t, err
 }
 
-// agentPod returns the Pod of an assignment. Its only port is that of the agent.
-func agentPod(namespace string, a *v1alpha1.Assignment) (tunnel.Pod, error) {
-	_, text, err := net.SplitHostPort(a.AgentAddress)
-	if err != nil {
-		return tunnel.Pod{}, fmt.Errorf("reading the address of agent %s: %w", a.AgentPod, err)
-	}
-	port, err := strconv.ParseInt(text, 10, 32)
-	if err != nil {
-		return tunnel.Pod{}, fmt.Errorf("reading the address of agent %s: %w", a.AgentPod, err)
-	}
-	return tunnel.Pod{Namespace: namespace, Name: a.AgentPod, Node: a.NodeName, Ports: map[string]int32{agentPort: int32(port)}}, nil
+func (l *logTickets) text() (string, error) {
+	t, err := l.get()
+	return t.GetTicket(), err
 }

@@ -216,5 +216,5 @@ func TestHelp(t *testing.T) {
 		require.Contains(t, r.out, "Examples:", path)
 		require.Empty(t, r.err, path)
 	}
-	require.Contains(t, b.run(t, "--help").out, "  6   no capacity, or overloaded")
+	require.Contains(t, b.run(t, "--help").out, "  6   no capacity, over a quota or limit, or overloaded")
 }

@@ -56,8 +56,12 @@ type remote struct {
 	name string
 	// role is the role that its certificate must have.
 	role rpc.Role
+	// agentUID is the uid of the Pod whose agent it must be; empty for another server.
+	agentUID string
 	// port is the name of its port.
 	port string
+	// ticket, if it is set, replaces the user's own credentials, which an agent must not receive.
+	ticket func() (string, error)
 }
 
 // at calls do with a connection to a server in a Pod. The connection goes through a tunnel, which is opened again if it breaks.
@@ -82,7 +86,7 @@ func (c *cli) at(ctx context.Context, cluster Cluster, p tunnel.Pod, r remote, d
 		default:
 		}
 	}()
-	conn, err := one.dial("passthrough:///"+p.Name, r.role, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+	conn, err := one.dial("passthrough:///"+p.Name, r, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		select {
 		case first := <-ready:
 			return first, nil

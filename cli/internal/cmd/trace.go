@@ -180,3 +180,14 @@ func printTraces(c *cli, traces []traceJSON, all [][]jaeger.Span) error {
 	}
 	return nil
 }
+
+// getResource returns the custom resource of a sandbox.
+func getResource(ctx context.Context, c *cli, cluster Cluster, name string) (*v1alpha1.Sandbox, error) {
+	s, err := call(ctx, c, "getting "+name, func(ctx context.Context) (*v1alpha1.Sandbox, error) {
+		return cluster.Sandbox(ctx, c.settings.Namespace, name)
+	})
+	if errdefs.IsNotFound(err) {
+		return nil, fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "no custom resource for sandbox %s/%s", c.settings.Namespace, name)
+	}
+	return s, err
+}

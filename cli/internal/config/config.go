@@ -25,6 +25,8 @@ type Settings struct {
 	Addr string
 	// TLS of the connection.
 	TLS rpc.TLS
+	// TokenFile is the file of a bearer token, token the token itself. Both empty: the certificate says who calls.
+	TokenFile, token string
 	// Namespace is that of sandboxes and pools. Pool is that of new sandboxes; empty means the namespace's default pool.
 	Namespace, Pool string
 	// Output is the output format; empty means that of the command.
@@ -61,6 +63,7 @@ func keys() []key {
 		{"cacert", ""},
 		{"cert", ""},
 		{"key", ""},
+		{"token-file", ""},
 		{"insecure", "false"},
 		{"namespace", "default"},
 		{"pool", ""},
@@ -70,10 +73,14 @@ func keys() []key {
 }
 
 // paths are the settings that are paths. In the configuration file they may be relative to it.
-var paths = [...]string{"cacert", "cert", "key"}
+var paths = [...]string{"cacert", "cert", "key", "token-file"}
 
 // EnvName returns the environment variable of a setting.
-func EnvName(key string) string { return "FSB_" + strings.ToUpper(key) }
+func EnvName(key string) string { return "FSB_" + strings.ToUpper(strings.ReplaceAll(key, "-", "_")) }
+
+// tokenEnv is the environment variable of a bearer token. It takes precedence over a file. There is no flag and no setting in the
+// file: other users of the machine can read the arguments of a process.
+const tokenEnv = "FSB_TOKEN"
 
 // DefaultFile returns the path of the configuration file if none is set; empty if there is no home directory.
 func DefaultFile() string {
@@ -91,6 +98,7 @@ func AddFlags(fs *pflag.FlagSet) {
 	fs.String("cacert", "", "PEM `file` of the certificate authorities of the servers [$FSB_CACERT]")
 	fs.String("cert", "", "PEM `file` of the client certificate [$FSB_CERT]")
 	fs.String("key", "", "PEM `file` of the key of the client certificate [$FSB_KEY]")
+	fs.String("token-file", "", "`file` of a bearer token: of a ServiceAccount, for audience fast-sandbox.io, or an API key [$FSB_TOKEN_FILE, or the token itself in $FSB_TOKEN]")
 	fs.Bool("insecure", false, "plaintext instead of mutual TLS; for experiments only [$FSB_INSECURE]")
 	fs.StringP("namespace", "n", "", "`namespace` of sandboxes and pools [$FSB_NAMESPACE] (default \"default\")")
 	fs.StringP("output", "o", "", "output `format`: table, wide, json, yaml or name [$FSB_OUTPUT]")
@@ -108,7 +116,7 @@ func Load(flags *pflag.FlagSet, getenv func(string) string, defaultFile string) 
 	if err != nil {
 		return nil, err
 	}
-	s := &Settings{}
+	s := &Settings{token: getenv(tokenEnv)}
 	if file != nil {
 		s.File = path
 	}
@@ -153,6 +161,8 @@ func (s *Settings) apply() error {
 			s.TLS.CertFile = v.Value
 		case "key":
 			s.TLS.KeyFile = v.Value
+		case "token-file":
+			s.TokenFile = v.Value
 		case "insecure":
 			switch v.Value {
 			case "true", "1":
@@ -180,6 +190,21 @@ func (s *Settings) apply() error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// HasToken reports whether calls carry a bearer token.
+func (s *Settings) HasToken() bool { return s.token != "" || s.TokenFile != "" }
+
+// Token returns the bearer token. It reads the file each time, because the kubelet replaces the tokens of Pods.
+func (s *Settings) Token() (string, error) {
+	if s.token != "" {
+		return s.token, nil
+	}
+	raw, err := os.ReadFile(s.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("reading the token: %w", err)
+	}
+	return strings.TrimSpace(string(raw)), nil
 }
 
 // read returns the keys and values of the file; nil if the file is optional and does not exist.

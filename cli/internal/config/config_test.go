@@ -55,7 +55,7 @@ func TestPrecedence(t *testing.T) {
 	require.Equal(t, map[string]string{
 		"addr": "flag:1 from flag --addr", "namespace": "of-env from environment FSB_NAMESPACE", "pool": "of-file from file " + file,
 		"timeout": "7s from file " + file, "insecure": "true from file " + file, "output": " from default",
-		"cacert": " from default", "cert": " from default", "key": " from default",
+		"cacert": " from default", "cert": " from default", "key": " from default", "token-file": " from default",
 	}, sources)
 	require.Equal(t, "flag:1", s.Addr)
 	require.True(t, s.TLS.Insecure)

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
@@ -28,7 +30,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	return Serve(ctx, cfg, listener)
+	return Serve(ctx, cfg, rpc.Limit(listener, maxConnections, maxPerHost))
 }
 
 // Serve is Run on an open listener, which it closes. options are added to both connections.
@@ -49,6 +51,10 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	}
 	defer collector.Close()
 
+	tokens, err := cfg.tokens()
+	if err != nil {
+		return err
+	}
 	log := logr.FromContextOrDiscard(ctx)
 	registry := obs.NewRegistry()
 	draining := make(chan struct{})
@@ -60,7 +66,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	handler, err := rest.New(rest.Config{
 		Allocator: allocator, Collector: collector, Ready: upstream.Check,
 		JSON: openapi.JSON(), YAML: document, MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout,
-		Roles: callers(cfg.TLS), Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
+		Tokens: tokens, Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
 	})
 	if err != nil {
 		return err
@@ -84,13 +90,23 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	return group.Run(ctx)
 }
 
-// callers returns the roles that may use the API; nil means everyone. A certificate of a component is not enough: behind the
-// gateway the component would act with the gateway's rights.
-func callers(t rpc.TLS) []rpc.Role {
-	if t.Insecure {
-		return nil
+// tokens returns the authenticator of bearer tokens; nil if the gateway does not authenticate callers.
+func (c *Config) tokens() (rest.Tokens, error) {
+	if c.TLS.Insecure {
+		return nil, nil //nolint:nilnil // no authenticator is a setting of the handler
 	}
-	return []rpc.Role{rpc.RoleClient}
+	api, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("reading --kubeconfig: %w", err)
+	}
+	api.UserAgent = "fast-sandbox-gateway/" + daemon.Version()
+	api.QPS = -1 // answers are remembered
+	httpClient, err := restclient.HTTPClientFor(api)
+	if err != nil {
+		return nil, fmt.Errorf("creating the API server client: %w", err)
+	}
+	tokens, _, err := c.Access.New(api, httpClient, clock.RealClock{})
+	return tokens, err
 }
 
 // report updates the probes. The empty service reports that the process is alive. The SandboxService is ready while the

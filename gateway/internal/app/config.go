@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 )
 
@@ -19,6 +20,10 @@ type Config struct {
 	AllocatorAddress string
 	// CollectorAddress is the gRPC target of the garbage collector.
 	CollectorAddress string
+	// Kubeconfig is a file; empty for the Pod's own service account.
+	Kubeconfig string
+	// Access has the settings of authentication.
+	Access auth.Options
 	// MaxBodyBytes is the maximum size of a request body.
 	MaxBodyBytes int64
 	// RequestTimeout is the maximum duration of a request that asks for no shorter one. It does not apply to streams.
@@ -35,6 +40,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"gRPC `target` of the allocator")
 	fs.StringVar(&c.CollectorAddress, "gc-address", "kubernetes:///gc.fast-sandbox-system:9090",
 		"gRPC `target` of the garbage collector")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's service account")
+	c.Access.AddFlags(fs)
 	fs.Int64Var(&c.MaxBodyBytes, "max-body-bytes", 4<<20, "maximum size of a request body, in `bytes`")
 	fs.DurationVar(&c.RequestTimeout, "request-timeout", 70*time.Second,
 		"maximum `duration` of a request that asks for no shorter one (Grpc-Timeout); does not apply to streams")
@@ -60,5 +67,5 @@ func (c *Config) Validate() error {
 	if c.DrainTimeout < 0 {
 		problems = append(problems, fmt.Errorf("--drain-timeout is %s, want 0 or more", c.DrainTimeout))
 	}
-	return errors.Join(problems...)
+	return errors.Join(append(problems, c.Access.Validate()...)...)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -184,25 +185,44 @@ func TestOnlyClientsMayCallTheAPI(t *testing.T) {
 		return send(t, client, req)
 	}
 	require.Equal(t, http.StatusOK, get(g.client, collection).code)
-	agent := g.as(t, rpc.RoleAgent)
+	agent := g.as(t, g.authority.TLS(t, rpc.RoleAgent)) // a component is no user
 	a := get(agent, collection)
-	require.Equal(t, http.StatusForbidden, a.code)
-	require.Equal(t, "PERMISSION_DENIED", a.failure(t).Details[0].Reason)
+	require.Equal(t, http.StatusUnauthorized, a.code)
+	require.Equal(t, "UNAUTHENTICATED", a.failure(t).Details[0].Reason)
+	require.Contains(t, a.header.Get("WWW-Authenticate"), "Bearer")
 	require.Equal(t, http.StatusOK, get(agent, "/healthz").code)
 
+	t.Run("a connection of strangers ends", func(t *testing.T) {
+		for _, http2 := range []bool{false, true} {
+			cfg, err := g.authority.User(t, "alice").ClientConfig(rpc.RoleGateway.ServerName())
+			require.NoError(t, err)
+			cfg.GetClientCertificate = nil
+			opened := 0
+			transport := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: http2, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				opened++
+				return (&net.Dialer{}).DialContext(ctx, network, address)
+			}}
+			client := &http.Client{Transport: transport}
+			for range 40 {
+				require.Equal(t, http.StatusUnauthorized, get(client, collection).code)
+			}
+			transport.CloseIdleConnections()
+			require.Equal(t, 3, opened, "16 requests on each")
+		}
+	})
+
 	t.Run("no certificate", func(t *testing.T) {
-		cfg, err := g.authority.TLS(t, rpc.RoleClient).ClientConfig(rpc.RoleGateway.ServerName())
+		cfg, err := g.authority.User(t, "alice").ClientConfig(rpc.RoleGateway.ServerName())
 		require.NoError(t, err)
 		cfg.GetClientCertificate = nil
 		transport := &http.Transport{TLSClientConfig: cfg}
 		defer transport.CloseIdleConnections()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.url+"/healthz", nil)
-		require.NoError(t, err)
-		resp, err := (&http.Client{Transport: transport}).Do(req)
-		if err == nil {
-			_ = resp.Body.Close()
-		}
-		require.ErrorContains(t, err, "certificate required")
+		client := &http.Client{Transport: transport}
+		require.Equal(t, http.StatusUnauthorized, get(client, collection).code)
+		require.Equal(t, http.StatusOK, get(client, "/healthz").code)
+		a := get(client, collection, "Authorization", "Bearer x")
+		require.Equal(t, http.StatusServiceUnavailable, a.code, "no API server says whose token this is")
+		require.Equal(t, "API_UNAVAILABLE", a.failure(t).Details[0].Reason)
 	})
 	t.Run("cross-origin request", func(t *testing.T) {
 		a := g.do(t, "POST", collection, `{}`, "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site")

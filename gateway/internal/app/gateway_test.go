@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -16,13 +17,18 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/app"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
 func TestMain(m *testing.M) {
@@ -106,7 +112,7 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 	ctx := logr.NewContext(context.WithoutCancel(t.Context()), logr.Discard())
 	upstream, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Listener: listen(t), TLS: authority.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond, MaxRecvBytes: 8 << 20,
-		Allow: map[string][]rpc.Role{sandboxv1.SandboxService_ServiceDesc.ServiceName: {rpc.RoleGateway}},
+		Users: forGateway(&sandboxv1.SandboxService_ServiceDesc),
 	})
 	require.NoError(t, err)
 	sandboxv1.RegisterSandboxServiceServer(upstream, f)
@@ -115,7 +121,7 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 
 	gc, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Listener: listen(t), TLS: authority.TLS(t, rpc.RoleGC), DrainTimeout: 10 * time.Millisecond,
-		Allow: map[string][]rpc.Role{gcv1.GarbageCollectorService_ServiceDesc.ServiceName: {rpc.RoleGateway}},
+		Users: forGateway(&gcv1.GarbageCollectorService_ServiceDesc),
 	})
 	require.NoError(t, err)
 	gcv1.RegisterGarbageCollectorServiceServer(gc, collector{})
@@ -126,7 +132,8 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 	cfg := app.Config{
 		AllocatorAddress: upstream.Addr().String(), CollectorAddress: gc.Addr().String(), MaxBodyBytes: 4 << 20, RequestTimeout: 20 * time.Second, DrainTimeout: 5 * time.Second,
 	}
-	cfg.TLS, cfg.MetricsAddress, cfg.HealthAddress = authority.TLS(t, rpc.RoleGateway), "0", "0"
+	cfg.Kubeconfig, cfg.Access.KeyNamespace = kubeconfig(t), auth.DefaultKeyNamespace
+	cfg.TLS, cfg.MetricsAddress, cfg.HealthSocket = authority.TLS(t, rpc.RoleGateway), "0", "0"
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -140,8 +147,19 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 		require.NoError(t, stopUpstream())
 		require.NoError(t, stopGC())
 	})
-	g.client = g.as(t, rpc.RoleClient)
+	g.client = g.as(t, authority.User(t, "alice"))
 	return g
+}
+
+// kubeconfig returns a file that names no API server: users with certificates need none.
+func kubeconfig(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"none": {Server: "https://127.0.0.1:1"}},
+		Contexts: map[string]*clientcmdapi.Context{"none": {Cluster: "none"}}, CurrentContext: "none",
+	}, file))
+	return file
 }
 
 // background runs a part until the returned function is called; further calls return the same result.
@@ -152,10 +170,17 @@ func background(ctx context.Context, run func(context.Context) error) func() err
 	return sync.OnceValue(func() error { cancel(); return <-done })
 }
 
-// as returns a client with a certificate of the role.
-func (g *gateway) as(t *testing.T, role rpc.Role) *http.Client {
+// forGateway lets users call, if the gateway names them.
+func forGateway(s *grpc.ServiceDesc) *rpc.Users {
+	u := users.Open(s)
+	u.Proxies = []rpc.Role{rpc.RoleGateway}
+	return u
+}
+
+// as returns a client with a certificate.
+func (g *gateway) as(t *testing.T, files rpc.TLS) *http.Client {
 	t.Helper()
-	cfg, err := g.authority.TLS(t, role).ClientConfig(rpc.RoleGateway.ServerName())
+	cfg, err := files.ClientConfig(rpc.RoleGateway.ServerName())
 	require.NoError(t, err)
 	transport := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)

@@ -129,7 +129,7 @@ func TestHeaders(t *testing.T) {
 	}})
 	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
 	a := g.do(t, "GET", collection+"/a", "", "X-Request-Id", "mine", "Traceparent", "00-"+trace+"-00f067aa0ba902b7-01",
-		"Authorization", "Bearer secret", "Grpc-Metadata-Role", "admin", "Cookie", "c=secret")
+		"Grpc-Metadata-Role", "admin", "Cookie", "c=secret")
 	require.Equal(t, http.StatusOK, a.code)
 	require.Equal(t, 2, a.proto, "HTTP/2 is on")
 	require.Equal(t, "mine", a.header.Get("X-Request-Id"))

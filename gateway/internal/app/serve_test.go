@@ -32,7 +32,7 @@ func TestHTTP1KeepsItsConnection(t *testing.T) {
 	g := start(t, &fake{list: func(context.Context, *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
 		return &sandboxv1.ListSandboxesResponse{}, nil
 	}})
-	cfg, err := g.authority.TLS(t, rpc.RoleClient).ClientConfig(rpc.RoleGateway.ServerName())
+	cfg, err := g.authority.User(t, "alice").ClientConfig(rpc.RoleGateway.ServerName())
 	require.NoError(t, err)
 	connections := 0
 	transport := &http.Transport{TLSClientConfig: cfg, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -60,10 +60,12 @@ func TestMetrics(t *testing.T) {
 	g.do(t, "GET", "/unknown/path", "")
 	g.do(t, "FROB", collection, "")
 	var body string
+	secure, err := g.authority.TLS(t, rpc.RoleMetrics).ClientConfig(rpc.RoleGateway.ServerName())
+	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
 		require.NoError(t, err)
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: secure}}).Do(req)
 		if err != nil {
 			return false
 		}
@@ -81,7 +83,7 @@ func TestMetrics(t *testing.T) {
 // TestSlowBodyHoldsNoCall sends half a body and disconnects: the allocator receives no call.
 func TestSlowBodyHoldsNoCall(t *testing.T) {
 	g := start(t, &fake{}) // a call panics
-	cfg, err := g.authority.TLS(t, rpc.RoleClient).ClientConfig(rpc.RoleGateway.ServerName())
+	cfg, err := g.authority.User(t, "alice").ClientConfig(rpc.RoleGateway.ServerName())
 	require.NoError(t, err)
 	cfg.NextProtos = []string{"http/1.1"}
 	conn, err := (&tls.Dialer{Config: cfg}).DialContext(t.Context(), "tcp", g.address)
@@ -100,7 +102,7 @@ func TestCertificatesAreReloaded(t *testing.T) {
 	before, err := os.ReadFile(files.CertFile)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		cfg, err := g.authority.TLS(t, rpc.RoleClient).ClientConfig(rpc.RoleGateway.ServerName())
+		cfg, err := g.authority.User(t, "alice").ClientConfig(rpc.RoleGateway.ServerName())
 		require.NoError(t, err)
 		conn, err := (&tls.Dialer{Config: cfg}).DialContext(t.Context(), "tcp", g.address)
 		if err != nil {

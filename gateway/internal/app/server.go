@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
 )
 
 const (
@@ -18,6 +20,9 @@ const (
 	maxHeaderBytes    = 64 << 10
 	// maxConcurrentStreams bounds the requests of one HTTP/2 connection.
 	maxConcurrentStreams = 250
+	// maxConnections and maxPerHost bound the open connections; further ones are closed at once.
+	maxConnections = 16 << 10
+	maxPerHost     = 1 << 10
 )
 
 // newServer returns a server without ReadTimeout and WriteTimeout: they would end streams. The handler sets the deadlines of
@@ -26,7 +31,7 @@ func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server,
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxConcurrentStreams},
-		ErrorLog: nil,
+		ErrorLog: nil, ConnContext: rest.ConnContext,
 	}
 	server.ErrorLog = newErrorLog(log)
 	if cfg.TLS.Insecure {
@@ -36,7 +41,7 @@ func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server,
 		server.Protocols.SetUnencryptedHTTP2(true)
 		return server, nil
 	}
-	tlsConfig, err := cfg.TLS.ServerConfig()
+	tlsConfig, err := cfg.TLS.ServerConfig(true)
 	if err != nil {
 		return nil, err
 	}

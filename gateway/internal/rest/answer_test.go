@@ -182,10 +182,12 @@ func TestQueries(t *testing.T) {
 		"?page_size=3":   "",
 		"?pool=p&pool=q": "must not be set more than once, is set 2 times",
 		"?pageSize=many": "many",
-		"?pool=%zz":      "invalid query",
-		"?Pool=p":        `unknown field "Pool" in the query`,
-		"?sandboxes=x":   `unknown field "sandboxes" in the query`,
-		"?pool.name=p":   `unknown field "pool.name" in the query`,
+		// Which of them would apply depended on the order of a map.
+		"?pageSize=3&page_size=4": "must not be set more than once, is set 2 times",
+		"?pool=%zz":               "invalid query",
+		"?Pool=p":                 `unknown field "Pool" in the query`,
+		"?sandboxes=x":            `unknown field "sandboxes" in the query`,
+		"?pool.name=p":            `unknown field "pool.name" in the query`,
 	} {
 		t.Run(query, func(t *testing.T) {
 			h := newHarness(t, clock.RealClock{})
@@ -197,6 +199,22 @@ func TestQueries(t *testing.T) {
 			}
 			require.Equal(t, http.StatusBadRequest, w.Code, w.Body)
 			require.Contains(t, failureOf(t, w).Message, message)
+			require.Empty(t, h.allocator.calls)
+		})
+	}
+}
+
+// Text that is not UTF-8 cannot be sent to an upstream, nor repeated in an error.
+func TestTextThatIsNotUTF8(t *testing.T) {
+	for _, target := range []string{
+		"/v1/namespaces/ns/sandboxes?%f1", "/v1/namespaces/ns/sandboxes?pool=%ff", "/v1/namespaces/%ff/sandboxes", "/v1/namespaces/ns/sandboxes/%c3%28",
+	} {
+		t.Run(target, func(t *testing.T) {
+			h := newHarness(t, clock.RealClock{})
+			h.allocator.replies = []any{&sandboxv1.ListSandboxesResponse{}}
+			w := h.do(t, "GET", target, "")
+			require.Equal(t, http.StatusBadRequest, w.Code, w.Body)
+			require.Contains(t, failureOf(t, w).Message, "must be UTF-8")
 			require.Empty(t, h.allocator.calls)
 		})
 	}

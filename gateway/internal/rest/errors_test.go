@@ -3,6 +3,7 @@ package rest_test
 import (
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -24,8 +25,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
 // failure is a google.rpc.Status as JSON.
@@ -212,14 +213,14 @@ func TestUpdateMask(t *testing.T) {
 	}
 }
 
-// TestAccess checks who may call the API: the role of the certificate, and pages of other sites.
+// TestAccess checks who may call the API: users with a token, and no pages of other sites.
 func TestAccess(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	draining := make(chan struct{})
 	ready := errors.New("not ready")
 	handler, err := rest.New(rest.Config{
 		Allocator: &upstream{}, Collector: &upstream{}, Ready: func(context.Context) error { return ready }, MaxBodyBytes: 100,
-		RequestTimeout: testkit.Timeout, Roles: []rpc.Role{rpc.RoleClient}, Draining: draining, Registry: registry, Log: logr.Discard(),
+		RequestTimeout: testkit.Timeout, Tokens: users.Tokens{"good": {User: "alice"}}, Draining: draining, Registry: registry, Log: logr.Discard(),
 		Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
@@ -237,8 +238,12 @@ func TestAccess(t *testing.T) {
 		return w
 	}
 	w := serve("/v1/namespaces/ns/sandboxes")
-	require.Equal(t, http.StatusForbidden, w.Code)
-	require.Equal(t, "PERMISSION_DENIED", failureOf(t, w).Details[0].Reason)
+	require.Equal(t, http.StatusUnauthorized, w.Code)
+	require.Equal(t, "UNAUTHENTICATED", failureOf(t, w).Details[0].Reason)
+	for _, bad := range []string{"Bearer", "Bearer bad", "Basic Z29vZA==", "good"} {
+		require.Equal(t, http.StatusUnauthorized, serve("/v1/namespaces/ns/sandboxes", "Authorization", bad).Code, bad)
+	}
+	require.Equal(t, http.StatusNotFound, serve("/v1/unknown", "Authorization", "bearer good").Code, "the token is good")
 	w = serve("/v1/namespaces/ns/sandboxes", "Sec-Fetch-Site", "cross-site")
 	require.Equal(t, "cross-origin requests are not allowed", failureOf(t, w).Message)
 
@@ -248,4 +253,30 @@ func TestAccess(t *testing.T) {
 	require.Equal(t, http.StatusOK, serve("/readyz").Code)
 	close(draining)
 	require.Equal(t, http.StatusServiceUnavailable, serve("/readyz").Code, "a gateway that stops is not ready")
+}
+
+// TestCredentialsStayHere: the server that is called learns who the caller is from the gateway alone.
+func TestCredentialsStayHere(t *testing.T) {
+	called := &upstream{replies: []any{&sandboxv1.GetSandboxResponse{}}}
+	handler, err := rest.New(rest.Config{
+		Allocator: called, Collector: &upstream{}, RequestTimeout: testkit.Timeout, Tokens: users.Tokens{"good": {User: "alice"}},
+		Registry: prometheus.NewRegistry(), Log: logr.Discard(), Clock: clock.RealClock{},
+	})
+	require.NoError(t, err)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/namespaces/ns/sandboxes/one", http.NoBody)
+	forged := base64.StdEncoding.EncodeToString([]byte(`{"User":"admin","Groups":["system:masters"]}`))
+	for key, value := range map[string]string{
+		"Authorization": "bearer good", "Grpc-Metadata-Authorization": "bearer good",
+		"Grpc-Metadata-Fast-Sandbox-Caller-Bin": forged, "Fast-Sandbox-Caller-Bin": forged,
+	} {
+		r.Header.Set(key, value)
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	require.Equal(t, http.StatusOK, w.Code, w.Body.String())
+	require.Empty(t, called.sent.Get("authorization"))
+	named := called.sent.Get("fast-sandbox-caller-bin")
+	require.Len(t, named, 1)
+	require.Contains(t, named[0], `"User":"alice"`)
+	require.NotContains(t, named[0], "admin")
 }

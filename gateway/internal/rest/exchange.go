@@ -72,7 +72,6 @@ func (a *api) exchanged(next http.Handler) http.Handler {
 		w.Header().Set(requestIDHeader, e.requestID)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
-		r.Header.Del("Authorization") // grpc-gateway would forward it, and no upstream takes it
 		begin := a.config.Clock.Now()
 		defer func() {
 			abort := a.survive(e, r, recover())

@@ -2,14 +2,12 @@ package rest
 
 import (
 	"net/http"
-	"slices"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
-	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 // page serves a path outside the API, for GET and HEAD.
@@ -59,18 +57,6 @@ func (a *api) document(contentType string, document []byte) http.HandlerFunc {
 			a.config.Log.V(2).Info("writing response", obs.KeyError, err.Error())
 		}
 	}
-}
-
-// authorized refuses callers without one of the configured roles.
-func (a *api) authorized(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if role := rpc.RoleOf(r.TLS); a.config.Roles != nil && !slices.Contains(a.config.Roles, role) {
-			a.writeError(r.Context(), w, fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied,
-				"a certificate of role %q may not use the API", role).With("role", string(role)), 0)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // crossOrigin refuses a request that a page of another site makes: the browser adds its user's certificate to it.

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/protobuf/proto"
@@ -26,20 +27,33 @@ func (a *api) checkQuery(next runtime.HandlerFunc) runtime.HandlerFunc {
 	}
 }
 
-// checkQuery reports the first parameter of a query that the route does not have, or that is set twice.
+// checkQuery reports the first parameter of a query that the route does not have, or that is set twice, under whichever of its two
+// names.
 func (r *route) checkQuery(raw string, params map[string]string) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return fault.Field("query", "invalid query: %v", err)
 	}
-	m := r.queried()
+	// No message can carry other text, not even that of an error.
+	for name, value := range params {
+		if !utf8.ValidString(value) {
+			return fault.Field(name, "must be UTF-8")
+		}
+	}
+	for key, list := range values {
+		if !utf8.ValidString(key + strings.Join(list, "")) {
+			return fault.Field("query", "invalid query: must be UTF-8")
+		}
+	}
+	m, set := r.queried(), map[string]int{}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		field := fieldOf(m, key)
 		if _, bound := params[key]; field == nil || bound || r.inBody(key) {
 			return fault.Field(key, "unknown field %q in the query", key)
 		}
-		if !field.IsList() && len(values[key]) > 1 {
-			return fault.Field(key, "must not be set more than once, is set %d times", len(values[key]))
+		path := protoPath(m, key)
+		if set[path] += len(values[key]); !field.IsList() && set[path] > 1 {
+			return fault.Field(key, "must not be set more than once, is set %d times", set[path])
 		}
 	}
 	return nil

@@ -18,9 +18,10 @@ import (
 	"k8s.io/utils/clock"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/audit"
 )
 
 // Names of the upstreams in messages.
@@ -41,8 +42,8 @@ type Config struct {
 	MaxBodyBytes int64
 	// RequestTimeout bounds every request except streams.
 	RequestTimeout time.Duration
-	// Roles that may call the API; nil means everyone.
-	Roles []rpc.Role
+	// Tokens authenticates callers without a certificate; nil means that callers are not authenticated.
+	Tokens Tokens
 	// Draining is closed when the process stops: streams end with an error that asks the caller to connect again.
 	Draining <-chan struct{}
 	// Registry takes the metrics, Log the access log. Clock is the time of both.
@@ -56,6 +57,7 @@ type api struct {
 	config  Config
 	routes  routeTable
 	metrics *metrics
+	audit   *audit.Log
 	json    runtime.Marshaler
 	mux     *runtime.ServeMux
 }
@@ -63,13 +65,17 @@ type api struct {
 // New returns the handler.
 //
 // A request passes, from outside in: trace -> exchange (request id, metrics, access log, panics) -> cross-origin check ->
-// role check -> body -> route -> query check -> timeout -> gRPC call.
+// authentication -> body -> route -> query check -> timeout -> gRPC call.
 func New(cfg Config) (http.Handler, error) {
 	m, err := newMetrics(cfg.Registry)
 	if err != nil {
 		return nil, err
 	}
-	a := &api{config: cfg, metrics: m, json: marshaler{&runtime.JSONPb{
+	refusals, err := audit.New(cfg.Log, cfg.Registry, cfg.Clock)
+	if err != nil {
+		return nil, err
+	}
+	a := &api{config: cfg, metrics: m, audit: refusals, json: marshaler{&runtime.JSONPb{
 		MarshalOptions:   protojson.MarshalOptions{},
 		UnmarshalOptions: protojson.UnmarshalOptions{DiscardUnknown: false},
 	}}}
@@ -85,7 +91,7 @@ func New(cfg Config) (http.Handler, error) {
 	}
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(a.crossOrigin))
-	root.Handle("/", origin.Handler(a.authorized(a.withBody(a.mux))))
+	root.Handle("/", origin.Handler(a.authenticated(a.withBody(a.mux))))
 	return otelhttp.NewHandler(a.exchanged(root), "gateway", otelhttp.WithFilter(traced),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method })), nil
 }
@@ -107,8 +113,8 @@ func (a *api) route() error {
 		runtime.WithWriteContentLength(),
 		runtime.WithMiddlewares(a.routed, a.checkQuery, a.bounded),
 	)
-	allocator := retrying{a.config.Allocator, a.config.Clock}
-	collector := retrying{a.config.Collector, a.config.Clock}
+	allocator := retrying{onBehalf{a.config.Allocator}, a.config.Clock}
+	collector := retrying{onBehalf{a.config.Collector}, a.config.Clock}
 	a.routes = newRouteTable(services(upstream{allocatorName, allocator}, upstream{collectorName, collector}))
 	ctx := context.Background()
 	if err := sandboxv1.RegisterSandboxServiceHandlerClient(ctx, a.mux, client{sandboxv1.NewSandboxServiceClient(allocator)}); err != nil {
@@ -118,6 +124,9 @@ func (a *api) route() error {
 		return err
 	}
 	if err := gcv1.RegisterGarbageCollectorServiceHandlerClient(ctx, a.mux, gcv1.NewGarbageCollectorServiceClient(collector)); err != nil {
+		return err
+	}
+	if err := authv1.RegisterAuthServiceHandlerClient(ctx, a.mux, authv1.NewAuthServiceClient(allocator)); err != nil {
 		return err
 	}
 	return a.routeStreams()

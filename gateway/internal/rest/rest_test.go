@@ -63,6 +63,7 @@ type upstream struct {
 	mu      sync.Mutex
 	replies []any
 	calls   []call
+	sent    metadata.MD // with the last call
 }
 
 func (u *upstream) next(method string, in any) any {
@@ -79,7 +80,10 @@ func (u *upstream) next(method string, in any) any {
 }
 
 // Invoke implements grpc.ClientConnInterface.
-func (u *upstream) Invoke(_ context.Context, method string, in, out any, _ ...grpc.CallOption) error {
+func (u *upstream) Invoke(ctx context.Context, method string, in, out any, _ ...grpc.CallOption) error {
+	u.mu.Lock()
+	u.sent, _ = metadata.FromOutgoingContext(ctx)
+	u.mu.Unlock()
 	switch reply := u.next(method, in).(type) {
 	case panics:
 		panic(string(reply))

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
@@ -67,6 +68,7 @@ func services(allocator, collector upstream) map[protoreflect.ServiceDescriptor]
 	return map[protoreflect.ServiceDescriptor]upstream{
 		sandboxv1.File_fastsandbox_sandbox_v1_sandbox_service_proto.Services().ByName("SandboxService"):         allocator,
 		allocatorv1.File_fastsandbox_allocator_v1_allocator_service_proto.Services().ByName("AllocatorService"): allocator,
+		authv1.File_fastsandbox_auth_v1_auth_service_proto.Services().ByName("AuthService"):                     allocator,
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"):                       collector,
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
@@ -90,10 +92,19 @@ func TestStartPathRoundTrips(t *testing.T) {
 }
 
 func TestEffectiveFillsInDefaults(t *testing.T) {
-	defaults := &sandboxv1.ResourceLimits{CpuMillis: 500, MemoryBytes: 1 << 20, Pids: 10}
-	got := convert.Effective(&sandboxv1.ResourceLimits{MemoryBytes: 7}, defaults)
-	require.True(t, proto.Equal(got, &sandboxv1.ResourceLimits{CpuMillis: 500, MemoryBytes: 7, Pids: 10}), "%v", got)
-	require.True(t, proto.Equal(convert.Effective(nil, nil), &sandboxv1.ResourceLimits{}))
+	limits := func(cpu, memory string) *v1alpha1.SandboxResources {
+		return &v1alpha1.SandboxResources{Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse(memory)}}
+	}
+	pool := &v1alpha1.SandboxPool{Spec: v1alpha1.SandboxPoolSpec{SandboxResources: limits("500m", "1Mi"), MaxSandboxResources: limits("2", "1Gi")}}
+	asked := &sandboxv1.ResourceLimits{MemoryBytes: 7}
+	got := convert.Effective(asked, pool)
+	require.True(t, proto.Equal(got, &sandboxv1.ResourceLimits{CpuMillis: 500, MemoryBytes: 7, Pids: 1024}), "%v", got)
+	got = convert.Effective(nil, nil)
+	require.True(t, proto.Equal(got, &sandboxv1.ResourceLimits{CpuMillis: 1000, MemoryBytes: 512 << 20, Pids: 1024}), "%v", got)
+	require.NoError(t, convert.CheckLimits(asked, pool))
+	require.NoError(t, convert.CheckLimits(&sandboxv1.ResourceLimits{CpuMillis: 1 << 40}, nil))
+	err := convert.CheckLimits(&sandboxv1.ResourceLimits{MemoryBytes: 1<<30 + 1, Pids: 1 << 40}, pool)
+	require.EqualError(t, err, "spec.resources.memory_bytes: 1073741825 exceeds the pool's maximum of 1073741824")
 }
 func TestAcknowledgedSandboxIsRunningFromItsFirstWrite(t *testing.T) {
 	started := &v1alpha1.Started{

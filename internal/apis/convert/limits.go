@@ -6,6 +6,7 @@ import (
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 // resourcePids is the name of the limit on processes, for which Kubernetes has no resource name.
@@ -40,17 +41,26 @@ func LimitsFromProto(l *sandboxv1.ResourceLimits) *v1alpha1.SandboxResources {
 	return &v1alpha1.SandboxResources{Limits: out}
 }
 
-// Effective returns the limits of spec, with each limit that spec does not set taken from defaults. Both may be nil.
-func Effective(spec, defaults *sandboxv1.ResourceLimits) *sandboxv1.ResourceLimits {
-	pick := func(a, b int64) int64 {
-		if a > 0 {
-			return a
-		}
-		return b
+// Effective returns the limits in force of a sandbox of a pool. A pool that is not known, nil, sets none.
+func Effective(spec *sandboxv1.ResourceLimits, pool *v1alpha1.SandboxPool) *sandboxv1.ResourceLimits {
+	defaults, maximum := poolLimits(pool)
+	l := limitsOf(spec).Effective(defaults, maximum)
+	return &sandboxv1.ResourceLimits{CpuMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, Pids: l.PIDs}
+}
+
+// CheckLimits refuses limits above the pool's maximum. Its error is an InvalidField that names the fields of spec.resources.
+func CheckLimits(spec *sandboxv1.ResourceLimits, pool *v1alpha1.SandboxPool) error {
+	_, maximum := poolLimits(pool)
+	return limitsOf(spec).Check("spec.resources", maximum)
+}
+
+func poolLimits(pool *v1alpha1.SandboxPool) (defaults, maximum resources.Limits) {
+	if pool == nil {
+		return defaults, maximum
 	}
-	return &sandboxv1.ResourceLimits{
-		CpuMillis:   pick(spec.GetCpuMillis(), defaults.GetCpuMillis()),
-		MemoryBytes: pick(spec.GetMemoryBytes(), defaults.GetMemoryBytes()),
-		Pids:        pick(spec.GetPids(), defaults.GetPids()),
-	}
+	return limitsOf(LimitsToProto(pool.Spec.SandboxResources)), limitsOf(LimitsToProto(pool.Spec.MaxSandboxResources))
+}
+
+func limitsOf(l *sandboxv1.ResourceLimits) resources.Limits {
+	return resources.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids()}
 }

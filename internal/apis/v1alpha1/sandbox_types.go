@@ -142,7 +142,7 @@ type SandboxSpec struct {
 	// resetRevision, when it is increased, replaces the container with a new one.
 	// +optional
 	ResetRevision *metav1.MicroTime `json:"resetRevision,omitempty"`
-	// resources are the resource limits. A limit that is not set is taken from the pool.
+	// resources are the resource limits, at most the pool's maxSandboxResources. A limit that is not set is taken from the pool.
 	// +optional
 	Resources *SandboxResources `json:"resources,omitempty"`
 	// network is the network of the Sandbox.

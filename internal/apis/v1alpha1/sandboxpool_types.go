@@ -6,6 +6,7 @@ import (
 )
 
 // SandboxPoolSpec describes the agents of a pool.
+// +kubebuilder:validation:XValidation:rule="!has(self.sandboxResources) || !has(self.sandboxResources.limits) || !has(self.maxSandboxResources) || !has(self.maxSandboxResources.limits) || self.sandboxResources.limits.all(k, !(k in self.maxSandboxResources.limits) || quantity(string(self.sandboxResources.limits[k])).compareTo(quantity(string(self.maxSandboxResources.limits[k]))) <= 0)",message="sandboxResources must not exceed maxSandboxResources"
 type SandboxPoolSpec struct {
 	// capacity bounds the number of agents and the free capacity.
 	Capacity PoolCapacity `json:"capacity"`
@@ -21,9 +22,22 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`
 	// +optional
 	RuntimeHandler string `json:"runtimeHandler,omitempty"`
-	// sandboxResources are the limits of Sandboxes that do not set them.
+	// sandboxResources are the limits of Sandboxes that do not set them. What neither sets is limited to 1 CPU, 512Mi of memory
+	// and 1024 pids, or less if maxSandboxResources is less.
 	// +optional
 	SandboxResources *SandboxResources `json:"sandboxResources,omitempty"`
+	// maxSandboxResources are the largest limits that a Sandbox may ask for. One that asks for more is refused. What is not set
+	// here has no maximum. A change drains the agents and replaces them.
+	// +kubebuilder:validation:XValidation:rule="!has(self.limits) || self.limits.all(k, quantity(string(self.limits[k])).isGreaterThan(quantity('0')))",message="a maximum must be greater than 0"
+	// +optional
+	MaxSandboxResources *SandboxResources `json:"maxSandboxResources,omitempty"`
+	// admission is when the API server's admission (quotas, webhooks, policies) is asked about a Sandbox that is created on the fast
+	// path. AfterStart: when its resource is written, after it has started; one that is refused then is deleted. DryRun: before it
+	// starts, too, by a dry run, which adds a call to the API server to each create and fails it while the API server does not
+	// answer.
+	// +kubebuilder:default=AfterStart
+	// +optional
+	Admission AdmissionMode `json:"admission,omitempty"`
 	// slots are containers that agents start ahead of time, without an image, for a sandbox to claim. They do not change the
 	// capacity of an agent, which is maxSandboxesPerPod whether or not slots are started.
 	// +optional
@@ -41,10 +55,38 @@ type SandboxPoolSpec struct {
 	// +listType=set
 	// +optional
 	Images []string `json:"images,omitempty"`
+	// imagePolicy determines what a Sandbox needs to use an image that is on the node already. A change drains the agents and
+	// replaces them.
+	// +kubebuilder:default=Cached
+	// +optional
+	ImagePolicy ImagePolicy `json:"imagePolicy,omitempty"`
 	// agentTemplate is the template of the agent Pods. The controller adds what the agent needs: containerd's socket, host
 	// paths, environment, security context, certificate, probes.
 	AgentTemplate AgentTemplate `json:"agentTemplate"`
 }
+
+// AdmissionMode is when admission is asked about a Sandbox that is created on the fast path.
+// +kubebuilder:validation:Enum=AfterStart;DryRun
+type AdmissionMode string
+
+// The admission modes.
+const (
+	AdmissionAfterStart AdmissionMode = "AfterStart"
+	AdmissionDryRun     AdmissionMode = "DryRun"
+)
+
+// ImagePolicy determines what a Sandbox needs to use an image that is on the node already.
+// +kubebuilder:validation:Enum=Cached;Verify
+type ImagePolicy string
+
+// The image policies.
+const (
+	// ImagePolicyCached: nothing. Any Sandbox on the node can use the image, also one that another pool pulled.
+	ImagePolicyCached ImagePolicy = "Cached"
+	// ImagePolicyVerify: the image's registry has it under its name, and lets the pool's credentials have it. The agent asks at
+	// each create, and pulls the image again if the registry has another one by now.
+	ImagePolicyVerify ImagePolicy = "Verify"
+)
 
 // PoolCapacity bounds the number of agents and the free capacity of a pool.
 // +kubebuilder:validation:XValidation:rule="self.poolMin <= self.poolMax",message="poolMin must not exceed poolMax: to scale further, raise poolMax first"

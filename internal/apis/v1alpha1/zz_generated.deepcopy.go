@@ -298,6 +298,11 @@ func (in *SandboxPoolSpec) DeepCopyInto(out *SandboxPoolSpec) {
 		*out = new(SandboxResources)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.MaxSandboxResources != nil {
+		in, out := &in.MaxSandboxResources, &out.MaxSandboxResources
+		*out = new(SandboxResources)
+		(*in).DeepCopyInto(*out)
+	}
 	if in.Slots != nil {
 		in, out := &in.Slots, &out.Slots
 		*out = new(PoolSlots)

@@ -23,7 +23,7 @@ import (
 // Agent is a served AgentService without sandboxes. Its constructor stops it at the end of the test.
 type Agent struct {
 	Client agentv1.AgentServiceClient
-	// UID of the agent's Pod. Its capacity must be 2.
+	// UID of the agent's Pod. Its namespace must be default, its pool p, and its capacity 2.
 	UID string
 	// Image can be started. Remote is another one, which is not on the node and can be pulled.
 	Image, Remote string
@@ -38,6 +38,7 @@ func Run(t *testing.T, serve func(t *testing.T) *Agent) {
 		"create reports stages":                        createReportsStages,
 		"create is idempotent":                         createIsIdempotent,
 		"calls for another agent are refused":          callsForAnotherAgentAreRefused,
+		"records of others are refused":                recordsOfOthersAreRefused,
 		"an older attempt is refused":                  olderAttemptIsRefused,
 		"delete is idempotent":                         deleteIsIdempotent,
 		"a create after its delete is refused":         createAfterDeleteIsRefused,

@@ -8,11 +8,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -40,6 +43,7 @@ type file struct {
 	name, content string
 	mode          int64
 	link          string
+	kind          byte // tar.TypeReg, without a link, if it is zero
 }
 
 // WithUser sets the image's user.
@@ -58,6 +62,31 @@ func WithEnv(env ...string) Option {
 // WithFile adds a file in a layer of its own.
 func WithFile(path, content string, mode int64) Option {
 	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, content: content, mode: mode}) }
+}
+
+// WithLink adds a symbolic link in a layer of its own.
+func WithLink(path, target string) Option {
+	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, link: target}) }
+}
+
+// WithFIFO adds a FIFO in a layer of its own.
+func WithFIFO(path string) Option {
+	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, mode: 0o777, kind: tar.TypeFifo}) }
+}
+
+// WithDevice adds the device that is /dev/zero, in a layer of its own.
+func WithDevice(path string) Option {
+	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, mode: 0o666, kind: tar.TypeChar}) }
+}
+
+// WithDirectory adds a directory in a layer of its own.
+func WithDirectory(path string) Option {
+	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, mode: 0o755, kind: tar.TypeDir}) }
+}
+
+// WithLabel sets a label of the image's configuration.
+func WithLabel(key, value string) Option {
+	return func(c *v1.ConfigFile, _ *[]file) { c.Config.Labels = map[string]string{key: value} }
 }
 
 // Image builds a small image around the machine's static busybox, in memory: user app (1000, groups app and extra), a
@@ -94,6 +123,18 @@ func Image(t testing.TB, options ...Option) v1.Image {
 	return img
 }
 
+// Layers returns an image with n layers, each with one small file.
+func Layers(t testing.TB, n int) v1.Image {
+	t.Helper()
+	var layers []v1.Layer
+	for i := range n {
+		layers = append(layers, layer(t, []file{{name: "data.txt", content: strconv.Itoa(i), mode: 0o644}}))
+	}
+	img, err := mutate.AppendLayers(Image(t), layers...)
+	require.NoError(t, err)
+	return img
+}
+
 // Broken returns an image whose layer is not an archive.
 func Broken(t testing.TB) v1.Image {
 	t.Helper()
@@ -107,6 +148,9 @@ func layer(t testing.TB, files []file) v1.Layer {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, dir := range []string{"bin", "etc", "tmp", "root", "home", "home/app", "proc", "sys", "dev"} {
+		if slices.ContainsFunc(files, func(f file) bool { return strings.TrimPrefix(f.name, "/") == dir }) {
+			continue // the file replaces it
+		}
 		mode := int64(0o755)
 		if dir == "tmp" {
 			mode = 0o1777
@@ -115,8 +159,11 @@ func layer(t testing.TB, files []file) v1.Layer {
 	}
 	for _, f := range files {
 		h := &tar.Header{Name: strings.TrimPrefix(f.name, "/"), Typeflag: tar.TypeReg, Mode: f.mode, Size: int64(len(f.content)), ModTime: time.Unix(0, 0)}
-		if f.link != "" {
+		switch {
+		case f.link != "":
 			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, f.link, 0
+		case f.kind != 0:
+			h.Typeflag, h.Devmajor, h.Devminor = f.kind, 1, 5
 		}
 		require.NoError(t, w.WriteHeader(h))
 		_, err := io.WriteString(w, f.content)
@@ -132,23 +179,35 @@ func layer(t testing.TB, files []file) v1.Layer {
 // Import imports an image into containerd as ref, unpacked.
 func (s *Server) Import(t testing.TB, ref string, img v1.Image) {
 	t.Helper()
+	for _, i := range s.ImportPacked(t, ref, img) {
+		require.NoError(t, client.NewImage(s.Client, i).Unpack(t.Context(), ctrd.DefaultSnapshotter))
+	}
+}
+
+// ImportPacked imports an image into containerd as ref and does not unpack it.
+func (s *Server) ImportPacked(t testing.TB, ref string, img v1.Image) []images.Image {
+	t.Helper()
+	// A client that reads layers, too.
+	c, err := client.New(s.Socket, client.WithDefaultNamespace(ctrd.DefaultNamespace))
+	require.NoError(t, err)
+	defer c.Close()
 	tag, err := name.NewTag(ref)
 	require.NoError(t, err)
 	var buf bytes.Buffer
 	require.NoError(t, tarball.Write(tag, img, &buf))
-	imported, err := s.Client.Import(t.Context(), &buf)
+	imported, err := c.Import(t.Context(), &buf)
 	require.NoError(t, err)
 	for _, i := range imported {
-		require.NoError(t, client.NewImage(s.Client, i).Unpack(t.Context(), ctrd.DefaultSnapshotter))
 		if i.Name != ref {
 			// The archive format normalizes names.
 			meta := i
 			meta.Name = ref
-			_, err := s.Client.ImageService().Create(t.Context(), meta)
+			_, err := c.ImageService().Create(t.Context(), meta)
 			require.NoError(t, err)
-			require.NoError(t, s.Client.ImageService().Delete(t.Context(), i.Name))
+			require.NoError(t, c.ImageService().Delete(t.Context(), i.Name))
 		}
 	}
+	return imported
 }
 
 // Registry is an image registry on loopback.

@@ -139,22 +139,23 @@ func (s *Server) leftovers() []string {
 	return left
 }
 
-// processes of this server name its directory in their command line, or have its bundle as working directory.
+// processes of this server are shims that have its directory among their arguments, and those that have its bundle as working directory.
 func (s *Server) processes() []string {
 	entries, _ := os.ReadDir("/proc")
 	var out []string
+	ours := map[int]bool{}
+	for _, shim := range Shims() {
+		ours[shim.PID] = strings.Contains(strings.Join(shim.Args, " "), s.Dir)
+	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		cwd, _ := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
-		if strings.HasPrefix(filepath.Base(string(raw)), "containerd-shim") || strings.HasPrefix(cwd, s.Dir) {
-			line := strings.ReplaceAll(string(raw), "\x00", " ")
-			if strings.Contains(line, s.Dir) || strings.HasPrefix(cwd, s.Dir) {
-				out = append(out, "process "+e.Name()+" "+line)
-			}
+		if ours[pid] || strings.HasPrefix(cwd, s.Dir) {
+			exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+			out = append(out, "process "+e.Name()+" "+exe)
 		}
 	}
 	return out

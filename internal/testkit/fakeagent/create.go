@@ -24,6 +24,9 @@ func (s *service) CreateSandbox(req *agentv1.CreateSandboxRequest, stream grpc.S
 	if err := s.checkAgent(fence.AgentUID); err != nil {
 		return err
 	}
+	if err := s.checkOwn(record.GetNamespace(), record.GetSpec().GetPool()); err != nil {
+		return err
+	}
 	existing, err := s.admit(req)
 	if err != nil {
 		return err

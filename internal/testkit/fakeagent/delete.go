@@ -22,6 +22,11 @@ func (s *service) DeleteSandbox(req *agentv1.DeleteSandboxRequest, stream grpc.S
 	if t := req.GetTombstone(); t != nil && !proto.Equal(t.GetFence(), req.GetFence()) {
 		return fault.Field("tombstone.fence", "is not the request's")
 	}
+	if t := req.GetTombstone(); t != nil {
+		if err := s.checkOwn(t.GetNamespace(), s.info.GetPool()); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	s.deleteRequests = append(s.deleteRequests, req)
 	s.mu.Unlock()

@@ -72,7 +72,10 @@ func New(info *agentv1.AgentInfo, images ...string) *Agent {
 // Serve serves on a listener until ctx ends.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, tls rpc.TLS) error {
 	service := &service{Agent: a}
-	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: l, TLS: tls, DrainTimeout: 10 * time.Millisecond, Guard: service.guard})
+	server, err := rpc.NewServer(ctx, rpc.ServerConfig{
+		Listener: l, TLS: tls, DrainTimeout: 10 * time.Millisecond, Guard: service.guard,
+		Allow: map[string][]rpc.Role{agentv1.AgentService_ServiceDesc.ServiceName: {rpc.RoleAllocator, rpc.RoleController}},
+	})
 	if err != nil {
 		return err
 	}

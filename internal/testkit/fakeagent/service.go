@@ -25,6 +25,16 @@ func (s *service) checkAgent(uid string) error {
 	return nil
 }
 
+// checkOwn refuses another namespace or pool, as far as the test has said which are the agent's.
+func (s *service) checkOwn(namespace, pool string) error {
+	for _, x := range []struct{ kind, own, got string }{{"namespace", s.info.GetNamespace(), namespace}, {"pool", s.info.GetPool(), pool}} {
+		if x.own != "" && x.got != x.own {
+			return fault.New(errdefs.ErrPermissionDenied, fault.PermissionDenied, "the agent runs sandboxes of %s %q, not of %q", x.kind, x.own, x.got)
+		}
+	}
+	return nil
+}
+
 // MarkPersisted implements agentv1.AgentServiceServer.
 func (s *service) MarkPersisted(ctx context.Context, req *agentv1.MarkPersistedRequest) (*agentv1.MarkPersistedResponse, error) {
 	if err := s.checkAgent(req.GetFence().GetAgentUid()); err != nil {

@@ -68,35 +68,75 @@ func Make(dir string) (*Authority, error) {
 	return &Authority{dir: dir, cert: cert, key: key}, write(filepath.Join(dir, "ca.crt"), "CERTIFICATE", der)
 }
 
-// Issue issues a certificate of the role for its server name, localhost and 127.0.0.1. It returns its files. Issuing the
-// same role again replaces them.
+// Issue issues the certificates of a role, as real components have them: one of a server alone, for its server name, localhost and
+// 127.0.0.1, and one of a client alone. It returns their files. Issuing the same role again replaces them.
 func (a *Authority) Issue(role rpc.Role) (rpc.TLS, error) {
+	uris := []*url.URL{{Scheme: "spiffe", Host: rpc.Domain, Path: "/" + string(role)}}
+	server, err := a.issue(string(role), &x509.Certificate{
+		Subject: pkix.Name{CommonName: string(role)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{role.ServerName(), "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, URIs: uris,
+	})
+	if err != nil {
+		return rpc.TLS{}, err
+	}
+	client, err := a.issue(string(role)+"-client", &x509.Certificate{
+		Subject: pkix.Name{CommonName: string(role)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, URIs: uris,
+	})
+	server.ClientCertFile, server.ClientKeyFile = client.CertFile, client.KeyFile
+	return server, err
+}
+
+// IssueAgent issues the certificate of an agent, as the controller does: of a server alone.
+func (a *Authority) IssueAgent(id rpc.AgentID) (rpc.TLS, error) {
+	return a.issue("agent-"+id.UID, &x509.Certificate{
+		Subject: pkix.Name{CommonName: rpc.AgentDomain}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{rpc.AgentDomain}, URIs: []*url.URL{id.URI()},
+	})
+}
+
+// Agent is IssueAgent for a test.
+func (a *Authority) Agent(t testing.TB, id rpc.AgentID) rpc.TLS {
+	t.Helper()
+	files, err := a.IssueAgent(id)
+	require.NoError(t, err)
+	return files
+}
+
+// IssueUser issues a client certificate of a user with groups.
+func (a *Authority) IssueUser(name string, groups ...string) (rpc.TLS, error) {
+	return a.issue("user-"+name, &x509.Certificate{
+		Subject: pkix.Name{CommonName: name, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+}
+
+// User is IssueUser for a test.
+func (a *Authority) User(t testing.TB, name string, groups ...string) rpc.TLS {
+	t.Helper()
+	files, err := a.IssueUser(name, groups...)
+	require.NoError(t, err)
+	return files
+}
+
+func (a *Authority) issue(name string, template *x509.Certificate) (rpc.TLS, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", name, err)
 	}
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", name, err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: string(role)},
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		DNSNames:    []string{role.ServerName(), "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		URIs: []*url.URL{{Scheme: "spiffe", Host: rpc.Domain, Path: "/" + string(role)}},
-	}
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
+	template.KeyUsage = x509.KeyUsageDigitalSignature
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	if err != nil {
-		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", name, err)
 	}
 	keyDER, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
-		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", role, err)
+		return rpc.TLS{}, fmt.Errorf("issuing a certificate of %s: %w", name, err)
 	}
 	files := rpc.TLS{
-		CertFile: filepath.Join(a.dir, string(role)+".crt"), KeyFile: filepath.Join(a.dir, string(role)+".key"),
+		CertFile: filepath.Join(a.dir, name+".crt"), KeyFile: filepath.Join(a.dir, name+".key"),
 		CAFile: filepath.Join(a.dir, "ca.crt"),
 	}
 	return files, errors.Join(write(files.CertFile, "CERTIFICATE", der), write(files.KeyFile, "EC PRIVATE KEY", keyDER))

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/http"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,12 +13,14 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
@@ -67,6 +70,7 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 	})
 	g.Go("sweeper", p.sweeper.Run)
 	g.Go("state", p.state.Run)
+	g.Go("logs", func(ctx context.Context) error { return trimLogs(ctx, cfg.LogRoot, clock.RealClock{}) })
 	g.Go("readiness", p.readiness)
 	g.After("informers", p.source.run)
 	g.After("events", func(ctx context.Context) error {
@@ -126,14 +130,30 @@ func build(ctx context.Context, cfg *Config, api *rest.Config, remover *ctrd.Rem
 	if p.source, err = newSource(p.state, api, scheme, httpClient, cfg.NodeName); err != nil {
 		return nil, err
 	}
-	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{Address: cfg.BindAddress, TLS: cfg.TLS, Allow: janitorrpc.Allow(), Registry: p.registry})
+	return p, p.serve(ctx, cfg, api, httpClient)
+}
+
+// serve creates the server.
+func (p *parts) serve(ctx context.Context, cfg *Config, api *rest.Config, httpClient *http.Client) error {
+	tokens, authorizer, err := cfg.Access.New(api, httpClient, clock.RealClock{})
 	if err != nil {
-		return nil, err
+		return err
+	}
+	limits, err := limit.New(cfg.Limits, clock.RealClock{}, p.registry)
+	if err != nil {
+		return err
+	}
+	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: cfg.BindAddress, TLS: cfg.TLS, Registry: p.registry,
+		Users: &rpc.Users{Tokens: tokens, Access: authorizer, Rules: janitorrpc.Rules(), Limits: limits},
+	})
+	if err != nil {
+		return err
 	}
 	janitorv1.RegisterJanitorServiceServer(p.server, janitorrpc.New(janitorrpc.Config{
 		Core: core{p.state, p.sweeper}, NodeName: cfg.NodeName,
 	}, p.closing))
-	return p, nil
+	return nil
 }
 
 // readiness reports readiness once everything was listed: before that, nothing is swept.

@@ -10,9 +10,11 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
@@ -38,6 +40,10 @@ type Config struct {
 	Workers int
 	// Kubeconfig is a file; empty means the Pod's service account.
 	Kubeconfig string
+	// Access has the settings of authentication and authorization.
+	Access auth.Options
+	// Limits are those of each user.
+	Limits limit.Options
 	// KubeQPS and KubeBurst bound the requests to the API server.
 	KubeQPS, KubeBurst int
 }
@@ -67,6 +73,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.ScanInterval, "scan-interval", time.Minute, "`interval` between scans of the whole node; changes are examined as they happen")
 	fs.IntVar(&c.Workers, "workers", 8, "`number` of concurrent removals")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty means the Pod's service account")
+	c.Access.AddFlags(fs)
+	c.Limits.AddFlags(fs)
 	fs.IntVar(&c.KubeQPS, "kube-api-qps", 50, "requests per second to the API server")
 	fs.IntVar(&c.KubeBurst, "kube-api-burst", 100, "burst of requests to the API server")
 }
@@ -107,5 +115,5 @@ func (c *Config) Validate() error {
 	require(c.Workers > 0, "--workers is %d, want at least 1", c.Workers)
 	require(c.KubeQPS > 0, "--kube-api-qps is %d, want at least 1", c.KubeQPS)
 	require(c.KubeBurst >= c.KubeQPS, "--kube-api-burst is %d, want at least --kube-api-qps", c.KubeBurst)
-	return errors.Join(problems...)
+	return errors.Join(append(append(problems, c.Access.Validate()...), c.Limits.Validate()...)...)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -37,11 +38,11 @@ func (w *testEnv) settings(change func(*app.Config)) *app.Config {
 	address := l.Addr().String()
 	require.NoError(w.t, l.Close())
 	cfg := &app.Config{
-		Common:      daemon.Common{TLS: rpc.TLS{Insecure: true}, MetricsAddress: "0", HealthAddress: "0"},
+		Common:      daemon.Common{TLS: rpc.TLS{Insecure: true}, MetricsAddress: "0", HealthSocket: "0"},
 		BindAddress: address, NodeName: node, ContainerdSocket: w.Socket, ContainerdNamespace: ctrd.DefaultNamespace, Snapshotter: ctrd.DefaultSnapshotter,
 		LogRoot: w.LogRoot, FIFORoot: w.fifoRoot(), ProcRoot: "/proc", HostProc: "/proc/self", StateDir: w.stateDir(), CgroupRoot: ctrd.DefaultCgroupRoot,
 		CgroupParents: []string{w.CgroupParent}, Policy: verdict.Policy{Grace: time.Second, LeftoverGrace: 2 * time.Second}, ScanInterval: time.Second,
-		Workers: 4, KubeQPS: 100, KubeBurst: 200,
+		Workers: 4, KubeQPS: 100, KubeBurst: 200, Access: auth.Options{KeyNamespace: auth.DefaultKeyNamespace},
 	}
 	if change != nil {
 		change(cfg)

@@ -27,26 +27,42 @@ import (
 // killAPI kills the API server. Its data is in etcd.
 func (w *testEnv) killAPI() {
 	w.t.Helper()
-	mine := []byte("--cert-dir=" + w.env.ControlPlane.GetAPIServer().CertDir)
-	processes := func() (pids []int) {
-		entries, err := os.ReadDir("/proc")
-		require.NoError(w.t, err)
-		for _, e := range entries {
-			raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-			if pid, bad := strconv.Atoi(e.Name()); err == nil && bad == nil && bytes.Contains(raw, mine) {
-				pids = append(pids, pid)
-			}
-		}
-		return pids
-	}
-	require.NotEmpty(w.t, processes())
+	require.NotEmpty(w.t, w.apiServers())
 	require.Eventually(w.t, func() bool {
-		left := processes()
+		left := w.apiServers()
 		for _, pid := range left {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 		return len(left) == 0
 	}, testkit.Timeout, testkit.Tick)
+}
+
+// apiServers returns the children of this process that execute its API server. That program may be several in one: then its name counts,
+// too.
+func (w *testEnv) apiServers() (pids []int) {
+	w.t.Helper()
+	program, err := filepath.EvalSymlinks(w.env.ControlPlane.GetAPIServer().Path)
+	require.NoError(w.t, err)
+	program, err = filepath.Abs(program)
+	require.NoError(w.t, err)
+	entries, err := os.ReadDir("/proc")
+	require.NoError(w.t, err)
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		status, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
+		if err != nil || exe != program || !bytes.Contains(status, fmt.Appendf(nil, "\nPPid:\t%d\n", os.Getpid())) {
+			continue
+		}
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if name, _, _ := bytes.Cut(raw, []byte{0}); filepath.Base(string(name)) == "kube-apiserver" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // startAPI starts the API server again, with the same address and data.
@@ -107,7 +123,7 @@ func (w *testEnv) live(seed uint64, kills int, mean func() time.Duration, killed
 	l.log, err = os.Create(filepath.Join(w.Dir, "janitor.log"))
 	require.NoError(w.t, err)
 	l.args = append([]string{
-		"--insecure", "--bind-address=" + l.address, "--metrics-bind-address=0", "--health-probe-bind-address=0", "--node-name=" + node,
+		"--insecure", "--bind-address=" + l.address, "--metrics-bind-address=0", "--health-socket=0", "--node-name=" + node,
 		"--kubeconfig=" + w.kubeconfig, "--containerd-socket=" + w.Socket, "--log-root=" + w.LogRoot, "--fifo-root=" + w.fifoRoot(),
 		"--containerd-state=" + w.stateDir(), "--cgroup-parents=" + w.CgroupParent,
 	}, flags...)

@@ -20,6 +20,8 @@ import (
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 	janitorrpc "github.com/fast-sandbox/fast-sandbox/janitor/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
@@ -63,7 +65,7 @@ func TestListVerdicts(t *testing.T) {
 		judged(waiting), judged(claimed("b")), judged(slot), judged(torn), judged(orphan("a")),
 		left(&verdict.Remnant{ContainerID: "c", Kind: verdict.Log, Deleted: true, DeletedAge: time.Minute, Agent: verdict.AgentGone}),
 		left(&verdict.Remnant{ContainerID: "c", Kind: verdict.Snapshot, Since: time.Hour}),
-	), nil)(rpc.RoleClient)
+	), nil)
 	got, err := client.ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 	require.NoError(t, err)
 	var words []string
@@ -104,7 +106,7 @@ func TestEvidence(t *testing.T) {
 		judged(claimed("a")), judged(unclaimed),
 		left(&verdict.Remnant{ContainerID: "b", Kind: verdict.Log, Deleted: true, DeletedAge: time.Minute, Since: time.Second, Agent: verdict.AgentGone}),
 		left(&verdict.Remnant{ContainerID: "c", Kind: verdict.Cgroup, Since: time.Hour}),
-	), nil)(rpc.RoleClient)
+	), nil)
 	got, err := client.ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 	require.NoError(t, err)
 	common := func(id string, a janitorv1.Action, r janitorv1.Reason) *janitorv1.Verdict {
@@ -139,18 +141,19 @@ func TestEvidence(t *testing.T) {
 	require.Empty(t, cmp.Diff([]*janitorv1.Verdict{kept, retained, leftover, slot}, got.GetVerdicts(), protocmp.Transform()))
 }
 
-func TestOnlyPeopleMayCall(t *testing.T) {
-	as := serve(t, newCore(), nil)
+// TestOnlyUsersMayCall: components have no business with the janitor.
+func TestOnlyUsersMayCall(t *testing.T) {
+	as := serveAs(t, newCore(), nil)
 	for _, role := range []rpc.Role{rpc.RoleAgent, rpc.RoleAllocator, rpc.RoleController, rpc.RoleGateway, rpc.RoleJanitor, rpc.RoleGC} {
-		_, err := as(role).ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
+		_, err := as(func(ca *pki.Authority) rpc.TLS { return ca.TLS(t, role) }).ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 		require.Equal(t, fault.PermissionDenied, fault.ReasonOf(rpc.FromStatus(err)), role)
 	}
-	_, err := as(rpc.RoleClient).ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
+	_, err := as(func(ca *pki.Authority) rpc.TLS { return ca.User(t, "alice") }).ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 	require.NoError(t, err)
 }
 
 func TestRequestsAreValidated(t *testing.T) {
-	client := serve(t, newCore(), nil)(rpc.RoleClient)
+	client := serve(t, newCore(), nil)
 	sweep := func(req *janitorv1.SweepRequest) error {
 		stream, err := client.Sweep(t.Context(), req)
 		require.NoError(t, err)
@@ -175,7 +178,7 @@ func TestRequestsAreValidated(t *testing.T) {
 func TestUnavailableBeforeTheFirstScan(t *testing.T) {
 	c := newCore()
 	c.set(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the node's containers were not listed yet"))
-	client := serve(t, c, nil)(rpc.RoleClient)
+	client := serve(t, c, nil)
 	_, err := client.ListVerdicts(t.Context(), &janitorv1.ListVerdictsRequest{})
 	require.True(t, errdefs.IsUnavailable(rpc.FromStatus(err)))
 	require.Equal(t, fault.RuntimeUnavailable, fault.ReasonOf(rpc.FromStatus(err)))
@@ -197,7 +200,7 @@ func TestSweep(t *testing.T) {
 		{Finding: gone, Outcome: janitorrpc.Deleted, FreedBytes: 4096}, {Finding: busy, Outcome: janitorrpc.Failed, Err: errors.New("device busy")},
 		{Finding: kept, Outcome: janitorrpc.Kept}, {Finding: rest, Outcome: janitorrpc.WouldDelete},
 	}
-	client := serve(t, c, nil)(rpc.RoleClient)
+	client := serve(t, c, nil)
 	sweep := func(req *janitorv1.SweepRequest) []string {
 		stream, err := client.Sweep(t.Context(), req)
 		require.NoError(t, err)
@@ -249,7 +252,7 @@ func TestSweepEndsWithItsCaller(t *testing.T) {
 		c.results = append(c.results, janitorrpc.Result{Finding: judged(orphan("a")), Outcome: janitorrpc.Deleted})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := serve(t, c, nil)(rpc.RoleClient).Sweep(ctx, &janitorv1.SweepRequest{})
+	stream, err := serve(t, c, nil).Sweep(ctx, &janitorv1.SweepRequest{})
 	require.NoError(t, err)
 	_, err = stream.Recv()
 	require.NoError(t, err)
@@ -260,4 +263,8 @@ func TestSweepEndsWithItsCaller(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	require.Equal(t, codes.Canceled, status.Code(err))
+}
+
+func TestRules(t *testing.T) {
+	users.CheckRules(t, janitorrpc.Rules(), nil, janitorv1.File_fastsandbox_janitor_v1_janitor_service_proto.Services().ByName("JanitorService"))
 }

@@ -11,6 +11,8 @@ import (
 	"k8s.io/utils/clock"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
@@ -108,9 +110,17 @@ func New(cfg Config, closing <-chan struct{}) *Service {
 	return &Service{config: cfg, closing: closing}
 }
 
-// Allow returns the roles that may call: people only.
-func Allow() map[string][]rpc.Role {
-	return map[string][]rpc.Role{janitorv1.JanitorService_ServiceDesc.ServiceName: {rpc.RoleClient}}
+// Rules returns what a user needs for each method: rights on nodes/orphans of fast-sandbox.io, which are not objects. A node has the
+// containers of all namespaces.
+func Rules() map[string]rpc.Rule {
+	rule := func(verb string) rpc.Rule {
+		return rpc.Rule{Access: auth.Access{Verb: verb, Group: v1alpha1.Group, Resource: "nodes", Subresource: "orphans"}}
+	}
+	return map[string]rpc.Rule{
+		janitorv1.JanitorService_ListVerdicts_FullMethodName:  rule("list"),
+		janitorv1.JanitorService_WatchVerdicts_FullMethodName: rule("watch"),
+		janitorv1.JanitorService_Sweep_FullMethodName:         rule("delete"),
+	}
 }
 
 // key identifies findings.

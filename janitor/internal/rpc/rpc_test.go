@@ -16,6 +16,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 	janitorrpc "github.com/fast-sandbox/fast-sandbox/janitor/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
@@ -84,12 +85,18 @@ func (c *core) Sweep(ctx context.Context, o janitorrpc.Order, report func(janito
 	return ctx.Err()
 }
 
-// serve serves the core over an in-memory network and returns a function that calls it with a certificate of a role.
-func serve(t *testing.T, c *core, closing <-chan struct{}) func(rpc.Role) janitorv1.JanitorServiceClient {
+// serve serves the core over an in-memory network and returns a client of a user.
+func serve(t *testing.T, c *core, closing <-chan struct{}) janitorv1.JanitorServiceClient {
+	t.Helper()
+	return serveAs(t, c, closing)(func(ca *pki.Authority) rpc.TLS { return ca.User(t, "alice") })
+}
+
+// serveAs is serve for callers with any certificate.
+func serveAs(t *testing.T, c *core, closing <-chan struct{}) func(func(*pki.Authority) rpc.TLS) janitorv1.JanitorServiceClient {
 	t.Helper()
 	ca, listener := pki.New(t), bufconn.Listen(1<<20)
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{
-		Listener: listener, TLS: ca.TLS(t, rpc.RoleJanitor), Allow: janitorrpc.Allow(), DrainTimeout: 10 * time.Millisecond,
+		Listener: listener, TLS: ca.TLS(t, rpc.RoleJanitor), Users: users.Open(&janitorv1.JanitorService_ServiceDesc), DrainTimeout: 10 * time.Millisecond,
 	})
 	require.NoError(t, err)
 	janitorv1.RegisterJanitorServiceServer(server, janitorrpc.New(janitorrpc.Config{Core: c, NodeName: "node-1"}, closing))
@@ -97,9 +104,9 @@ func serve(t *testing.T, c *core, closing <-chan struct{}) func(rpc.Role) janito
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	return func(role rpc.Role) janitorv1.JanitorServiceClient {
+	return func(with func(*pki.Authority) rpc.TLS) janitorv1.JanitorServiceClient {
 		conn, err := rpc.Dial("passthrough:///janitor", rpc.ClientConfig{
-			TLS: ca.TLS(t, role), ServerName: rpc.RoleJanitor.ServerName(),
+			TLS: with(ca), ServerName: rpc.RoleJanitor.ServerName(),
 			Options: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })},
 		})
 		require.NoError(t, err)

@@ -40,7 +40,7 @@ func watch(t *testing.T, client janitorv1.JanitorServiceClient, req *janitorv1.W
 
 func TestWatchVerdicts(t *testing.T) {
 	c := newCore(judged(claimed("b")), judged(claimed("a")))
-	client := serve(t, c, nil)(rpc.RoleClient)
+	client := serve(t, c, nil)
 	next := watch(t, client, &janitorv1.WatchVerdictsRequest{})
 	deletions := watch(t, client, &janitorv1.WatchVerdictsRequest{Actions: []janitorv1.Action{janitorv1.Action_ACTION_DELETE}})
 	for _, want := range []string{"VERDICT a ASSIGNED", "VERDICT b ASSIGNED", "SYNCED"} {
@@ -74,7 +74,7 @@ func TestWatchVerdicts(t *testing.T) {
 
 func TestWatchEnds(t *testing.T) {
 	c, closing := newCore(judged(claimed("a"))), make(chan struct{})
-	client := serve(t, c, closing)(rpc.RoleClient)
+	client := serve(t, c, closing)
 	open := func() janitorv1.JanitorService_WatchVerdictsClient {
 		stream, err := client.WatchVerdicts(t.Context(), &janitorv1.WatchVerdictsRequest{})
 		require.NoError(t, err)

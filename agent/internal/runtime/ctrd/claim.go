@@ -74,7 +74,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 	var g errgroup.Group
 	g.Go(func() error { return r.recordClaim(ctx, c, held.group, img, spec) })
 	g.Go(func() error {
-		if err := setLimits(r.config.CgroupRoot, spec.Linux.CgroupsPath, c.Limits); err != nil {
+		if err := setLimits(r.config.CgroupRoot, spec.Linux.CgroupsPath, spec.Linux.Resources); err != nil {
 			return errors.Join(runtime.ErrSlotLost, err)
 		}
 		if err := os.WriteFile(c.HostnamePath, []byte(c.Hostname+"\n"), 0o644); err != nil { //nolint:gosec // any user of the sandbox reads it

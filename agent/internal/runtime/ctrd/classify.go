@@ -68,7 +68,7 @@ func startFault(err error, command string) error {
 	}
 	switch {
 	case has("chdir to cwd"), has("cannot chdir"), has("chdir `"), has("chdir to"), has("mkdir", "cwd"), has("setting up cwd"),
-		has("current working directory"), has("not a directory", "mkdir") && !has("mounting"):
+		has("current working directory"), has("not a directory", "mkdir") && !has("mounting"), has("error during container init: mkdir /"):
 		return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.WorkingDirInvalid, "the working directory cannot be entered")
 	case has("executable file not found"), has("exec:", "no such file or directory"), has("exec", "no such file or directory", "init process"),
 		has("executable file `", "not found"), command != "" && has("exec", command, "no such file or directory"):
@@ -93,6 +93,8 @@ func pullFault(err error, ref string) error {
 		return fmt.Errorf("pulling %s: %w", ref, err)
 	case isBroken(err):
 		return errBroken(err, ref)
+	case fault.ReasonOf(err) == fault.ImageInvalid:
+		return contentFault(err, ref, "its content")
 	case fault.ReasonOf(err) != "":
 		return err
 	}
@@ -118,8 +120,13 @@ func isBroken(err error) bool {
 	if err == nil || containsAny(err.Error(), "no space left", "disk quota") {
 		return false
 	}
-	return containsAny(err.Error(), "invalid tar header", "wrong diff id", "mismatched rootfs and manifest layers") ||
-		strings.Contains(err.Error(), "extract layer") && containsAny(err.Error(), "unexpected EOF", "gzip: invalid", "invalid checksum", "zstd:", "magic number")
+	if containsAny(err.Error(), "invalid tar header", "wrong diff id", "mismatched rootfs and manifest layers") {
+		return true
+	}
+	_, text, extracting := strings.Cut(err.Error(), "extract layer")
+	return extracting && containsAny(text, "unexpected EOF", "gzip: invalid", "invalid checksum", "zstd:", "magic number",
+		// Entries that contradict each other, or hard links to what the image does not have.
+		": link /", "call to UtimesNanoAt", "unhandled tar header", "not a directory", "is a directory", "file exists", "file name too long", "too many levels of symbolic links")
 }
 
 func errBroken(err error, ref string) error {

@@ -81,6 +81,7 @@ func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached 
 		return nil, nil, nil, err
 	}
 	reached(runtime.StageImage)
+	c.Limits.CPUMillis = boundCPU(c.Limits.CPUMillis, r.config.CgroupRoot, p.cgroup(c.ID), unified())
 	spec, err := r.specs.sandbox(ctx, c, img, p)
 	return p, img, spec, err
 }

@@ -52,6 +52,10 @@ type Config struct {
 	DockerConfig string
 	// InsecureRegistries are hosts (host or host:port) that are reached over plain HTTP, besides loopback.
 	InsecureRegistries []string
+	// VerifyImages has each create ask the registry, with these credentials, before it uses an image that is on the node.
+	VerifyImages bool
+	// MaxImageBytes bounds what one pull downloads. Zero: DefaultMaxImageBytes.
+	MaxImageBytes int64
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
 	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
 	SlotRoot, SandboxInit string
@@ -87,6 +91,9 @@ func New(cfg Config) *Runtime {
 	}
 	if cfg.Snapshotter == "" {
 		cfg.Snapshotter = shared.DefaultSnapshotter
+	}
+	if cfg.MaxImageBytes == 0 {
+		cfg.MaxImageBytes = DefaultMaxImageBytes
 	}
 	if cfg.CgroupRoot == "" {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot

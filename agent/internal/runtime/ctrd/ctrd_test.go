@@ -4,25 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/rootfs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
@@ -42,6 +47,7 @@ func TestStartFault(t *testing.T) {
 		"OCI runtime start failed: exec /bin/garbage: exec format error: unknown":                                             fault.CommandNotExecutable,
 		runc + `chdir to cwd ("/nope") set in config.json failed: permission denied: unknown`:                                 fault.WorkingDirInvalid,
 		runc + `error during container init: mkdir /data.txt: not a directory: unknown`:                                       fault.WorkingDirInvalid,
+		runc + `error during container init: mkdir /proc/self/fd/10: no such file or directory: unknown`:                      fault.WorkingDirInvalid,
 		"OCI runtime create failed: chdir `/data.txt`: Not a directory: unknown":                                              fault.WorkingDirInvalid,
 		runc + "exec: \"/bin/sh\": argument list too long: unknown":                                                           fault.InvalidField,
 		runc + `error mounting "/x" to rootfs at "/y": mkdir /y: not a directory: unknown`:                                    "",
@@ -66,6 +72,9 @@ func TestPullFault(t *testing.T) {
 		{errors.New("dial tcp 127.0.0.1:1: connect: connection refused"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("dial tcp: lookup registry.invalid: no such host"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("unexpected status: 503 Service Unavailable"), errdefs.ErrUnavailable, fault.ImagePullFailed},
+		{errors.New("apply layer error: failed to extract layer sha256:1: link /s/fs/etc/x /s/fs/hard: no such file or directory"), errdefs.ErrFailedPrecondition, fault.ImageInvalid},
+		{errors.New("apply layer error: failed to extract layer sha256:1: mkdir /s/fs/a/b: not a directory"), errdefs.ErrFailedPrecondition, fault.ImageInvalid},
+		{errors.New("apply layer error: failed to extract layer sha256:1: link /s/fs/a /s/fs/b: no space left on device"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("unexpected commit digest"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("connect: connection refused to 10.0.0.1:40312"), errdefs.ErrUnavailable, fault.ImagePullFailed},
 		{errors.New("unexpected status from HEAD request to http://127.0.0.1:40167/v2/x: 502 Bad Gateway"), errdefs.ErrUnavailable, fault.ImagePullFailed},
@@ -135,55 +144,66 @@ func TestResolveUser(t *testing.T) {
 	require.Zero(t, user.UID)
 }
 
-func TestReadFilesOfLayers(t *testing.T) {
-	dir := t.TempDir()
-	put := func(layer, name, text string) {
-		path := filepath.Join(dir, layer, name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+// TestUserIsBounded has user files whose size is allowed and whose content is not.
+func TestUserIsBounded(t *testing.T) {
+	var groups strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&groups, "g:x:%d:app\n", i)
 	}
-	overlay := func(layers ...string) []mount.Mount {
-		lower := ""
-		for i, l := range layers {
-			if i > 0 {
-				lower += ":"
-			}
-			lower += filepath.Join(dir, l)
-			require.NoError(t, os.MkdirAll(filepath.Join(dir, l), 0o755))
+	for name, c := range map[string]struct{ passwd, group, path string }{
+		"groups":                   {passwd, groups.String(), "/etc/group"},
+		"one group, many times":    {passwd, "g:x:9:" + strings.Repeat("app,", 2000) + "\n", "/etc/group"},
+		"home":                     {"app:x:1:1::" + strings.Repeat("/h", 4000) + ":", group, "/etc/passwd"},
+		"home that is no C string": {"app:x:1:1::/h\x00e:", group, "/etc/passwd"},
+	} {
+		_, _, err := ctrd.ResolveUser("app", c.passwd, c.group)
+		var file *rootfs.FileError
+		require.ErrorAs(t, err, &file, name)
+		require.Equal(t, c.path, file.Path, name)
+	}
+}
+
+func TestImageIsBounded(t *testing.T) {
+	blob := func(kind string, i int, size int64) ocispec.Descriptor {
+		return ocispec.Descriptor{MediaType: kind, Digest: digest.FromString(fmt.Sprint(i)), Size: size}
+	}
+	layers := func(n int, size int64) (all []ocispec.Descriptor) {
+		for i := range n {
+			all = append(all, blob(ocispec.MediaTypeImageLayerGzip, i, size))
 		}
-		return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"index=off", "lowerdir=" + lower}}}
+		return all
 	}
-	put("base", "etc/passwd", "base")
-	put("base", "etc/group", "group")
-	put("top", "etc/passwd", "top")
-	read := func(m []mount.Mount) []string {
-		out, err := ctrd.ReadFiles(t.Context(), m, "etc/passwd", "etc/group")
-		require.NoError(t, err)
-		return out
+	const max = 1 << 30
+	manifest, config := blob(ocispec.MediaTypeImageManifest, -1, 1<<20), blob(ocispec.MediaTypeImageConfig, -2, 1<<20)
+	root := []ocispec.Descriptor{manifest}
+	require.NoError(t, ctrd.Admit(max, root, append(layers(128, 1<<20), config), layers(128, 1<<20)), "each blob counts once")
+	for name, c := range map[string]struct {
+		calls [][]ocispec.Descriptor
+		want  string
+	}{
+		"manifest":          {[][]ocispec.Descriptor{{blob(ocispec.MediaTypeImageManifest, 0, 1<<20+1)}}, "more than the 1048576 that a manifest"},
+		"index":             {[][]ocispec.Descriptor{{blob(ocispec.MediaTypeImageIndex, 0, 1<<40)}}, "more than the 1048576 that a manifest"},
+		"configuration":     {[][]ocispec.Descriptor{root, {blob(images.MediaTypeDockerSchema2Config, 0, 1<<21)}}, "more than the 1048576 that a manifest"},
+		"layers":            {[][]ocispec.Descriptor{root, layers(129, 1)}, "129 layers"},
+		"one layer":         {[][]ocispec.Descriptor{root, layers(1, max)}, "larger than the 1073741824 bytes"},
+		"all layers":        {[][]ocispec.Descriptor{root, layers(11, 100<<20)}, "larger than the 1073741824 bytes"},
+		"an overflow":       {[][]ocispec.Descriptor{root, layers(3, math.MaxInt64)}, "larger than the 1073741824 bytes"},
+		"a negative size":   {[][]ocispec.Descriptor{root, layers(1, -max), layers(1, max)}, "is -1073741824"},
+		"no size":           {[][]ocispec.Descriptor{root, layers(1, 0)}, "is 0"},
+		"one blob, smaller": {[][]ocispec.Descriptor{root, layers(1, 1), layers(1, max)}, "larger than the 1073741824 bytes"},
+		"nested indexes": {slices.Collect(func(yield func([]ocispec.Descriptor) bool) {
+			for i := range 300 {
+				if !yield([]ocispec.Descriptor{blob(ocispec.MediaTypeImageIndex, i, 1)}) {
+					return
+				}
+			}
+		}), "more than 256 blobs"},
+	} {
+		err := ctrd.Admit(max, c.calls...)
+		require.ErrorContains(t, err, c.want, name)
+		require.Equal(t, fault.ImageInvalid, fault.ReasonOf(err), name)
+		require.True(t, errdefs.IsFailedPrecondition(err), name)
 	}
-	require.Equal(t, []string{"top", "group"}, read(overlay("top", "base")))
-	require.Equal(t, []string{"base", "group"}, read(overlay("empty", "base")))
-	require.Equal(t, []string{"", ""}, read(overlay("empty", "empty2")))
-	require.Equal(t, []string{"base", "group"}, read([]mount.Mount{{Type: "bind", Source: filepath.Join(dir, "base"), Options: []string{"rbind", "ro"}}}))
-
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "whiteout/etc"), 0o755))
-	require.NoError(t, unix.Mknod(filepath.Join(dir, "whiteout/etc/passwd"), unix.S_IFCHR, 0), "whiteouts need root")
-	require.Equal(t, []string{"", "group"}, read(overlay("whiteout", "top", "base")))
-	require.NoError(t, unix.Mknod(filepath.Join(dir, "empty/etc"), unix.S_IFCHR, 0))
-	require.Equal(t, []string{"", ""}, read(overlay("empty", "top", "base")))
-	put("opaque", "etc/group", "opaque")
-	require.NoError(t, unix.Setxattr(filepath.Join(dir, "opaque/etc"), "trusted.overlay.opaque", []byte("y"), 0))
-	require.Equal(t, []string{"", "opaque"}, read(overlay("opaque", "top", "base")))
-
-	// The kernel resolves a link into another layer, and no link leads out of the image.
-	put("linked", "data/passwd", "followed")
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "link/etc"), 0o755))
-	require.NoError(t, os.Symlink("../data/passwd", filepath.Join(dir, "link/etc/passwd")))
-	require.Equal(t, "followed", read(overlay("link", "linked"))[0])
-	require.NoError(t, os.Remove(filepath.Join(dir, "link/etc/passwd")))
-	require.NoError(t, os.Symlink("/../../../../../../../../etc/hostname", filepath.Join(dir, "link/etc/passwd")))
-	_, err := ctrd.ReadFiles(t.Context(), overlay("link", "linked"), "etc/passwd")
-	require.Error(t, err)
 }
 
 func TestDockerConfig(t *testing.T) {
@@ -243,20 +263,67 @@ func TestCommandAndEnvironment(t *testing.T) {
 	require.Equal(t, fault.CommandNotFound, fault.ReasonOf(err))
 	env := ctrd.Environment(runtime.Container{Hostname: "h", Env: map[string]string{"B": "mine", "Z": "=z="}}, img, "/home")
 	require.Equal(t, []string{"A=image", "B=mine", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=h", "Z==z=", "HOME=/home"}, env)
+
+	// An image may have a variable twice; some programs take the first, some the last.
+	twice := ocispec.ImageConfig{Env: []string{"A=1", "PATH=/bin", "A=2", "C=3", "C=4"}}
+	env = ctrd.Environment(runtime.Container{Env: map[string]string{"A": "mine"}}, twice, "")
+	require.Equal(t, []string{"A=mine", "PATH=/bin", "C=3", "C=4"}, env)
+	require.NoError(t, ctrd.CheckProcess(nil, env))
+	err = ctrd.CheckProcess(nil, []string{"A=1\x00B=2"})
+	require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
+}
+
+// TestCredentialsOfOneRegistry: several keys may name a registry; which one applies does not depend on the order of a map.
+func TestCredentialsOfOneRegistry(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	require.NoError(t, os.WriteFile(path, []byte(`{"auths":{
+		"https://index.docker.io/v1/":{"username":"url"}, "docker.io":{"username":"host"}, "registry-1.docker.io":{"username":"other"},
+		"https://r.example/b":{"username":"b"}, "https://r.example/a":{"username":"a"}
+	}}`), 0o600))
+	for range 50 {
+		c, err := ctrd.ReadDockerConfig(path)
+		require.NoError(t, err)
+		for host, want := range map[string]string{"docker.io": "host", "index.docker.io": "host", "r.example": "a"} {
+			user, _, err := c.Credentials(host)
+			require.NoError(t, err)
+			require.Equal(t, want, user, host)
+		}
+	}
 }
 
 func TestResources(t *testing.T) {
-	r := ctrd.Resources(runtime.Limits{})
+	r := ctrd.Resources(resources.Limits{})
 	require.Nil(t, r.CPU)
 	require.Nil(t, r.Memory)
 	require.Nil(t, r.Pids)
 	require.False(t, r.Devices[0].Allow)
-	r = ctrd.Resources(runtime.Limits{CPUMillis: 250, MemoryBytes: 1 << 26, PIDs: 9})
+	r = ctrd.Resources(resources.Limits{CPUMillis: 250, MemoryBytes: 1 << 26, PIDs: 9})
 	require.Equal(t, int64(25_000), *r.CPU.Quota)
 	require.Equal(t, int64(1<<26), *r.Memory.Limit)
 	require.Equal(t, int64(1<<26), *r.Memory.Swap)
 	require.Equal(t, int64(9), *r.Pids.Limit)
-	require.Equal(t, int64(1000), *ctrd.Resources(runtime.Limits{CPUMillis: 1}).CPU.Quota, "the kernel accepts no less")
+	require.Equal(t, int64(1000), *ctrd.Resources(resources.Limits{CPUMillis: 1}).CPU.Quota, "the kernel accepts no less")
+}
+
+// TestCPULimitOfTheParent has the limit of a Pod's cgroup in a legacy hierarchy, where the kernel refuses a child with more.
+func TestCPULimitOfTheParent(t *testing.T) {
+	root := t.TempDir()
+	put := func(dir, quota string) {
+		dir = filepath.Join(root, "cpu", dir)
+		require.NoError(t, os.MkdirAll(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "cpu.cfs_quota_us"), []byte(quota+"\n"), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "cpu.cfs_period_us"), []byte("100000\n"), 0o600))
+	}
+	put("kubepods/pod1", "50000")
+	put("kubepods/pod2", "-1")
+	put("kubepods.slice/kubepods-pod3.slice", "50000")
+	for path, want := range map[string]int64{
+		"/kubepods/pod1/fsb-1": 500, "/kubepods/pod2/fsb-1": 1000, "kubepods-pod3.slice:fsb:1": 500, "/missing/fsb-1": 1000,
+	} {
+		require.Equal(t, want, ctrd.BoundCPU(1000, root, path, false), path)
+		require.EqualValues(t, 1000, ctrd.BoundCPU(1000, root, path, true), path)
+		require.EqualValues(t, 0, ctrd.BoundCPU(0, root, path, false), path)
+	}
 }
 
 func TestPullsAreShared(t *testing.T) {

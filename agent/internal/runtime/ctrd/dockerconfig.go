@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -42,10 +44,11 @@ func readDockerConfig(path string) (*dockerConfig, error) {
 }
 
 // credentials returns user and secret for a registry's host; a refresh token has an empty user. Both are empty if the file
-// has none for the registry.
+// has none for the registry. Of several keys with this host the host itself takes precedence, then the first in alphabetical order.
 func (c *dockerConfig) credentials(host string) (user, secret string, err error) {
-	for key, a := range c.Auths {
-		if hostOf(key) != canonicalHost(host) {
+	for _, key := range append([]string{host}, slices.Sorted(maps.Keys(c.Auths))...) {
+		a, ok := c.Auths[key]
+		if !ok || hostOf(key) != canonicalHost(host) {
 			continue
 		}
 		switch {

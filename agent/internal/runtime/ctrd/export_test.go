@@ -6,8 +6,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd/containerd/v2/core/mount"
-
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
@@ -19,10 +17,14 @@ var (
 	Classify         = classify
 	CgroupParent     = cgroupParent
 	ReadDockerConfig = readDockerConfig
+	CheckProcess     = checkProcess
 	Namespaces       = func(c runtime.Container, netns string) []specs.LinuxNamespace {
 		return namespaces(c, &pod{netns: netns})
 	}
-	Resources   = resources
+	Resources   = cgroupResources
+	BoundCPU    = boundCPU
+	CgroupOf    = cgroupOf
+	Lower       = lower
 	PinChange   = pinChange
 	ResolveUser = func(spec, passwd, group string) (specs.User, string, error) {
 		u, err := resolveUser(spec, passwd, group)
@@ -49,9 +51,15 @@ func Environment(c runtime.Container, config ocispec.ImageConfig, home string) [
 	return environment(c, &image{config: config}, home)
 }
 
-// ReadFiles reads files of a root file system.
-func ReadFiles(ctx context.Context, mounts []mount.Mount, names ...string) ([]string, error) {
-	return readFiles(ctx, mounts, names...)
+// Admit records blobs of an image, one call each, as a pull does.
+func Admit(maxBytes int64, calls ...[]ocispec.Descriptor) error {
+	t := &tracker{image: "i", maxBytes: maxBytes}
+	for _, descs := range calls {
+		if err := t.add(descs...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Pulls shares pulls.

@@ -53,16 +53,31 @@ type imageCache struct {
 	mu     sync.Mutex
 	images map[digest.Digest]image
 	users  map[userKey]resolvedUser
+	bytes  int
 }
 
-// maxCached bounds each of the cache's maps. A full map is cleared, which costs a few reads.
-const maxCached = 1024
+// maxCached and maxCachedBytes bound the cache: its entries, and what they keep of images. A full cache is cleared, which costs
+// a few reads.
+const (
+	maxCached      = 1024
+	maxCachedBytes = 32 << 20
+)
 
 func newImageCache() *imageCache {
 	return &imageCache{images: map[digest.Digest]image{}, users: map[userKey]resolvedUser{}}
 }
 
-// ensureImage returns the image, and pulls it if it is not on the node.
+// reserve makes room for one more entry. mu is held.
+func (c *imageCache) reserve(bytes int) {
+	if c.bytes += bytes; c.bytes > maxCachedBytes || len(c.images)+len(c.users) >= maxCached {
+		clear(c.images)
+		clear(c.users)
+		c.bytes = bytes
+	}
+}
+
+// ensureImage returns the image, and pulls it if it is not on the node. With VerifyImages, one that is there is used only if the
+// registry has it under this name and lets the agent's credentials have it.
 func (r *imageStore) ensureImage(ctx context.Context, ref string) (*image, error) {
 	ctx, span := obs.Tracer().Start(ctx, "image")
 	defer span.End()
@@ -71,7 +86,10 @@ func (r *imageStore) ensureImage(ctx context.Context, ref string) (*image, error
 		return nil, err
 	}
 	img, err := r.localImage(ctx, name)
-	if err == nil || !errdefs.IsNotFound(err) {
+	if err == nil && r.config.VerifyImages {
+		err = r.verify(ctx, img)
+	}
+	if err == nil || !errdefs.IsNotFound(err) || fault.ReasonOf(err) != "" {
 		return img, err
 	}
 	if err := r.pulls.do(ctx, name, nil); err != nil {
@@ -101,44 +119,51 @@ func (r *imageStore) localImage(ctx context.Context, name string) (*image, error
 		img.name = name
 		return &img, nil
 	}
-	read, err := r.readImage(ctx, meta)
+	read, bytes, err := r.readImage(ctx, meta)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
-	if len(c.images) >= maxCached {
-		clear(c.images)
-	}
+	c.reserve(bytes)
 	c.images[meta.Target.Digest] = *read
 	c.mu.Unlock()
 	return read, nil
 }
 
-func (r *imageStore) readImage(ctx context.Context, meta images.Image) (*image, error) {
+// readImage reads an image's manifest and configuration. bytes is what the result may keep in memory.
+func (r *imageStore) readImage(ctx context.Context, meta images.Image) (img *image, bytes int, err error) {
 	store := r.client.ContentStore()
-	desc, err := meta.Config(ctx, store, platforms.Default())
+	manifest, err := images.Manifest(ctx, store, meta.Target, platforms.Default())
 	if err != nil {
 		if errdefs.IsNotFound(err) {
-			return nil, err
+			return nil, 0, err
 		}
-		return nil, classify(err, "reading the manifest of image %s", meta.Name)
+		return nil, 0, contentFault(err, meta.Name, "the manifest")
 	}
-	raw, err := content.ReadBlob(ctx, store, desc)
+	raw, err := content.ReadBlob(ctx, store, manifest.Config)
 	if err != nil {
 		if errdefs.IsNotFound(err) {
-			return nil, err
+			return nil, 0, err
 		}
-		return nil, classify(err, "reading the configuration of image %s", meta.Name)
+		return nil, 0, contentFault(err, meta.Name, "the configuration")
 	}
 	var parsed ocispec.Image
 	if err := json.Unmarshal(raw, &parsed); err != nil {
-		return nil, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageInvalid, "the configuration of image %s cannot be read", meta.Name)
+		return nil, 0, fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageInvalid, "the configuration of image %s cannot be read", meta.Name)
 	}
-	img := &image{
-		name: meta.Name, target: meta.Target.Digest, config: parsed.Config,
-		chain: identity.ChainID(parsed.RootFS.DiffIDs).String(),
+	if n := max(len(manifest.Layers), len(parsed.RootFS.DiffIDs)); n > maxLayers {
+		return nil, 0, errImage(meta.Name, "it has %d layers, more than %d", n, maxLayers)
 	}
-	return img, nil
+	c := parsed.Config
+	for _, list := range [][]string{c.Env, c.Entrypoint, c.Cmd, {c.WorkingDir, c.User}} {
+		if slices.ContainsFunc(list, func(s string) bool { return strings.ContainsRune(s, 0) }) {
+			return nil, 0, errImage(meta.Name, "its configuration has a zero byte in a string")
+		}
+	}
+	return &image{
+		name: meta.Name, target: meta.Target.Digest, chain: identity.ChainID(parsed.RootFS.DiffIDs).String(),
+		config: ocispec.ImageConfig{User: c.User, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir},
+	}, len(raw), nil
 }
 
 // unpack creates the snapshots of an image's layers. Concurrent calls for one image share the work.

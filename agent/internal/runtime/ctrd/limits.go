@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
 // setting is one file of a cgroup.
@@ -23,10 +21,10 @@ type setting struct {
 
 // setLimits gives an existing cgroup the limits that the OCI runtime would have given it at its creation. It writes the
 // cgroup's files itself: the runtime's update command costs as much as starting a container.
-func setLimits(root, cgroupsPath string, l runtime.Limits) error {
+func setLimits(root, cgroupsPath string, r *specs.LinuxResources) error {
 	path := hierarchyPath(cgroupsPath)
 	one := unified()
-	for _, s := range settings(resources(l), one) {
+	for _, s := range settings(r, one) {
 		file := filepath.Join(root, s.controller, path, s.file)
 		if one {
 			file = filepath.Join(root, path, s.file)
@@ -82,6 +80,28 @@ func settings2(r *specs.LinuxResources) []setting {
 		add("pids.max", strconv.FormatInt(*p.Limit, 10), false)
 	}
 	return out
+}
+
+// boundCPU lowers a CPU limit, in thousandths of a core, to that of the parent of a cgroup. In a legacy hierarchy the kernel
+// refuses a higher one; in the unified hierarchy (one) the parent's applies in any case.
+func boundCPU(millis int64, root, cgroupsPath string, one bool) int64 {
+	if one {
+		return millis
+	}
+	parent := filepath.Join(root, "cpu", filepath.Dir(hierarchyPath(cgroupsPath)))
+	read := func(file string) int64 {
+		raw, err := os.ReadFile(filepath.Join(parent, file))
+		if err != nil {
+			return 0
+		}
+		n, _ := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		return n
+	}
+	quota, period := read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")
+	if quota <= 0 || period <= 0 {
+		return millis
+	}
+	return min(millis, quota*1000/period)
 }
 
 // hierarchyPath returns the path of a cgroup below a hierarchy's root: `/a/b` is itself, `a-b.slice:fsb:id` is

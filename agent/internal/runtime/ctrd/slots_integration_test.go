@@ -33,6 +33,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -134,7 +135,7 @@ func TestEqualConfinement(t *testing.T) {
 		{"root", "root:test", func(*runtime.Container) {}},
 		{"a user", "user:test", func(*runtime.Container) {}},
 		{"limits, directory, environment", "root:test", func(c *runtime.Container) {
-			c.Limits = runtime.Limits{CPUMillis: 250, MemoryBytes: 64 << 20, PIDs: 50}
+			c.Limits = resources.Limits{CPUMillis: 250, MemoryBytes: 64 << 20, PIDs: 50}
 			c.WorkingDir, c.Env = "/made/for/it", map[string]string{"B": "z", "TRACEPARENT": "00-1"}
 			c.Args = []string{"one", "two three"}
 		}},
@@ -373,19 +374,9 @@ func groupMember(t *testing.T, s *containerd.Server, group string) runtime.Slot 
 }
 
 // shims returns the shims that were started with a container.
-func shims(t *testing.T, id string) []string {
+func shims(t *testing.T, id string) []containerd.Shim {
 	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	require.NoError(t, err)
-	var out []string
-	for _, e := range entries {
-		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		args := strings.Split(string(raw), "\x00")
-		if i := slices.Index(args, "-id"); strings.HasPrefix(filepath.Base(args[0]), "containerd-shim") && i > 0 && args[i+1] == id {
-			out = append(out, fmt.Sprint(e.Name(), args))
-		}
-	}
-	return out
+	return slices.DeleteFunc(containerd.Shims(), func(s containerd.Shim) bool { return !s.Of(id) })
 }
 
 // cancelCreate creates a slot's task in its group, and cancels the call when the OCI runtime has ended and the shim does not know the

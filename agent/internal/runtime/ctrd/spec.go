@@ -18,6 +18,7 @@ import (
 	filter "github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
 // specVersion is one that runc 1.1 and crun 1.8 accept; no newer feature is used.
@@ -37,12 +38,13 @@ func capabilities() []string {
 type specBuilder struct {
 	images  *imageStore
 	oom     int                    // oom_score_adj of containers
-	seccomp *specs.LinuxSeccomp    // of all containers; does not change
-	filter  func() ([]byte, error) // the same, compiled once
+	rlimits []specs.POSIXRlimit    // of all containers; does not change
+	seccomp *specs.LinuxSeccomp    // the same
+	filter  func() ([]byte, error) // seccomp, compiled once
 }
 
 func newSpecBuilder(images *imageStore) *specBuilder {
-	b := &specBuilder{images: images, oom: oomScoreAdj(), seccomp: profile()}
+	b := &specBuilder{images: images, oom: oomScoreAdj(), rlimits: rlimits(), seccomp: profile()}
 	b.filter = sync.OnceValues(func() ([]byte, error) { return filter.Compile(b.seccomp) })
 	return b
 }
@@ -68,7 +70,7 @@ func (b *specBuilder) sandbox(ctx context.Context, c runtime.Container, img *ima
 		return nil, fault.Field("spec.working_dir", "%q is not an absolute path", cwd)
 	}
 	env := environment(c, img, home)
-	if err := checkLengths(args, env); err != nil {
+	if err := checkProcess(args, env); err != nil {
 		return nil, err
 	}
 	caps := capabilities()
@@ -80,13 +82,14 @@ func (b *specBuilder) sandbox(ctx context.Context, c runtime.Container, img *ima
 			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 			NoNewPrivileges: true,
 			OOMScoreAdj:     &b.oom,
+			Rlimits:         b.rlimits,
 		},
 		Hostname: c.Hostname,
 		Mounts:   mounts(c, p),
 		Linux: &specs.Linux{
 			CgroupsPath:   p.cgroup(c.ID),
 			Namespaces:    namespaces(c, p),
-			Resources:     resources(c.Limits),
+			Resources:     cgroupResources(c.Limits),
 			MaskedPaths:   maskedPaths(),
 			ReadonlyPaths: readonlyPaths(),
 			Seccomp:       b.seccomp,
@@ -118,14 +121,14 @@ func (b *specBuilder) slot(s runtime.Slot, p *pod, rootfs, dir string) *specs.Sp
 		Version: specVersion,
 		Root:    &specs.Root{Path: rootfs, Readonly: true},
 		Process: &specs.Process{
-			Args: []string{initPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &b.oom,
+			Args: []string{initPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &b.oom, Rlimits: b.rlimits,
 			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 		},
 		Hostname:    "slot",
 		Mounts:      list,
 		Annotations: map[string]string{shared.GroupAnnotation: s.Group},
 		Linux: &specs.Linux{
-			CgroupsPath: p.cgroup(s.ID), Namespaces: namespaces(c, p), Resources: resources(c.Limits),
+			CgroupsPath: p.cgroup(s.ID), Namespaces: namespaces(c, p), Resources: cgroupResources(c.Limits),
 			MaskedPaths: maskedPaths(), ReadonlyPaths: readonlyPaths(),
 		},
 	}
@@ -164,13 +167,16 @@ func profile() *specs.LinuxSeccomp {
 // zero at its end). OCI runtimes hit the limit when they can no longer report it.
 const maxString = 32*4096 - 1
 
-func checkLengths(args, env []string) error {
+// checkProcess refuses what no process can be given.
+func checkProcess(args, env []string) error {
 	tooLong := func(s string) bool { return len(s) > maxString }
 	switch {
 	case slices.ContainsFunc(args, tooLong):
 		return fault.Field("spec.args", "an argument is longer than the %d bytes that a process can be given", maxString)
 	case slices.ContainsFunc(env, tooLong):
 		return fault.Field("spec.env", "a variable is longer than the %d bytes that a process can be given", maxString)
+	case slices.ContainsFunc(env, func(s string) bool { return strings.ContainsRune(s, 0) }):
+		return fault.Field("spec.env", "a variable has a zero byte in it")
 	}
 	return nil
 }
@@ -202,15 +208,16 @@ func commandLine(c runtime.Container, img *image) ([]string, error) {
 func environment(c runtime.Container, img *image, home string) []string {
 	env := slices.Clone(img.config.Env)
 	set := func(key, value string, replace bool) {
-		for i, kv := range env {
-			if k, _, _ := strings.Cut(kv, "="); k == key {
-				if replace {
-					env[i] = key + "=" + value
-				}
-				return
-			}
+		is := func(kv string) bool { k, _, _ := strings.Cut(kv, "="); return k == key }
+		at := slices.IndexFunc(env, is)
+		switch {
+		case at < 0:
+			env = append(env, key+"="+value)
+		case replace:
+			env[at] = key + "=" + value
+			// An image may have it twice, and programs differ in which one counts.
+			env = append(env[:at+1], slices.DeleteFunc(env[at+1:], is)...)
 		}
-		env = append(env, key+"="+value)
 	}
 	path, _ := strings.CutPrefix(defaultPath, "PATH=")
 	set("PATH", path, false)
@@ -273,6 +280,21 @@ func mounts(c runtime.Container, p *pod) []specs.Mount {
 	return list
 }
 
+// maxOpenFiles bounds the open files of each process. Otherwise it is that of containerd, which often has no bound, and with one
+// descriptor for each of them a process can have the kernel keep files for gigabytes.
+const maxOpenFiles = 65_536
+
+// rlimits returns the limits of a container's processes. A slot has them too: at the claim it could not raise them. None is above the
+// agent's own, because the OCI runtime, which containerd starts as it has started the agent, may not be allowed to raise it.
+func rlimits() []specs.POSIXRlimit {
+	files := uint64(maxOpenFiles)
+	var own unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err == nil {
+		files = min(files, own.Max)
+	}
+	return []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: files, Hard: files}}
+}
+
 func maskedPaths() []string {
 	return []string{
 		"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
@@ -284,8 +306,8 @@ func readonlyPaths() []string {
 	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }
 
-// resources returns the container's cgroup settings: only the devices that the OCI runtime always allows, and the limits.
-func resources(l runtime.Limits) *specs.LinuxResources {
+// cgroupResources returns the container's cgroup settings: only the devices that the OCI runtime always allows, and the limits.
+func cgroupResources(l resources.Limits) *specs.LinuxResources {
 	const period = uint64(100_000)
 	res := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 	if l.CPUMillis > 0 {

@@ -3,7 +3,7 @@ package ctrd
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -14,8 +14,21 @@ import (
 	"github.com/google/uuid"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/rootfs"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
+
+// maxUserFile is the largest /etc/passwd or /etc/group, in bytes, of an image that is run.
+const maxUserFile = 1 << 20
+
+// maxGroups and maxHome bound what is kept of an image's user: the groups that it has, and the length of its home directory.
+const (
+	maxGroups = 1024
+	maxHome   = 4096
+)
+
+// cleanupTimeout bounds the removal of a view. If it takes longer, containerd's garbage collector removes the view.
+const cleanupTimeout = 5 * time.Second
 
 type userKey struct{ chain, user string }
 
@@ -25,7 +38,7 @@ type resolvedUser struct {
 }
 
 // user returns the image's user in numbers, with its groups according to the image's own files. They are read once for each
-// image, without mounting anything: see layers.go.
+// image.
 func (r *imageStore) user(ctx context.Context, img *image) (specs.User, string, error) {
 	key := userKey{img.chain, img.config.User}
 	c := r.cache
@@ -40,14 +53,15 @@ func (r *imageStore) user(ctx context.Context, img *image) (specs.User, string, 
 		return specs.User{}, "", err
 	}
 	found, err := resolveUser(img.config.User, passwd, group)
+	if !errors.Is(err, errNoUser) && err != nil {
+		return specs.User{}, "", fileFault(err, img.name)
+	}
 	if err != nil {
 		return specs.User{}, "", fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.UserNotFound,
 			"image %s has no user %q", img.name, img.config.User).With("user", img.config.User)
 	}
 	c.mu.Lock()
-	if len(c.users) >= maxCached {
-		clear(c.users)
-	}
+	c.reserve(len(key.chain) + len(key.user) + len(found.home) + 4*len(found.user.AdditionalGids))
 	c.users[key] = found
 	c.mu.Unlock()
 	return found.user, found.home, nil
@@ -63,7 +77,7 @@ func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group s
 		return "", "", classify(err, "leasing a view of image %s", img.name)
 	}
 	leased := leases.WithLease(ctx, lease.ID)
-	defer func() { _ = manager.Delete(context.WithoutCancel(ctx), lease) }()
+	defer cleanup(ctx, func(ctx context.Context) { _ = manager.Delete(ctx, lease) })
 	snapshotter, view := r.client.SnapshotService(r.config.Snapshotter), "fsb-view-"+uuid.NewString()
 	mounts, err := snapshotter.View(leased, view, img.chain)
 	if errdefs.IsNotFound(err) {
@@ -75,12 +89,29 @@ func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group s
 	if err != nil {
 		return "", "", classify(err, "viewing image %s", img.name)
 	}
-	defer func() { _ = snapshotter.Remove(context.WithoutCancel(ctx), view) }()
-	files, err := readFiles(ctx, mounts, "etc/passwd", "etc/group")
+	defer cleanup(ctx, func(ctx context.Context) { _ = snapshotter.Remove(ctx, view) })
+	files, err := rootfs.ReadFiles(ctx, mounts, maxUserFile, "/etc/passwd", "/etc/group")
 	if err != nil {
-		return "", "", classify(err, "reading the users of image %s", img.name)
+		return "", "", fileFault(err, img.name)
 	}
 	return files[0], files[1], nil
+}
+
+// cleanup removes something that expires by itself, even if ctx has ended.
+func cleanup(ctx context.Context, remove func(context.Context)) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	remove(ctx)
+}
+
+// fileFault says which file of the image is at fault, if that is the cause.
+func fileFault(err error, image string) error {
+	var file *rootfs.FileError
+	if !errors.As(err, &file) {
+		return classify(err, "reading the users of image %s", image)
+	}
+	return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.ImageInvalid, "image %s cannot be used: %s", image, file).
+		With("image", image).With("path", file.Path)
 }
 
 var errNoUser = errors.New("no such user or group")
@@ -103,12 +134,15 @@ func resolveUser(spec, passwd, group string) (resolvedUser, error) {
 		}
 		found.user.UID, found.user.GID = id, gid
 		if len(entry) >= 6 {
-			found.home = entry[5]
+			found.home = strings.Clone(entry[5]) // not the whole file
 		}
 	case numeric:
 		found.user.UID = uid
 	default:
 		return resolvedUser{}, errNoUser
+	}
+	if len(found.home) > maxHome || strings.ContainsRune(found.home, 0) {
+		return resolvedUser{}, &rootfs.FileError{Path: "/etc/passwd", Problem: "has an invalid home directory for the image's user"}
 	}
 	if hasGroup {
 		gid, ok := parseID(groupName)
@@ -124,18 +158,33 @@ func resolveUser(spec, passwd, group string) (resolvedUser, error) {
 	if entry == nil {
 		return found, nil
 	}
+	groups, err := groupsOf(entry[0], group, found.user.GID)
+	found.user.AdditionalGids = groups
+	return found, err
+}
+
+// groupsOf returns the numbers of a user's groups, its primary one first.
+func groupsOf(user, group string, primary uint32) ([]uint32, error) {
+	gids := []uint32{primary}
 	for line := range strings.Lines(group) {
 		f := strings.Split(strings.TrimSpace(line), ":")
 		if len(f) < 4 {
 			continue
 		}
+		gid, ok := parseID(f[2])
+		if !ok || gid == primary {
+			continue
+		}
 		for member := range strings.SplitSeq(f[3], ",") {
-			if gid, ok := parseID(f[2]); ok && member == entry[0] && gid != found.user.GID {
-				found.user.AdditionalGids = append(found.user.AdditionalGids, gid)
+			if member == user {
+				gids = append(gids, gid)
 			}
 		}
+		if len(gids) > maxGroups {
+			return nil, &rootfs.FileError{Path: "/etc/group", Problem: fmt.Sprintf("has more than %d groups for the image's user", maxGroups)}
+		}
 	}
-	return found, nil
+	return gids, nil
 }
 
 // lookup returns the line of a colon-separated file whose name, or number in the column, is key. A name takes precedence.
@@ -161,5 +210,3 @@ func parseID(s string) (uint32, bool) {
 	}
 	return uint32(n), true
 }
-
-var _ fs.FS = layers(nil)

@@ -34,6 +34,7 @@ const (
 	OpLabel  Op = "label"
 	OpDelete Op = "delete"
 	OpList   Op = "list"
+	OpUsage  Op = "usage"
 )
 
 // Image is an image of the fake's registry.

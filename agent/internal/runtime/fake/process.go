@@ -100,6 +100,17 @@ func (r *Runtime) HandlesSignal(_ context.Context, id string, sig syscall.Signal
 	return !ok || (sig == syscall.SIGTERM && c.handles)
 }
 
+// DiskUsage returns nothing: a container uses no disk.
+func (r *Runtime) DiskUsage(ctx context.Context, id string, _ runtime.DiskUsage) (runtime.DiskUsage, error) {
+	if err := r.enter(ctx, OpUsage, id); err != nil {
+		return runtime.DiskUsage{}, err
+	}
+	if _, ok := r.Found(id); !ok {
+		return runtime.DiskUsage{}, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
+	}
+	return runtime.DiskUsage{}, nil
+}
+
 // Finish stores the report and drops the task.
 func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) error {
 	if err := r.enter(ctx, OpFinish, id); err != nil {

@@ -43,6 +43,12 @@ func rule(action specs.LinuxSeccompAction, name string, args ...specs.LinuxSecco
 // machine runs a program as the kernel does.
 type machine []byte
 
+// instructionAt decodes an instruction of a program.
+func instructionAt(program []byte, at int) unix.SockFilter {
+	p := program[8*at:]
+	return unix.SockFilter{Code: binary.NativeEndian.Uint16(p), Jt: p[2], Jf: p[3], K: binary.NativeEndian.Uint32(p[4:])}
+}
+
 // run returns what the program returns, and how many instructions it executed.
 func (m machine) run(arch, number uint32, args [6]uint64) (result uint32, steps int) {
 	data := binary.NativeEndian.AppendUint32(nil, number)
@@ -54,8 +60,8 @@ func (m machine) run(arch, number uint32, args [6]uint64) (result uint32, steps 
 	var accumulator uint32
 	for at := 0; ; at++ {
 		steps++
-		p := m[8*at:]
-		code, yes, no, k := binary.NativeEndian.Uint16(p), int(p[2]), int(p[3]), binary.NativeEndian.Uint32(p[4:])
+		i := instructionAt(m, at)
+		code, yes, no, k := int(i.Code), int(i.Jt), int(i.Jf), i.K
 		holds := false
 		switch code {
 		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
@@ -78,7 +84,7 @@ func (m machine) run(arch, number uint32, args [6]uint64) (result uint32, steps 
 		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
 			holds = accumulator >= k
 		default:
-			panic("an instruction that no program needs: " + strconv.Itoa(int(code)))
+			panic("an instruction that no program needs: " + strconv.Itoa(code))
 		}
 		if holds {
 			at += yes

@@ -62,14 +62,45 @@ func TestGeneration(t *testing.T) {
 func TestOurs(t *testing.T) {
 	c := config(t)
 	shim := func(address string) host.Info {
-		return host.Info{Args: []string{"/x/containerd-shim-runc-v2", "-namespace", "k8s.io", "-address", address}, Cgroups: []string{"/"}}
+		return host.Info{
+			Exe: "/x/containerd-shim-runc-v2", Args: []string{"/x/containerd-shim-runc-v2", "-namespace", "k8s.io", "-address", address}, Cgroups: []string{"/"},
+		}
 	}
+	namesake, container := shim(c.ContainerdSocket()), shim(c.ContainerdSocket())
+	namesake.Exe, container.Nested = "/bin/sleep", true
 	require.True(t, cluster.Ours(c, host.Info{Cgroups: []string{"/", "/fsb-local/system"}}))
 	require.True(t, cluster.Ours(c, shim(c.ContainerdSocket())))
 	require.False(t, cluster.Ours(c, shim("/run/containerd/containerd.sock")), "the shim of another containerd")
-	require.False(t, cluster.Ours(c, host.Info{Args: []string{"grep", "-address", c.ContainerdSocket()}}), "a process that only mentions the socket")
+	require.False(t, cluster.Ours(c, namesake), "a process that calls itself a shim")
+	require.False(t, cluster.Ours(c, container), "a container that executes a file of the shim's name")
+	require.False(t, cluster.Ours(c, host.Info{Exe: "/bin/grep", Args: []string{"grep", "-address", c.ContainerdSocket()}}), "a process that only mentions the socket")
 	require.False(t, cluster.Ours(c, host.Info{Args: []string{"kubelet"}, Cgroups: []string{"/fsb-local-other"}}))
 	require.False(t, cluster.Ours(c, host.Info{}))
+}
+
+// Components and the supervisor are found by their program, also when it was replaced meanwhile by a build, and by their cgroup.
+func TestLeftComponents(t *testing.T) {
+	c := config(t)
+	system := []string{"/fsb-local/system"}
+	tests := map[string]struct {
+		info                  host.Info
+		component, supervisor bool
+	}{
+		"etcd":                    {info: host.Info{Exe: "/x/fsb-local", Args: []string{"etcd"}, Cgroups: system}, component: true},
+		"containerd":              {info: host.Info{Exe: "/x/containerd/containerd", Args: []string{"containerd"}, Cgroups: system}, component: true},
+		"supervisor":              {info: host.Info{Exe: "/x/fsb-local", Args: []string{"/x/fsb-local", "supervise"}, Cgroups: system}, supervisor: true},
+		"a shim":                  {info: host.Info{Exe: "/x/containerd/containerd-shim-runc-v2", Args: []string{"containerd"}, Cgroups: system}},
+		"another program":         {info: host.Info{Exe: "/bin/sleep", Args: []string{"etcd", "supervise"}, Cgroups: system}},
+		"another cluster's":       {info: host.Info{Exe: "/x/fsb-local", Args: []string{"etcd", "supervise"}, Cgroups: []string{"/other"}}},
+		"a container in a cgroup": {info: host.Info{Exe: "/x/fsb-local", Args: []string{"etcd", "supervise"}, Cgroups: system, Nested: true}},
+		"no command line":         {info: host.Info{Exe: "/x/fsb-local", Cgroups: system}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, test.component, cluster.IsComponent(c, test.info))
+			require.Equal(t, test.supervisor, cluster.IsSupervisor(c, test.info))
+		})
+	}
 }
 
 func TestAncestors(t *testing.T) {

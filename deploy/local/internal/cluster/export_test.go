@@ -14,6 +14,8 @@ var (
 	ApplySecrets    = applySecrets
 	EnsureIdentity  = ensureSandboxPKI
 	Ours            = ours
+	IsComponent     = isComponent
+	IsSupervisor    = isSupervisor
 	Collects        = collects
 	Ancestors       = ancestors
 	WriteFiles      = writeFiles

@@ -126,7 +126,7 @@ func TestPendingRollouts(t *testing.T) {
 		deployment("starting", 2, appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 2, UpdatedReplicas: 2, AvailableReplicas: 1}),
 		deployment("old-remains", 1, appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 2, UpdatedReplicas: 1, AvailableReplicas: 2}),
 		&appsv1.DaemonSet{
-			ObjectMeta: metav1.ObjectMeta{Name: "janitor", Namespace: pki.SandboxNamespace},
+			ObjectMeta: metav1.ObjectMeta{Name: "janitor", Namespace: pki.JanitorNamespace},
 			Status:     appsv1.DaemonSetStatus{DesiredNumberScheduled: 1, UpdatedNumberScheduled: 1},
 		},
 	)
@@ -165,7 +165,7 @@ func TestIdentities(t *testing.T) {
 		identities, err := cluster.EnsureIdentity(c, time.Now())
 		require.NoError(t, err)
 		require.NoError(t, cluster.ApplySecrets(t.Context(), set, identities))
-		list, err := set.CoreV1().Secrets(pki.SandboxNamespace).List(t.Context(), metav1.ListOptions{})
+		list, err := set.CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
 		found := make(map[string]corev1.Secret)
 		for _, secret := range list.Items {
@@ -174,12 +174,16 @@ func TestIdentities(t *testing.T) {
 		return found
 	}
 	first := secrets()
-	require.Len(t, first, 6)
-	for _, role := range []string{"allocator", "controller", "agent", "gateway", "janitor", "gc"} {
-		secret := first[role+"-tls"]
+	require.Len(t, first, 10)
+	for _, name := range []string{
+		"allocator-tls", "controller-tls", "gateway-tls", "janitor-tls", "gc-tls",
+		"allocator-client-tls", "controller-client-tls", "gateway-client-tls", "metrics-client-tls", "agent-ca",
+	} {
+		secret := first[name]
+		require.Equal(t, map[bool]string{false: "fast-sandbox-system", true: "fast-sandbox-janitor"}[name == "janitor-tls"], secret.Namespace, name)
 		require.Equal(t, corev1.SecretTypeTLS, secret.Type)
 		for _, key := range []string{"tls.crt", "tls.key", "ca.crt"} {
-			require.Contains(t, string(secret.Data[key]), "-----BEGIN ", role+" "+key)
+			require.Contains(t, string(secret.Data[key]), "-----BEGIN ", name+" "+key)
 		}
 	}
 	for _, name := range []string{"ca.crt", "tls.crt", "tls.key"} {

@@ -59,12 +59,13 @@ func (r *remains) note(cgroup string) {
 }
 
 // ours reports whether a process belongs to the cluster by itself: it is in the cluster's cgroup, or it is a shim of the
-// cluster's containerd, wherever it was put. Its descendants belong to the cluster too.
+// cluster's containerd, wherever it was put. Its descendants belong to the cluster too. A container that executes a program of
+// the shim's name does not.
 func ours(c components.Config, info host.Info) bool {
 	if info.InCgroup(components.RootCgroup) {
 		return true
 	}
-	if len(info.Args) == 0 || filepath.Base(info.Args[0]) != "containerd-shim-runc-v2" {
+	if info.Nested || filepath.Base(info.Exe) != "containerd-shim-runc-v2" {
 		return false
 	}
 	i := slices.Index(info.Args, "-address")

@@ -37,12 +37,23 @@ func waitRollouts(ctx context.Context, set kubernetes.Interface, p *progress) er
 	if err != nil {
 		return fmt.Errorf("waiting for the rollout: %w\n%s", err, podProblems(context.WithoutCancel(ctx), set))
 	}
-	p.say("%d workloads in %s are ready", total, pki.SandboxNamespace)
+	p.say("%d workloads in %s are ready", total, strings.Join(pki.Namespaces(), ", "))
 	return nil
 }
 
 func pendingRollouts(ctx context.Context, set kubernetes.Interface) (pending []string, total int, err error) {
-	deployments, err := set.AppsV1().Deployments(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
+	for _, namespace := range pki.Namespaces() {
+		in, count, err := pendingIn(ctx, set, namespace)
+		if err != nil {
+			return nil, 0, err
+		}
+		pending, total = append(pending, in...), total+count
+	}
+	return pending, total, nil
+}
+
+func pendingIn(ctx context.Context, set kubernetes.Interface, namespace string) (pending []string, total int, err error) {
+	deployments, err := set.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, 0, fmt.Errorf("listing deployments: %w", err)
 	}
@@ -56,7 +67,7 @@ func pendingRollouts(ctx context.Context, set kubernetes.Interface) (pending []s
 			pending = append(pending, fmt.Sprintf("deployment %s (%d of %d)", d.Name, min(s.UpdatedReplicas, s.AvailableReplicas), want))
 		}
 	}
-	daemons, err := set.AppsV1().DaemonSets(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
+	daemons, err := set.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, 0, fmt.Errorf("listing daemon sets: %w", err)
 	}
@@ -74,12 +85,16 @@ func pendingRollouts(ctx context.Context, set kubernetes.Interface) (pending []s
 func podProblems(ctx context.Context, set kubernetes.Interface) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	pods, err := set.CoreV1().Pods(pki.SandboxNamespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err.Error()
+	var all []corev1.Pod
+	for _, namespace := range pki.Namespaces() {
+		pods, err := set.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		all = append(all, pods.Items...)
 	}
 	var lines []string
-	for _, pod := range pods.Items {
+	for _, pod := range all {
 		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 			if problem := containerProblem(status); problem != "" {
 				lines = append(lines, fmt.Sprintf("pod %s, container %s: %s", pod.Name, status.Name, problem))

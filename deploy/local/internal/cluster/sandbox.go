@@ -37,7 +37,7 @@ func installSandbox(ctx context.Context, o Options, digests map[string]string, p
 	if err := applySecrets(ctx, set, identities); err != nil {
 		return err
 	}
-	p.say("namespace %s and its certificates are applied", pki.SandboxNamespace)
+	p.say("namespaces %s and their certificates are applied", strings.Join(pki.Namespaces(), ", "))
 	if o.Manifests == "" {
 		return nil
 	}
@@ -50,16 +50,17 @@ func installSandbox(ctx context.Context, o Options, digests map[string]string, p
 
 func applySecrets(ctx context.Context, set kubernetes.Interface, identities map[string]identity) error {
 	options := metav1.ApplyOptions{FieldManager: "fsb-local", Force: true}
-	namespace := applycorev1.Namespace(pki.SandboxNamespace)
-	if _, err := set.CoreV1().Namespaces().Apply(ctx, namespace, options); err != nil {
-		return fmt.Errorf("applying the namespace: %w", err)
+	for _, namespace := range pki.Namespaces() {
+		if _, err := set.CoreV1().Namespaces().Apply(ctx, applycorev1.Namespace(namespace), options); err != nil {
+			return fmt.Errorf("applying a namespace: %w", err)
+		}
 	}
-	for role, identity := range identities {
-		secret := applycorev1.Secret(role+"-tls", pki.SandboxNamespace).WithType(corev1.SecretTypeTLS).
+	for name, identity := range identities {
+		secret := applycorev1.Secret(name, identity.namespace).WithType(corev1.SecretTypeTLS).
 			WithData(map[string][]byte{
 				"ca.crt": identity.ca, corev1.TLSCertKey: identity.cert, corev1.TLSPrivateKeyKey: identity.key,
 			})
-		if _, err := set.CoreV1().Secrets(pki.SandboxNamespace).Apply(ctx, secret, options); err != nil {
+		if _, err := set.CoreV1().Secrets(identity.namespace).Apply(ctx, secret, options); err != nil {
 			return fmt.Errorf("applying a secret: %w", err)
 		}
 	}

@@ -72,28 +72,35 @@ func stopSupervisor(ctx context.Context, c components.Config) error {
 // stopStrays stops the components that a killed supervisor left running, and a supervisor whose pid file is missing: that one
 // first, since it would restart its components. Shims and containers are not components and stay.
 func stopStrays(ctx context.Context, c components.Config, p *progress) error {
-	if err := stopAll(ctx, supervisorGrace, p, isSupervisor); err != nil {
+	if err := stopAll(ctx, supervisorGrace, p, func(info host.Info) bool { return isSupervisor(c, info) }); err != nil {
 		return err
 	}
 	recorded := make(map[host.Process]bool)
-	var names []string
 	for _, component := range c.All() {
 		record, err := host.ReadRecord(c.PIDFile(component.Name))
 		if err != nil {
 			return err
 		}
 		recorded[record.Process] = true
-		names = append(names, component.Name)
 	}
-	return stopAll(ctx, strayGrace, p, func(info host.Info) bool {
-		return recorded[info.Process] || (info.InCgroup(components.SystemCgroup) && slices.Contains(names, filepath.Base(info.Args[0])))
-	})
+	return stopAll(ctx, strayGrace, p, func(info host.Info) bool { return recorded[info.Process] || isComponent(c, info) })
 }
 
 // isSupervisor reports whether a process is a running supervisor: started by startSupervisor, and in its cgroup.
-func isSupervisor(info host.Info) bool {
-	return info.InCgroup(components.SystemCgroup) && len(info.Args) > 1 && info.Args[1] == superviseCommand
+func isSupervisor(c components.Config, info host.Info) bool {
+	return inSystem(info) && filepath.Base(info.Exe) == filepath.Base(c.Binary()) && len(info.Args) > 1 && info.Args[1] == superviseCommand
 }
+
+// isComponent reports whether a process is a component that a supervisor started: it executes the component's program, in the
+// supervisor's cgroup.
+func isComponent(c components.Config, info host.Info) bool {
+	return inSystem(info) && slices.ContainsFunc(c.All(), func(component components.Component) bool {
+		return filepath.Base(info.Exe) == filepath.Base(component.Path) && len(info.Args) > 0 && filepath.Base(info.Args[0]) == component.Name
+	})
+}
+
+// inSystem reports whether a process is among the cluster's own, of which none is in a container.
+func inSystem(info host.Info) bool { return !info.Nested && info.InCgroup(components.SystemCgroup) }
 
 // stopAll stops, side by side, every process with a command line that matches.
 func stopAll(ctx context.Context, grace time.Duration, p *progress, match func(host.Info) bool) error {

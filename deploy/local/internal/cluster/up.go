@@ -108,7 +108,7 @@ func prepareHost(ctx context.Context, o *Options, p *progress) error {
 	if missing != nil {
 		return missing
 	}
-	if err := refuseNode(); err != nil {
+	if err := refuseNode(o.Config); err != nil {
 		return err
 	}
 	needs := host.Needs()
@@ -132,14 +132,13 @@ func prepareHost(ctx context.Context, o *Options, p *progress) error {
 
 // refuseNode refuses a machine that is a Kubernetes node already: two kubelets would conflict over directories with fixed
 // paths. A kubelet inside a container (kind) has its own.
-func refuseNode() error {
+func refuseNode(c components.Config) error {
 	all, err := host.Processes()
 	if err != nil {
 		return err
 	}
 	for _, info := range all {
-		if len(info.Args) > 0 && filepath.Base(info.Args[0]) == components.Kubelet && !info.InCgroup(components.RootCgroup) &&
-			info.SharesMounts() {
+		if info.Program(filepath.Base(c.Binary())) == components.Kubelet && !info.InCgroup(components.RootCgroup) && info.SharesMounts() {
 			return fmt.Errorf("this machine is a node of another Kubernetes already: a kubelet runs as process %d", info.PID)
 		}
 	}

@@ -58,7 +58,7 @@ Called as etcd, kube-apiserver, kubectl and so on, by a link or as the first arg
 	flags.StringVar(&c.BinDir, "bin-dir", binDir(), "directory of fsb-local, containerd/ and Fast Sandbox's own programs")
 	flags.StringVar(&c.DataDir, "data-dir", "/var/lib/fsb-local", "directory for the cluster's state")
 	flags.StringVar(&c.RunDir, "run-dir", "/run/fsb-local", "directory for sockets and pid files")
-	root.AddCommand(newUp(&c), newDown(&c), newStatus(&c), newEnv(&c), newLoadImage(&c), newLogs(&c), newRestart(&c), newSupervise())
+	root.AddCommand(newUp(&c), newDown(&c), newStatus(&c), newEnv(&c), newLoadImage(&c), newDigests(&c), newLogs(&c), newRestart(&c), newSupervise())
 	return root
 }
 

@@ -2,10 +2,13 @@ package cmd
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 )
 
 // Every command explains itself and shows an example.
@@ -22,7 +25,7 @@ func TestHelp(t *testing.T) {
 	}
 	visit(newRoot())
 	require.ElementsMatch(t, []string{
-		"fsb-local", "up", "down", "status", "env", "load-image", "logs", "restart", "supervise",
+		"fsb-local", "up", "down", "status", "env", "load-image", "digests", "logs", "restart", "supervise",
 	}, names)
 }
 
@@ -50,4 +53,26 @@ func TestRefusals(t *testing.T) {
 			require.Error(t, root.Execute())
 		})
 	}
+}
+
+// TestDigestsAsAComponent: the output is a kustomize component with each image by its digest.
+func TestDigestsAsAComponent(t *testing.T) {
+	bin, images := t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "one"), []byte("one"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(images, "one.yaml"), []byte("name: docker.io/fast-sandbox/one:dev\nfiles: [{from: one, to: /one}]\n"), 0o600))
+	root := newRoot()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetArgs([]string{"digests", "--bin-dir", bin, "--images", images, "--registry", "registry.example/team/"})
+	require.NoError(t, root.Execute())
+	var component struct {
+		Kind   string   `json:"kind"`
+		Images []pinned `json:"images"`
+	}
+	require.NoError(t, yaml.Unmarshal(out.Bytes(), &component))
+	require.Equal(t, "Component", component.Kind)
+	require.Len(t, component.Images, 1)
+	require.Equal(t, "docker.io/fast-sandbox/one", component.Images[0].Name)
+	require.Equal(t, "registry.example/team/one", component.Images[0].NewName)
+	require.Regexp(t, "^sha256:[0-9a-f]{64}$", component.Images[0].Digest)
 }

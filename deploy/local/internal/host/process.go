@@ -28,10 +28,25 @@ type Info struct {
 	Zombie bool
 	// Exe is the path of the program, without the mark of a file that was replaced meanwhile; empty for kernel threads.
 	Exe string
-	// Args is its command line.
+	// Args is its command line: what it calls itself. A process is identified by Exe, not by this.
 	Args []string
+	// Nested reports whether it is in a PID namespace below that of /proc, as the processes of containers are.
+	Nested bool
 	// Cgroups are its paths below the root of each hierarchy.
 	Cgroups []string
+}
+
+// Program returns the base name of the program that the process executes. A program that is many in one, of which multiCall is the
+// name, is the one that its command line asks for.
+func (i Info) Program(multiCall string) string {
+	name := filepath.Base(i.Exe)
+	switch {
+	case i.Exe == "":
+		return ""
+	case name == multiCall && len(i.Args) > 0:
+		return filepath.Base(i.Args[0])
+	}
+	return name
 }
 
 // CloseOnExec marks every file above standard error that this process has inherited, so that its children do not inherit it:
@@ -132,6 +147,9 @@ func Processes() ([]Info, error) {
 		if raw, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil && len(raw) > 0 {
 			info.Args = strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
 		}
+		if raw, err := os.ReadFile(filepath.Join(dir, "status")); err == nil {
+			info.Nested = parseNested(string(raw))
+		}
 		if raw, err := os.ReadFile(filepath.Join(dir, "cgroup")); err == nil {
 			info.Cgroups = parseCgroups(string(raw))
 		}
@@ -208,6 +226,16 @@ func parseStat(stat string) (Info, error) {
 		return Info{}, fmt.Errorf("parsing process stat: %w", err)
 	}
 	return info, nil
+}
+
+// parseNested reads /proc/PID/status, which lists the process's pid in each PID namespace from that of /proc on.
+func parseNested(status string) bool {
+	for line := range strings.Lines(status) {
+		if pids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			return len(strings.Fields(pids)) > 1
+		}
+	}
+	return false
 }
 
 // parseCgroups reads /proc/PID/cgroup: lines of "hierarchy:controllers:path".

@@ -3,6 +3,9 @@ package host_test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,10 +125,54 @@ func TestProcessesFindsSelf(t *testing.T) {
 			require.Equal(t, os.Args, info.Args)
 			require.Equal(t, os.Getppid(), info.PPID)
 			require.True(t, info.SharesMounts())
+			require.False(t, info.Nested)
 			return
 		}
 	}
 	t.Fatal("the own process is not listed")
+}
+
+// A process chooses its command line; its program and its PID namespace are the kernel's word.
+func TestProcessesKnowTheProgram(t *testing.T) {
+	require.Zero(t, os.Geteuid(), "PID namespaces need root: run these tests as root")
+	path := filepath.Join(t.TempDir(), "kubelet-of-a-test")
+	raw, err := os.ReadFile("/bin/sleep")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, raw, 0o700))
+	for name, test := range map[string]struct {
+		path   string
+		nested bool
+		want   string
+	}{
+		"its program":         {path: path, want: "kubelet-of-a-test"},
+		"its command line":    {path: "/bin/sleep", want: "sleep"},
+		"its program, within": {path: path, nested: true, want: "kubelet-of-a-test"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := &exec.Cmd{Path: test.path, Args: []string{"kubelet", "600"}}
+			if test.nested {
+				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+			}
+			require.NoError(t, cmd.Start())
+			defer func() { _ = cmd.Wait() }()
+			defer func() { require.NoError(t, cmd.Process.Kill()) }()
+			var found host.Info
+			// The kernel writes the new program's arguments after it has closed the descriptors that Start waits for.
+			require.Eventually(t, func() bool {
+				all, err := host.Processes()
+				require.NoError(t, err)
+				at := slices.IndexFunc(all, func(i host.Info) bool { return i.PID == cmd.Process.Pid && len(i.Args) > 0 })
+				if at >= 0 {
+					found = all[at]
+				}
+				return at >= 0
+			}, time.Minute, time.Millisecond)
+			require.Equal(t, test.want, found.Program("fsb-local"))
+			require.Equal(t, "kubelet", found.Program(test.want), "a program that is many in one")
+			require.Equal(t, test.nested, found.Nested)
+		})
+	}
+	require.Empty(t, host.Info{}.Program("fsb-local"), "a thread of the kernel")
 }
 
 // A child must not keep the locks of the caller that started it.

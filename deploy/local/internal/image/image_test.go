@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"github.com/fast-sandbox/fast-sandbox/deploy/local/internal/image"
 )
@@ -186,4 +187,57 @@ func TestCodename(t *testing.T) {
 	require.Equal(t, "bookworm", image.Codename("ID=debian\nVERSION_CODENAME=bookworm\n"))
 	require.Equal(t, "noble", image.Codename(`VERSION_CODENAME="noble"`))
 	require.Empty(t, image.Codename("ID=arch\n"))
+}
+
+// TestReleasedImages: those of the components are released, and all of their binaries must be there.
+func TestReleasedImages(t *testing.T) {
+	all, err := image.Load(filepath.Join("..", "..", "..", "images"))
+	require.NoError(t, err)
+	b := image.Builder{BinDir: t.TempDir()}
+	want := []string{"agent", "allocator", "controller", "gateway", "gc", "janitor"}
+	for _, name := range append(want, "sandbox-init") {
+		_, err := b.Digests(t.Context(), all)
+		require.ErrorIs(t, err, image.ErrNotBuilt)
+		require.NoError(t, os.WriteFile(filepath.Join(b.BinDir, name), []byte(name), 0o600))
+	}
+	digests, err := b.Digests(t.Context(), all)
+	require.NoError(t, err)
+	var names []string
+	for name, digest := range digests {
+		require.Regexp(t, "^sha256:[0-9a-f]{64}$", digest)
+		names = append(names, strings.TrimSuffix(strings.TrimPrefix(name, "docker.io/fast-sandbox/"), ":dev"))
+	}
+	require.ElementsMatch(t, want, names)
+
+	elsewhere := image.Builder{BinDir: t.TempDir()}
+	for _, name := range append(want, "sandbox-init") {
+		require.NoError(t, os.WriteFile(filepath.Join(elsewhere.BinDir, name), []byte(name), 0o755))
+	}
+	again, err := elsewhere.Digests(t.Context(), all)
+	require.NoError(t, err)
+	require.Equal(t, digests, again, "the digests depend on the directory, or on the modes of files")
+}
+
+// TestClusterOverlayNamesReleasedImages: the component of the overlay that `make digests` overwrites names each of them, and no other.
+func TestClusterOverlayNamesReleasedImages(t *testing.T) {
+	all, err := image.Load(filepath.Join("..", "..", "..", "images"))
+	require.NoError(t, err)
+	var released, named []string
+	for _, d := range all {
+		if d.Released() {
+			released = append(released, strings.TrimSuffix(d.Name, ":dev"))
+		}
+	}
+	raw, err := os.ReadFile(filepath.Join("..", "..", "..", "overlays", "cluster", "images", "kustomization.yaml"))
+	require.NoError(t, err)
+	var component struct {
+		Images []struct {
+			Name string `json:"name"`
+		} `json:"images"`
+	}
+	require.NoError(t, yaml.Unmarshal(raw, &component))
+	for _, i := range component.Images {
+		named = append(named, i.Name)
+	}
+	require.ElementsMatch(t, released, named)
 }

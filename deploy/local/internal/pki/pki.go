@@ -37,13 +37,36 @@ const (
 	backdate = 5 * time.Minute
 )
 
-// Subject identifies the holder of a certificate. It serves both sides of a TLS connection.
+// Subject identifies the holder of a certificate.
 type Subject struct {
 	CommonName   string
 	Organization []string
 	DNS          []string
 	IPs          []net.IP
 	URIs         []*url.URL
+	// Side is the side of a TLS connection that it may be. Zero: both, as components of Kubernetes are with one certificate.
+	Side Side
+}
+
+// Side is a side of a TLS connection.
+type Side int
+
+// The sides.
+const (
+	BothSides Side = iota
+	ServerSide
+	ClientSide
+)
+
+// usages returns the extended key usages of a certificate of a side.
+func (s Side) usages() []x509.ExtKeyUsage {
+	switch s {
+	case ServerSide:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	case ClientSide:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}
+	return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 }
 
 // Authority is a certificate authority.
@@ -64,23 +87,41 @@ func EnsureAuthority(dir, name string, now time.Time) (*Authority, error) {
 	if authority.load(now) {
 		return authority, nil
 	}
+	return authority, authority.create(&x509.Certificate{Subject: pkix.Name{CommonName: name}, NotAfter: now.Add(caLife)}, nil, now)
+}
+
+// EnsureServerAuthority returns an authority below a, kept as NAME.crt and NAME.key in dir, that signs only the certificates of servers
+// with a DNS name and a URI of one domain. It creates one if there is none that is usable.
+func (a *Authority) EnsureServerAuthority(dir, name, domain string, now time.Time) (*Authority, error) {
+	below := &Authority{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
+	if below.load(now) && below.certificate.CheckSignatureFrom(a.certificate) == nil && slices.Equal(below.certificate.PermittedURIDomains, []string{domain}) {
+		return below, nil
+	}
+	return below, below.create(&x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, NotAfter: a.certificate.NotAfter,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, PermittedDNSDomainsCritical: true,
+		PermittedDNSDomains: []string{domain}, PermittedURIDomains: []string{domain},
+	}, a, now)
+}
+
+// create makes the authority from a template, signed by another one, or by itself if by is nil.
+func (a *Authority) create(template *x509.Certificate, by *Authority, now time.Time) error {
+	name := template.Subject.CommonName
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making the key of %s: %w", name, err)
+		return fmt.Errorf("making the key of %s: %w", name, err)
 	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: name},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(caLife),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
+	template.NotBefore, template.BasicConstraintsValid, template.IsCA = now.Add(-backdate), true, true
+	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature
+	parent, signer := template, key
+	if by != nil {
+		parent, signer = by.certificate, by.key
 	}
-	if authority.certificate, authority.PEM, err = sign(template, template, key, key); err != nil {
-		return nil, fmt.Errorf("making the authority %s: %w", name, err)
+	if a.certificate, a.PEM, err = sign(template, parent, key, signer); err != nil {
+		return fmt.Errorf("making the authority %s: %w", name, err)
 	}
-	authority.key = key
-	return authority, write(authority.CertFile, authority.KeyFile, authority.PEM, key)
+	a.key = key
+	return write(a.CertFile, a.KeyFile, a.PEM, key)
 }
 
 // load reads the authority from its files and reports whether it is usable.
@@ -113,7 +154,7 @@ func (a *Authority) Ensure(files Files, subject Subject, now time.Time) error {
 		NotBefore:   now.Add(-backdate),
 		NotAfter:    now.Add(leafLife),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		ExtKeyUsage: subject.Side.usages(),
 		DNSNames:    subject.DNS,
 		IPAddresses: subject.IPs,
 		URIs:        subject.URIs,
@@ -131,7 +172,7 @@ func (a *Authority) fits(leaf *x509.Certificate, subject Subject, now time.Time)
 		now.Before(leaf.NotAfter.Add(-renewBefore)) && !now.Before(leaf.NotBefore) &&
 		leaf.Subject.CommonName == subject.CommonName &&
 		slices.Equal(leaf.Subject.Organization, subject.Organization) &&
-		slices.Equal(leaf.DNSNames, subject.DNS) &&
+		slices.Equal(leaf.DNSNames, subject.DNS) && slices.Equal(leaf.ExtKeyUsage, subject.Side.usages()) &&
 		slices.EqualFunc(leaf.IPAddresses, subject.IPs, net.IP.Equal) &&
 		slices.EqualFunc(leaf.URIs, subject.URIs, func(x, y *url.URL) bool { return x.String() == y.String() })
 }

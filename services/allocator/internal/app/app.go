@@ -10,11 +10,14 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -24,19 +27,27 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/access"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/announce"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/forward"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/membership"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/pools"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/quota"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/refusal"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 	allocatorrpc "github.com/fast-sandbox/fast-sandbox/services/allocator/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
@@ -92,8 +103,10 @@ type parts struct {
 	registry *registry.Registry
 	store    *store.Store
 	pools    *pools.Pools
+	quotas   *quota.Quotas
 	fleet    *fleet.Fleet
 	feed     *feed.Feed
+	members  *membership.Members
 	fastpath *fastpath.Server
 	server   *rpc.Server
 	source   *source
@@ -204,46 +217,72 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 	if err := a.elect(p, httpClient); err != nil {
 		return nil, err
 	}
-	p.fleet = fleet.New(p.registry, a.clock, p.store)
-	p.announce = announce.New(announce.Config{
-		Lead: p.lead, Client: func(uid string) (agentv1.AgentServiceClient, bool) { return p.feed.Client(uid) }, Tasks: p.tasks, Clock: a.clock,
-	})
-	p.feed = feed.New(feed.Config{Sink: sink{p.fleet, p.announce}, Dial: func(address string) (*grpc.ClientConn, error) {
-		return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAgent.ServerName(), Leader: p.lead})
-	}, Clock: a.clock})
-	if err := a.record(p, scheme, httpClient); err != nil {
+	p.quotas = quota.New(p.registry)
+	p.store.CountIn(p.registry)
+	if err := a.connect(ctx, p, scheme, httpClient); err != nil {
+		return nil, err
+	}
+	sign, err := a.signer()
+	if err != nil {
 		return nil, err
 	}
 	p.fastpath = fastpath.New(fastpath.Config{
 		Store: p.store, Fleet: p.fleet, Agents: p.feed, Events: p.recorder, Leadership: p.lead, Announced: p.announce.Announced, Traced: obs.Exporting(), Pools: p.pools, Resources: direct, Tasks: p.tasks, Clock: a.clock,
 		Metrics: fastpath.NewMetrics(p.metrics), Mode: a.config.mode(), OrphanTimeout: a.config.OrphanTimeout,
-		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit,
+		CreateTimeout: a.config.CreateTimeout, WriteLimit: a.config.WriteQueueLimit, Sign: sign,
 	})
 	registerGauges(p, a.clock)
 	if p.source, err = newSource(a, p, scheme, mapper, httpClient); err != nil {
 		return nil, err
 	}
-	return p, a.serve(ctx, p)
+	return p, a.serve(ctx, p, httpClient)
 }
 
-func (a *App) serve(ctx context.Context, p *parts) error {
+// connect creates what the allocator knows of agents, and its connections to them.
+func (a *App) connect(ctx context.Context, p *parts, scheme *runtime.Scheme, httpClient *http.Client) error {
+	if err := a.record(p, scheme, httpClient); err != nil {
+		return err
+	}
+	refusals, err := refusal.New(refusal.Config{Events: p.recorder, Metrics: p.metrics, Log: logr.FromContextOrDiscard(ctx), Clock: a.clock})
+	if err != nil {
+		return err
+	}
+	p.fleet = fleet.New(p.registry, a.clock, p.store, refusals)
+	p.announce = announce.New(announce.Config{
+		Lead: p.lead, Client: func(uid string) (agentv1.AgentServiceClient, bool) { return p.feed.Client(uid) }, Tasks: p.tasks, Clock: a.clock,
+	})
+	p.feed = feed.New(feed.Config{Sink: sink{p.fleet, p.announce}, Dial: func(agent *agentv1.AgentInfo, address string) (*grpc.ClientConn, error) {
+		return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, AgentUID: agent.GetPodUid(), Leader: p.lead})
+	}, Clock: a.clock})
+	p.members = membership.New(membership.Config{Feed: p.feed, Address: a.agentAddress, Refused: refusals.Refused})
+	return nil
+}
+
+func (a *App) serve(ctx context.Context, p *parts, httpClient *http.Client) error {
 	const sandbox, allocator = "fastsandbox.sandbox.v1.SandboxService", "fastsandbox.allocator.v1.AllocatorService"
-	// Another replica has authorized the callers of the calls that it forwards.
-	callers := []rpc.Role{rpc.RoleClient, rpc.RoleGateway, rpc.RoleController, rpc.RoleAllocator}
-	placers := []rpc.Role{rpc.RoleController, rpc.RoleAllocator}
 	p.forward = forward.New(forward.Config{
 		Lead: p.lead, Clock: a.clock, Services: []string{sandbox, allocator}, Dial: func(address string) (*grpc.ClientConn, error) {
 			return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAllocator.ServerName(), Silence: rpc.DefaultSilence})
 		},
 	})
-	var err error
+	tokens, authorizer, err := a.config.Access.New(a.rest, httpClient, a.clock)
+	if err != nil {
+		return err
+	}
+	core, err := corev1client.NewForConfigAndClient(a.rest, httpClient)
+	if err != nil {
+		return fmt.Errorf("creating the API server client: %w", err)
+	}
+	limits, err := limit.New(a.config.Limits, a.clock, p.metrics)
+	if err != nil {
+		return err
+	}
 	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
 		Address: a.config.BindAddress, Listener: a.listener, TLS: a.config.TLS, Registry: p.metrics,
-		Allow: map[string][]rpc.Role{
-			sandbox:                       callers,
-			allocator:                     callers,
-			"/" + allocator + "/Allocate": placers,
-			"/" + allocator + "/Release":  placers,
+		// A replica forwards the calls of the controller on its own behalf, and those of users on theirs.
+		Allow: map[string][]rpc.Role{allocator: {rpc.RoleController, rpc.RoleAllocator}},
+		Users: &rpc.Users{
+			Tokens: tokens, Access: authorizer, Rules: access.Rules(), Proxies: []rpc.Role{rpc.RoleGateway, rpc.RoleAllocator}, Limits: limits,
 		},
 		Unary: []grpc.UnaryServerInterceptor{p.forward.Unary}, Stream: []grpc.StreamServerInterceptor{p.forward.Stream},
 	})
@@ -251,10 +290,33 @@ func (a *App) serve(ctx context.Context, p *parts) error {
 		return err
 	}
 	sandboxv1.RegisterSandboxServiceServer(p.server, p.fastpath)
+	authv1.RegisterAuthServiceServer(p.server, access.New(access.Config{
+		Authorizer: authorizer, Core: core, KeyNamespace: a.config.Access.KeyNamespace, Clock: a.clock,
+	}))
 	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{
 		Fleet: p.fleet, Pools: p.pools, Agents: p.feed, Clock: a.clock, HeartbeatTimeout: a.config.HeartbeatTimeout,
 	}))
 	return nil
+}
+
+// signer returns the function that signs tickets with the key of this process's certificate.
+func (a *App) signer() (func(auth.Ticket) (string, error), error) {
+	if a.config.TLS.Insecure {
+		return func(auth.Ticket) (string, error) {
+			return "", fault.New(errdefs.ErrFailedPrecondition, fault.Unauthenticated, "there are no tickets without TLS")
+		}, nil
+	}
+	own, err := a.config.TLS.Identity()
+	if err != nil {
+		return nil, err
+	}
+	return func(t auth.Ticket) (string, error) {
+		cert, _, err := own.Current()
+		if err != nil {
+			return "", err
+		}
+		return t.Sign(cert.PrivateKey, cert.Certificate)
+	}, nil
 }
 
 func (a *App) agentAddress(ip string) string {
@@ -281,5 +343,6 @@ func kinds() meta.RESTMapper {
 		v1alpha1.GroupVersion.WithResource("sandbox"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("SandboxPool"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	m.Add(corev1.SchemeGroupVersion.WithKind("ResourceQuota"), meta.RESTScopeNamespace)
 	return m
 }

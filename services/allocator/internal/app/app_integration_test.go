@@ -38,7 +38,9 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
@@ -71,7 +73,8 @@ type cluster struct {
 	agent *fakeagent.Agent
 	port  int
 	// Issued once: issuing again writes into the same files, which an allocator that starts may be reading.
-	own, client, agents rpc.TLS
+	own, client rpc.TLS
+	issuer      *pki.Authority
 	// allocators is how many were started.
 	allocators int
 
@@ -105,20 +108,25 @@ func newCluster(t *testing.T) *cluster {
 	require.NoError(t, err)
 	c := &cluster{t: t, admin: admin, proxy: newProxy(t, cfg.Host), rest: rest.CopyConfig(cfg)}
 	issuer := pki.New(t)
-	c.own, c.client, c.agents = issuer.TLS(t, rpc.RoleAllocator), issuer.TLS(t, rpc.RoleClient), issuer.TLS(t, rpc.RoleAgent)
+	c.own, c.client, c.issuer = issuer.TLS(t, rpc.RoleAllocator), issuer.User(t, "admin", "system:masters"), issuer
 	c.rest.Host = "https://" + c.proxy.address
 	c.createPool(pool)
 	c.agent = c.startAgent("agent-1", pool, "127.0.0.1", 50)
 	return c
 }
 
-// startAgent makes a Pod that claims to be an agent, and the agent. All agents have one port, on addresses of their own.
+// startAgent makes the Pod of an agent, which a pool owns, and the agent. All agents have one port, on addresses of their own.
 func (c *cluster) startAgent(name, pool, ip string, capacity int32) *fakeagent.Agent {
 	t := c.t
 	t.Helper()
+	owner := &v1alpha1.SandboxPool{}
+	require.NoError(t, c.admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: pool}, owner))
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{v1alpha1.LabelComponent: v1alpha1.ComponentAgent, v1alpha1.LabelPool: pool}},
-		Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: ns, Name: name, Labels: map[string]string{v1alpha1.LabelComponent: v1alpha1.ComponentAgent, v1alpha1.LabelPool: pool},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, v1alpha1.GroupVersion.WithKind("SandboxPool"))},
+		},
+		Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
 	}
 	require.NoError(t, c.admin.Create(t.Context(), pod))
 	pod.Status.Phase, pod.Status.PodIP, pod.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
@@ -129,7 +137,8 @@ func (c *cluster) startAgent(name, pool, ip string, capacity int32) *fakeagent.A
 	listener, err := net.Listen("tcp", net.JoinHostPort(ip, fmt.Sprint(c.port)))
 	require.NoError(t, err)
 	c.port = listener.Addr().(*net.TCPAddr).Port
-	background(t, func(ctx context.Context) { _ = agent.Serve(ctx, listener, c.agents) })
+	files := c.issuer.Agent(t, rpc.AgentID{Namespace: ns, Pod: pod.Name, UID: string(pod.UID)})
+	background(t, func(ctx context.Context) { _ = agent.Serve(ctx, listener, files) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fake = append(c.fake, agent)
@@ -238,12 +247,40 @@ func (c *cluster) start(options ...app.Option) *allocator {
 func (c *cluster) config(name, address string) *app.Config {
 	cfg := app.NewConfig()
 	cfg.TLS = c.own
-	cfg.MetricsAddress, cfg.HealthAddress, cfg.BindAddress = "0", "0", "unused"
+	cfg.MetricsAddress, cfg.HealthSocket, cfg.BindAddress = "0", "0", "unused"
 	cfg.AgentPort, cfg.ConsistencyMode, cfg.OrphanTimeout, cfg.CreateTimeout, cfg.WriteQueueLimit = c.port, "fast", time.Second, 10*time.Second, 1000
 	cfg.HeartbeatTimeout = registry.DefaultHeartbeatTimeout
+	cfg.Access = auth.Options{Stale: auth.DefaultTiming().Stale, KeyNamespace: auth.DefaultKeyNamespace}
 	cfg.LeaderElect, cfg.Namespace, cfg.PodName, cfg.AdvertiseAddress = true, ns, name, address
 	cfg.Lease = leader.Timing{LeaseDuration: 2 * time.Second, RenewDeadline: 1500 * time.Millisecond, RetryPeriod: 200 * time.Millisecond}
 	return cfg
+}
+
+// authorized has the API server decide what the client may do, for what follows while it is away.
+func (a *allocator) authorized(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	_, err := a.sandboxes.ListSandboxes(ctx, &sandboxv1.ListSandboxesRequest{Namespace: ns})
+	require.NoError(t, err)
+	nowhere := create("nowhere")
+	nowhere.Spec.Pool = "nowhere"
+	_, err = a.sandboxes.CreateSandbox(ctx, nowhere)
+	require.Equal(t, fault.PoolNotFound, fault.ReasonOf(rpc.FromStatus(err)), "%v", err)
+	_, err = a.sandboxes.DeleteSandbox(ctx, &sandboxv1.DeleteSandboxRequest{Namespace: ns, Name: "nowhere"})
+	requireUnknown(t, err)
+	logs, err := a.sandboxes.StreamLogs(ctx, &sandboxv1.StreamLogsRequest{Namespace: ns, Name: "nowhere"})
+	require.NoError(t, err)
+	_, err = logs.Recv()
+	requireUnknown(t, err)
+}
+
+// requireUnknown requires the answer about a sandbox that does not exist: it was authorized. An agent of an earlier test, whose Pod the
+// API server still has, may have the sandbox as far as the allocator knows.
+func requireUnknown(t *testing.T, err error) {
+	t.Helper()
+	if fault.ReasonOf(rpc.FromStatus(err)) != fault.AgentUnavailable {
+		require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	}
 }
 
 func (a *allocator) awaitAgent(t *testing.T) {
@@ -323,6 +360,7 @@ func storm(t *testing.T, c *cluster, a *allocator) {
 
 func outage(t *testing.T, c *cluster, a *allocator) {
 	ctx := t.Context()
+	a.authorized(t)
 	c.proxy.cut()
 	for i := range 5 {
 		_, err := a.sandboxes.CreateSandbox(ctx, create(fmt.Sprint("away-", i)))
@@ -348,6 +386,7 @@ func outage(t *testing.T, c *cluster, a *allocator) {
 }
 
 func restart(t *testing.T, c *cluster, a *allocator) {
+	a.authorized(t)
 	c.proxy.cut()
 	resp, err := a.sandboxes.CreateSandbox(t.Context(), create("kept"))
 	require.NoError(t, err)

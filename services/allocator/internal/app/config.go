@@ -9,9 +9,11 @@ import (
 	"github.com/spf13/pflag"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
@@ -43,6 +45,10 @@ type Config struct {
 	WriteQueueLimit int
 	// Kubeconfig is a file; empty for the Pod's own service account.
 	Kubeconfig string
+	// Access has the settings of authentication and authorization.
+	Access auth.Options
+	// Limits are those of each user.
+	Limits limit.Options
 	// Election has the settings of leader election.
 	Election
 }
@@ -73,6 +79,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.HeartbeatTimeout, "heartbeat-timeout", registry.DefaultHeartbeatTimeout, "`time` of silence after which an agent takes no new sandboxes and may be taken for lost; the controller follows it")
 	fs.IntVar(&c.WriteQueueLimit, "write-queue-limit", 10000, "`number` of sandboxes that may wait to be written to the API server")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's service account")
+	c.Access.AddFlags(fs)
+	c.Limits.AddFlags(fs)
 	c.addFlags(fs)
 }
 
@@ -143,6 +151,7 @@ func (c *Config) Validate() error {
 	if c.WriteQueueLimit < 1 {
 		problems = append(problems, fmt.Errorf("--write-queue-limit is %d, want at least 1", c.WriteQueueLimit))
 	}
+	problems = append(append(problems, c.Access.Validate()...), c.Limits.Validate()...)
 	return errors.Join(append(problems, c.validate(c.BindAddress)...)...)
 }
 

@@ -211,6 +211,7 @@ func overbooked(t *testing.T, c *cluster) {
 
 func adoption(t *testing.T, c *cluster) {
 	leader, standby := c.pair()
+	leader.authorized(t)
 	c.proxy.cut() // for all
 	resp, err := leader.sandboxes.CreateSandbox(t.Context(), create("unwritten"))
 	require.NoError(t, err)
@@ -244,6 +245,7 @@ func adoption(t *testing.T, c *cluster) {
 func superseded(t *testing.T, c *cluster) {
 	leader, standby := c.pair()
 	term := c.agent.Term(rpc.RoleAllocator)
+	leader.authorized(t)
 	leader.proxy.cut() // it alone cannot reach the API server, and leads on
 	require.Eventually(t, func() bool { return c.agent.Term(rpc.RoleAllocator) > term }, wait, tick, "the other leads, and the agent knows")
 	refused := c.agent.Superseded()
@@ -266,6 +268,7 @@ func deletion(t *testing.T, c *cluster) {
 	_, err := leader.sandboxes.CreateSandbox(t.Context(), create("doomed"))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { s := c.agent.Sandboxes(); return len(s) == 1 && s[0].GetPersisted() }, wait, tick)
+	leader.authorized(t)
 	c.proxy.cut()
 	_, err = leader.sandboxes.DeleteSandbox(t.Context(), &sandboxv1.DeleteSandboxRequest{Namespace: ns, Name: "doomed"})
 	require.NoError(t, err)

@@ -14,15 +14,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/informer"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
-// source feeds the parts from the API server: agent Pods, pools and sandboxes of all namespaces.
+// source feeds the parts from the API server: agent Pods, pools, quotas and sandboxes of all namespaces.
 type source struct {
-	app   *App
 	parts *parts
 	cache cache.Cache
 }
@@ -38,7 +36,7 @@ func newSource(a *App, p *parts, scheme *runtime.Scheme, mapper meta.RESTMapper,
 	if err != nil {
 		return nil, fmt.Errorf("creating the informers: %w", err)
 	}
-	return &source{app: a, parts: p, cache: c}, nil
+	return &source{parts: p, cache: c}, nil
 }
 
 // run feeds the parts until ctx ends, and calls synced once the informers have listed all objects. While the API server is
@@ -49,11 +47,14 @@ func (s *source) run(ctx context.Context, synced func()) error {
 		object  client.Object
 		handler toolscache.ResourceEventHandler
 	}{
-		{&v1alpha1.SandboxPool{}, handle(s.parts.pools.Set, s.parts.pools.Remove)},
+		{&v1alpha1.SandboxPool{}, handle(
+			func(p *v1alpha1.SandboxPool) { s.parts.pools.Set(p); s.parts.members.SetPool(p) },
+			func(p *v1alpha1.SandboxPool) { s.parts.pools.Remove(p); s.parts.members.RemovePool(p) })},
 		// Whole objects: an informer of metadata alone leaves a goroutine of watch.Filter behind when it stops.
 		{&corev1.Namespace{}, handle(s.parts.pools.SetNamespace, s.parts.pools.RemoveNamespace)},
+		{&corev1.ResourceQuota{}, handle(s.parts.quotas.Set, s.parts.quotas.Remove)},
 		{&v1alpha1.Sandbox{}, handle(s.parts.fastpath.ResourceSeen, s.parts.fastpath.ResourceGone)},
-		{&corev1.Pod{}, handle(s.podSeen, func(pod *corev1.Pod) { s.parts.feed.RemovePod(string(pod.UID)) })},
+		{&corev1.Pod{}, handle(s.parts.members.SetPod, s.parts.members.RemovePod)},
 	}
 	var synchronized []toolscache.InformerSynced
 	for _, h := range handlers {
@@ -80,20 +81,6 @@ func (s *source) run(ctx context.Context, synced func()) error {
 	err := s.cache.Start(ctx)
 	<-ended
 	return err
-}
-
-// podSeen adds the agent of a running Pod. A Pod that has ended counts as removed; one that is being deleted still serves its
-// sandboxes.
-func (s *source) podSeen(pod *corev1.Pod) {
-	switch {
-	case pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded:
-		s.parts.feed.RemovePod(string(pod.UID))
-	case pod.Status.PodIP != "":
-		s.parts.feed.SetPod(&agentv1.AgentInfo{
-			PodName: pod.Name, PodUid: string(pod.UID), Namespace: pod.Namespace, Pool: pod.Labels[v1alpha1.LabelPool],
-			NodeName: pod.Spec.NodeName, PodIp: pod.Status.PodIP,
-		}, s.app.agentAddress(pod.Status.PodIP))
-	}
 }
 
 // handle returns an event handler that calls seen for existing objects and gone for deleted ones.

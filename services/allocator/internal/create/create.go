@@ -1,8 +1,9 @@
 // Package create makes sandboxes. A create goes through a pipeline of steps, which the two consistency modes share or order
 // differently:
 //
-//	fast:   admit -> lock the name -> schedule (reserve, start; on the next agent if one fails) -> acknowledge -> persist
-//	strong: lock the name -> write the resource -> unlock -> await the start (the controller reserves and starts)
+//	fast:   admit -> lock the name -> dry run, if the pool wants one -> schedule (reserve, start; on the next agent if one fails)
+//	        -> acknowledge -> persist
+//	strong: lock the name -> check quotas -> write the resource -> unlock -> await the start (the controller reserves and starts)
 //
 // The name stays locked until a fast create is answered, so that work on one sandbox is ordered. After an error nothing of
 // the sandbox is left, unless the error says that the outcome is unknown: what an agent may have started is deleted by its
@@ -46,6 +47,10 @@ import (
 type Fleet interface {
 	Reserve(req registry.Request) (*allocatorv1.Assignment, error)
 	Release(fence *agentv1.Fence)
+	// Admit returns the error of a new sandbox that exceeds a quota of its namespace, and reserves nothing.
+	Admit(namespace string, limits *sandboxv1.ResourceLimits) error
+	// EndCreate ends that a sandbox counts against quotas because it is being created.
+	EndCreate(sandboxUID string)
 	Agent(uid string) (*allocatorv1.Agent, bool)
 }
 
@@ -205,7 +210,7 @@ func (c *Creator) repeat(ctx context.Context, plan *admission.Plan, key idempote
 	switch {
 	case plan.Request.GetName() != "" && plan.Request.GetName() != sb.GetName():
 		return nil, true, idempotency.Reused(key.RequestID)
-	case c.config.Store.Deleting(sb.GetUid()) || sb.GetDeleteTime() != nil:
+	case c.config.Store.Deleting(store.Key{Namespace: sb.GetNamespace(), Name: sb.GetName()}, sb.GetUid()) || sb.GetDeleteTime() != nil:
 		return nil, true, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox %s of this request_id has been deleted", sb.GetName())
 	case standing == recovery.Unadopted:
 		return nil, true, fault.Unsettled(fault.New(errdefs.ErrUnavailable, fault.APIUnavailable,
@@ -251,6 +256,7 @@ type call struct {
 
 	unlock   func()           // releases the name; nil while it is not locked
 	room     bool             // a pending write is accounted for and not begun
+	checked  bool             // admission is asked before the start
 	placed   *store.Record    // where it runs, of a fast create
 	timings  stages           // of a fast create
 	timer    *stageTimer      // of a strong create
@@ -264,9 +270,9 @@ type step func(ctx context.Context, c *call) error
 // pipeline returns the steps of a mode.
 func (c *Creator) pipeline(mode sandboxv1.ConsistencyMode) []step {
 	if mode == sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG {
-		return []step{c.lockName, c.writeResource, c.unlockName, c.awaitStart}
+		return []step{c.lockName, c.checkQuotas, c.writeResource, c.unlockName, c.awaitStart}
 	}
-	return []step{c.admit, c.lockName, c.schedule, c.acknowledge, c.persist}
+	return []step{c.admit, c.lockName, c.dryRun, c.schedule, c.acknowledge, c.persist}
 }
 
 // execute carries out a create that was admitted and is new. What the passing of time changes is checked here and not
@@ -279,10 +285,14 @@ func (c *Creator) execute(ctx context.Context, plan *admission.Plan) (*sandboxv1
 	if err != nil {
 		return nil, err
 	}
+	if err := convert.CheckLimits(plan.Request.GetSpec().GetResources(), pool); err != nil {
+		return nil, err
+	}
 	k := c.begin(ctx, plan, pool)
 	uid := k.record.GetFence().GetSandboxUid()
 	c.inFlight.set(uid, plan.Mode != sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG)
 	defer c.inFlight.set(uid, false)
+	defer c.config.Fleet.EndCreate(uid)
 	defer k.releaseName()
 	defer func() {
 		if k.room {
@@ -309,10 +319,10 @@ func (c *Creator) begin(ctx context.Context, plan *admission.Plan, pool *v1alpha
 	if name.Name == "" {
 		name.Name = "sbx-" + uid[:8] + uid[9:13]
 	}
-	return &call{plan: plan, name: name, timer: newStageTimer(c.config.Clock), record: &agentv1.SandboxRecord{
+	return &call{plan: plan, name: name, checked: pool.Spec.Admission == v1alpha1.AdmissionDryRun, timer: newStageTimer(c.config.Clock), record: &agentv1.SandboxRecord{
 		Fence:     &agentv1.Fence{SandboxUid: uid, Attempt: 1},
 		Namespace: name.Namespace, Name: name.Name, Labels: req.GetLabels(), Spec: req.GetSpec(),
-		Limits:    convert.Effective(req.GetSpec().GetResources(), convert.LimitsToProto(pool.Spec.SandboxResources)),
+		Limits:    convert.Effective(req.GetSpec().GetResources(), pool),
 		RequestId: req.GetRequestId(), Traceparent: obs.Traceparent(ctx),
 		CreateTime: timestamppb.New(c.config.Clock.Now()), ConsistencyMode: plan.Mode,
 	}}

@@ -125,7 +125,8 @@ func newEnv(t *testing.T, capacities ...int32) *env {
 		clients: &clients{m: map[string]agentv1.AgentServiceClient{}}, pools: pools.New(), names: keylock.New[store.Key](),
 		tasks: tasks.New(), announced: true, seen: map[string]*v1alpha1.Sandbox{},
 	}
-	e.fleet = &hookedFleet{Fleet: fleet.New(e.registry, c, e.store)}
+	e.store.CountIn(e.registry)
+	e.fleet = &hookedFleet{Fleet: fleet.New(e.registry, c, e.store, nil)}
 	e.pools.Set(&v1alpha1.SandboxPool{ObjectMeta: poolMeta()})
 	e.pools.SetSynced()
 	for i, capacity := range capacities {
@@ -332,6 +333,7 @@ func (e *env) left() string {
 	for _, v := range e.registry.Agents(e.clock.Now()) {
 		add("a reservation on "+v.UID, v.Allocated > 0)
 	}
+	add("a use of a quota", e.registry.Used(e.clock.Now(), ns) != registry.Amounts{})
 	add("a visible sandbox", e.store.Len() > 0)
 	add("room of a write", e.persist.Pending() > 0)
 	add("a create in flight", e.inFlight.Any())

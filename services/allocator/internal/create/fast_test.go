@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -78,6 +80,10 @@ func TestRefusedBeforeAnyAgent(t *testing.T) {
 		"it has expired": {change: func(r *sandboxv1.CreateSandboxRequest) {
 			r.Spec.ExpireTime = timestamppb.New(time.Unix(1_700_000_000, 0))
 		}, reason: fault.InvalidField, class: errdefs.IsInvalidArgument},
+		"it asks for more than the pool allows": {
+			change:  func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Resources = &sandboxv1.ResourceLimits{Pids: 1 << 22} },
+			arrange: limitPids, reason: fault.InvalidField, class: errdefs.IsInvalidArgument,
+		},
 		"no such pool": {change: elsewhere, reason: fault.PoolNotFound, class: errdefs.IsNotFound},
 		"no such pool in memory, and the API server is away": {
 			change: elsewhere, arrange: func(e *env) { e.api.Before(fails(fakeapi.Refused())) }, reason: fault.APIUnavailable, class: errdefs.IsUnavailable,
@@ -110,6 +116,42 @@ func TestRefusedBeforeAnyAgent(t *testing.T) {
 			e.requireNothingNow()
 		})
 	}
+}
+
+// limitPids gives the pool a maximum.
+func limitPids(e *env) {
+	e.pools.Set(&v1alpha1.SandboxPool{ObjectMeta: poolMeta(), Spec: v1alpha1.SandboxPoolSpec{
+		MaxSandboxResources: &v1alpha1.SandboxResources{Limits: corev1.ResourceList{"pids": resource.MustParse("100")}},
+	}})
+}
+
+// TestMaximumOfThePool: the error names the field, a repetition of a create from before the maximum is answered, and the default
+// is within the maximum.
+func TestMaximumOfThePool(t *testing.T) {
+	e := newEnv(t, 5)
+	large := request(func(r *sandboxv1.CreateSandboxRequest) {
+		r.RequestId, r.Spec.Resources = "large", &sandboxv1.ResourceLimits{Pids: 101}
+	})
+	_, err := e.create(t.Context(), large)
+	require.NoError(t, err)
+	limitPids(e)
+	again, err := e.create(t.Context(), large)
+	require.NoError(t, err)
+	require.True(t, again.GetReplayed())
+	_, err = e.create(t.Context(), request(func(r *sandboxv1.CreateSandboxRequest) {
+		r.Name, r.Spec.Resources = "two", &sandboxv1.ResourceLimits{Pids: 101}
+	}))
+	require.EqualError(t, err, "spec.resources.pids: 101 exceeds the pool's maximum of 100")
+	_, err = e.create(t.Context(), request(func(r *sandboxv1.CreateSandboxRequest) { r.Name = "three" }))
+	require.NoError(t, err)
+	for _, sb := range e.agents["a"].Sandboxes() {
+		if sb.GetRecord().GetName() == "three" {
+			require.EqualValues(t, 100, sb.GetRecord().GetLimits().GetPids())
+			require.EqualValues(t, 512<<20, sb.GetRecord().GetLimits().GetMemoryBytes())
+			return
+		}
+	}
+	t.Fatal("the agent does not have it")
 }
 
 // theirs returns the custom resource of another client that has the name.

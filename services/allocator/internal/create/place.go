@@ -100,7 +100,7 @@ func (c *Creator) tryOne(ctx context.Context, k *call, attempt int64, exclude []
 	if err != nil {
 		return assignment, known, err
 	}
-	k.timings = timings
+	k.timings = append(k.timings, timings...)
 	k.placed = &store.Record{
 		Record: record, Report: report, AgentPod: assignment.GetAgentPod(), NodeName: assignment.GetNodeName(),
 		AgentAddress: assignment.GetAgentAddress(),
@@ -154,6 +154,7 @@ func (c *Creator) reserve(ctx context.Context, k *call, attempt int64, exclude [
 		Fence: identity.Fence{SandboxUID: k.record.GetFence().GetSandboxUid(), Attempt: attempt},
 		Pool:  registry.Pool{Namespace: k.record.GetNamespace(), Name: k.record.GetSpec().GetPool()},
 		Image: k.plan.Image, Ports: fleet.SharedPorts(k.record.GetSpec()), Exclude: exclude,
+		Demand: fleet.Demand(k.record.GetLimits()), New: true,
 	})
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())

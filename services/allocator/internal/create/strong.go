@@ -2,6 +2,7 @@ package create
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -22,6 +23,9 @@ import (
 // recheckPeriod is how often a strong create checks whether the custom resource has caught up with the agent's report.
 const recheckPeriod = 100 * time.Millisecond
 
+// exceededQuota distinguishes a refusal by a ResourceQuota from others of the API server.
+const exceededQuota = "exceeded quota: "
+
 // resume sees a strong create through that a former leader began, and whose caller asks again.
 func (c *Creator) resume(ctx context.Context, plan *admission.Plan, resource *v1alpha1.Sandbox) (*sandboxv1.CreateSandboxResponse, error) {
 	name := store.Key{Namespace: resource.Namespace, Name: resource.Name}
@@ -30,6 +34,12 @@ func (c *Creator) resume(ctx context.Context, plan *admission.Plan, resource *v1
 		return nil, err
 	}
 	return replay(k.response), nil
+}
+
+// checkQuotas refuses a sandbox that exceeds a quota now, so that its caller need not wait for the deadline. What counts is checked
+// again when the resource is written, by the API server, and when the controller has capacity reserved.
+func (c *Creator) checkQuotas(_ context.Context, k *call) error {
+	return c.config.Fleet.Admit(k.name.Namespace, k.record.GetLimits())
 }
 
 // writeResource creates the custom resource, and repeats that while the API server does not answer. The name is locked. A
@@ -55,8 +65,10 @@ func (c *Creator) writeResource(ctx context.Context, k *call) error {
 			}
 		case apierrors.IsInvalid(last):
 			return backoff.Permanent(apiserver.Invalid(last, "spec"))
+		case apierrors.IsForbidden(last) && strings.Contains(last.Error(), exceededQuota):
+			return backoff.Permanent(fault.Wrap(last, errdefs.ErrResourceExhausted, fault.QuotaExceeded, "the API server refuses sandbox %s: %v", k.name, last))
 		case apierrors.IsForbidden(last):
-			return backoff.Permanent(fault.Wrap(last, errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the API server forbids sandbox %s: %v", k.name, last))
+			return backoff.Permanent(forbidden(k, last))
 		}
 		sent = true
 		return last

@@ -111,7 +111,7 @@ func (m *Manager) deleteUnwritten(ctx context.Context, item store.Item, outcome 
 func (m *Manager) stopWrite(ctx context.Context, item store.Item) (*v1alpha1.Sandbox, writer.Outcome, *persistence.Job) {
 	uid := item.Sandbox.GetUid()
 	job, ok := m.config.Persist.Writing(uid)
-	if !ok {
+	if !ok || job.Record.Record.GetNamespace() != item.Key.Namespace || job.Record.Record.GetName() != item.Key.Name {
 		// It may have landed since the caller looked. What a former process wrote is not known.
 		if now, there := m.config.Store.Get(item.Key); there && now.Sandbox.GetUid() == uid && now.Resource != nil {
 			return now.Resource, writer.Landed, nil

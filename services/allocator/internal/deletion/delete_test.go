@@ -441,7 +441,7 @@ func TestNeverWrittenNeedsNoAPIServer(t *testing.T) {
 		e.pass(time.Second)
 		require.False(e, e.owns())
 		require.Empty(e, e.agent.Tombstones())
-		require.True(e, e.store.Gone(item.Sandbox.GetUid()))
+		require.True(e, e.store.Gone(item.Key, item.Sandbox.GetUid()))
 		require.Zero(e, e.api.called())
 		require.Zero(e, e.persist.Pending())
 	})

@@ -49,8 +49,10 @@ type Fleet interface {
 	// Tombstones returns the tombstones that agents keep; HasTombstone reports whether there is one of a container.
 	Tombstones() []*agentv1.Tombstone
 	HasTombstone(fence identity.Fence) bool
-	// Reported reports whether its agent still reports a container.
+	// Reported reports whether its agent still reports a container; Superseded, whether that can be one that an attempt under a
+	// name has left.
 	Reported(fence identity.Fence) bool
+	Superseded(fence identity.Fence, namespace, name string) bool
 }
 
 // Config is what a Manager needs.

@@ -55,7 +55,8 @@ type agent struct {
 	open       []*stream // of deletes that were accepted and not finished
 	unanswered []*stream
 	away, gone bool
-	reported   bool // it reports the container
+	reported   bool                         // it reports the container
+	left       map[identity.Fence]store.Key // other containers that it reports, not written, by their names
 	tombstones map[identity.Fence]*agentv1.Tombstone
 	holds      bool  // it continues to report a tombstone that it has dropped
 	forgetErr  error // of ForgetTombstone
@@ -136,6 +137,12 @@ func (a *agent) Reported(identity.Fence) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.reported
+}
+
+func (a *agent) Superseded(f identity.Fence, namespace, name string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.left[f] == store.Key{Namespace: namespace, Name: name}
 }
 
 func (a *agent) HasTombstone(f identity.Fence) bool {

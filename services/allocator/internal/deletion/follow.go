@@ -12,6 +12,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/deletion/state"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
 // Why a step is repeated.
@@ -170,7 +171,9 @@ func (f follower) settle(ctx context.Context) error {
 // would say that they must not be adopted.
 func (f follower) removeSuperseded(ctx context.Context) error {
 	for _, s := range f.deletion.current().Tombstone.GetSuperseded() {
-		err := f.retry(ctx, func(context.Context) error { return f.removeAttempt(identity.FenceOf(s.GetFence())) })
+		err := f.retry(ctx, func(context.Context) error {
+			return f.removeAttempt(identity.FenceOf(s.GetFence()), nameOf(f.deletion.current().Tombstone))
+		})
 		if err != nil {
 			return err
 		}
@@ -178,8 +181,10 @@ func (f follower) removeSuperseded(ctx context.Context) error {
 	return nil
 }
 
-// removeAttempt returns nil if a container is certainly gone, and has it deleted if its agent reports it.
-func (f follower) removeAttempt(fence identity.Fence) error {
+// removeAttempt returns nil if a container is certainly gone, and has it deleted if its agent reports it under the name of the
+// deleted sandbox. The agent that keeps the tombstone can have named any container: one of another name, or one that a custom
+// resource was written for, is no superseded attempt.
+func (f follower) removeAttempt(fence identity.Fence, name store.Key) error {
 	m := f.deletion.manager
 	switch {
 	case f.config.Agents.Gone(fence.AgentUID):
@@ -188,7 +193,7 @@ func (f follower) removeAttempt(fence identity.Fence) error {
 		return errStillThere
 	case !f.config.Announced(fence.AgentUID):
 		return errUnreachable
-	case f.config.Fleet.Reported(fence):
+	case f.config.Fleet.Superseded(fence, name.Namespace, name.Name):
 		m.Request(Request{Fence: fence})
 		return errStillThere
 	}
@@ -220,7 +225,7 @@ func (f follower) confirm(ctx context.Context) error {
 	if f.config.Fleet.HasTombstone(r.Fence) {
 		return errStillThere
 	}
-	if !f.deletion.absent && !f.config.Store.Gone(r.Fence.SandboxUID) {
+	if !f.deletion.absent && !f.config.Store.Gone(nameOf(r.Tombstone), r.Fence.SandboxUID) {
 		found, err := f.config.API.Lookup(ctx, nameOf(r.Tombstone), r.Fence.SandboxUID)
 		if err != nil || found != nil {
 			return errStillThere

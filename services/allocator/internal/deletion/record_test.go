@@ -134,7 +134,7 @@ func (e *env) over() {
 	require.Nil(e, e.api.resource())
 	require.Empty(e, e.agent.Tombstones())
 	require.False(e, e.owns())
-	require.True(e, e.store.Gone(fence.GetSandboxUid()))
+	require.True(e, e.store.Gone(name, fence.GetSandboxUid()))
 	require.Zero(e, e.store.Len())
 	require.Zero(e, e.persist.Pending(), "its room is given up, once")
 }
@@ -311,7 +311,7 @@ func TestWriteThatLandsDuringADeletion(t *testing.T) {
 			e.store.SetResource(resource(fence.GetSandboxUid()))
 			e.removed()
 			e.pass(10 * time.Second)
-			if e.store.Gone(fence.GetSandboxUid()) {
+			if e.store.Gone(name, fence.GetSandboxUid()) {
 				return // the tombstone has hidden it from the store
 			}
 			require.NotNil(e, e.api.resource().DeletionTimestamp, "it is deleted at once")

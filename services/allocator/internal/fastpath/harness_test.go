@@ -130,7 +130,7 @@ func (m *mesh) start(options ...option) {
 	var wg sync.WaitGroup
 	c := clock.RealClock{}
 	m.store, m.registry = store.New(c), registry.New(0, 0)
-	m.fleet = fleet.New(m.registry, c, m.store)
+	m.fleet = fleet.New(m.registry, c, m.store, nil)
 	m.feed = feed.New(feed.Config{Sink: m.fleet, Clock: c, Dial: m.dial})
 	p := pools.New()
 	p.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: pool}})
@@ -172,7 +172,7 @@ func (m *mesh) start(options ...option) {
 	}
 }
 
-func (m *mesh) dial(address string) (*grpc.ClientConn, error) {
+func (m *mesh) dial(_ *agentv1.AgentInfo, address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return m.pipes[address].DialContext(ctx) }))
 }
@@ -262,7 +262,7 @@ func (m *mesh) agent(uid string, capacity int32, script func(*fakeagent.Agent)) 
 
 func (m *mesh) join(uid string) {
 	m.t.Helper()
-	m.feed.SetPod(&agentv1.AgentInfo{PodName: "pod-" + uid, PodUid: uid, Namespace: ns, Pool: pool}, uid)
+	m.feed.SetPod(&agentv1.AgentInfo{PodName: "pod-" + uid, PodUid: uid, Namespace: ns, Pool: pool, NodeName: "node"}, uid)
 	require.Eventually(m.t, func() bool {
 		a, ok := m.fleet.Agent(uid)
 		return ok && a.GetReady()

@@ -15,24 +15,33 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
-// StreamLogs implements sandboxv1.SandboxServiceServer. It forwards what the sandbox's agent sends.
-func (s *Server) StreamLogs(req *sandboxv1.StreamLogsRequest, stream grpc.ServerStreamingServer[sandboxv1.StreamLogsResponse]) error {
-	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
+// container returns the fence of a sandbox that has, or had, a container whose output may exist.
+func (s *Server) container(key store.Key) (*agentv1.Fence, error) {
 	item, ok := s.config.Store.Get(key)
 	if !ok {
-		return s.missing(key)
+		return nil, s.missing(key)
 	}
 	phase := item.Sandbox.GetStatus().GetPhase()
 	if item.Fence == nil || phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_EXPIRED {
-		return fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "sandbox %s has no container in the phase %s", key, phase).
+		return nil, fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "sandbox %s has no container in the phase %s", key, phase).
 			With("phase", phase.String())
 	}
-	client, ok := s.config.Agents.Client(item.Fence.GetAgentUid())
+	return item.Fence, nil
+}
+
+// StreamLogs implements sandboxv1.SandboxServiceServer. It forwards what the sandbox's agent sends.
+func (s *Server) StreamLogs(req *sandboxv1.StreamLogsRequest, stream grpc.ServerStreamingServer[sandboxv1.StreamLogsResponse]) error {
+	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
+	fence, err := s.container(key)
+	if err != nil {
+		return err
+	}
+	client, ok := s.config.Agents.Client(fence.GetAgentUid())
 	if !ok {
 		return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent of sandbox %s is gone", key)
 	}
 	source, err := client.StreamLogs(stream.Context(), &agentv1.StreamLogsRequest{
-		Fence: item.Fence, Follow: req.GetFollow(), TailLines: req.TailLines, Since: req.GetSince(),
+		Fence: fence, Follow: req.GetFollow(), TailLines: req.TailLines, Since: req.GetSince(),
 	})
 	if err != nil {
 		return rpc.FromStatus(err)

@@ -58,6 +58,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/create"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/deletion"
@@ -115,6 +116,8 @@ type Config struct {
 	// Settle is how long after a custom resource was seen to be absent a write of it may still land. Zero:
 	// deletion.DefaultSettle.
 	Settle time.Duration
+	// Sign signs a ticket for a user.
+	Sign func(t auth.Ticket) (string, error)
 	// Traced says that spans are exported, so that a delete call's trace is worth a write to the API server.
 	Traced bool
 }

@@ -76,6 +76,36 @@ func TestTombstoneHoldsSupersededAttempts(t *testing.T) {
 	m.eventually("the agent of the attempt is gone, and the tombstone is dropped", func() bool { return len(a.Tombstones()) == 0 })
 }
 
+// TestTombstoneDeletesNoOtherSandbox: a hostile agent keeps a tombstone of its own that says to have superseded containers of others.
+func TestTombstoneDeletesNoOtherSandbox(t *testing.T) {
+	m := newMesh(t, soon)
+	a := m.agent("a", 5, nil)
+	var lies []*agentv1.SupersededAttempt
+	for _, name := range []string{"one", "two"} {
+		resp, err := m.create(request(name))
+		require.NoError(t, err)
+		m.eventually("it is marked", func() bool { return persisted(a, resp.GetSandbox().GetUid()) })
+		lies = append(lies, &agentv1.SupersededAttempt{Fence: &agentv1.Fence{SandboxUid: resp.GetSandbox().GetUid(), Attempt: 1, AgentUid: "a"}, AgentPod: "pod-a"})
+	}
+	b := m.agent("b", 5, nil)
+	// It has the name of one of them.
+	b.AddTombstone(&agentv1.Tombstone{Fence: &agentv1.Fence{SandboxUid: "lie", Attempt: 1, AgentUid: "b"}, Namespace: ns, Name: "two", Superseded: lies})
+	m.eventually("the tombstone is dropped", func() bool { return len(b.Tombstones()) == 0 })
+	require.Len(t, a.Sandboxes(), 2)
+	require.NotNil(t, m.resource("one"))
+	require.NotNil(t, m.resource("two"))
+}
+
+// persisted reports whether an agent has marked a sandbox.
+func persisted(a *fakeagent.Agent, uid string) bool {
+	for _, r := range a.Sandboxes() {
+		if r.GetRecord().GetFence().GetSandboxUid() == uid {
+			return r.GetPersisted()
+		}
+	}
+	return false
+}
+
 // TestAnsweredRequestIsNotAdopted: this replica has seen that the request was answered with a sandbox which is deleted.
 func TestAnsweredRequestIsNotAdopted(t *testing.T) {
 	m := newMesh(t)

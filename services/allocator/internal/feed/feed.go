@@ -38,8 +38,8 @@ type Sink interface {
 // Config is what a feed needs.
 type Config struct {
 	Sink Sink
-	// Dial returns a connection to an address (host:port) that connects on first use.
-	Dial  func(address string) (*grpc.ClientConn, error)
+	// Dial returns a connection to an agent at an address (host:port) that connects on first use.
+	Dial  func(agent *agentv1.AgentInfo, address string) (*grpc.ClientConn, error)
 	Clock clock.WithDelayedExecution
 	// Silence after which a stream is opened again. Zero: DefaultSilence.
 	Silence time.Duration
@@ -51,15 +51,17 @@ type Feed struct {
 	tasks  *tasks.Set
 
 	mu     sync.Mutex
-	links  map[string]*link // by agent uid
+	links  map[string]*link    // by agent uid
+	held   map[string]struct{} // Pods that are not known to be agents, by uid
 	synced bool
 }
 
 // link is one connection to one agent, with the goroutine that watches it.
 type link struct {
 	uid, name, address string
-	stop               chan struct{} // closed to end the goroutine
-	done               chan struct{} // closed when it has ended
+	info               *agentv1.AgentInfo // what the Pod says
+	stop               chan struct{}      // closed to end the goroutine
+	done               chan struct{}      // closed when it has ended
 
 	client agentv1.AgentServiceClient // nil until dialed; guarded by Feed.mu
 }
@@ -69,7 +71,7 @@ func New(cfg Config) *Feed {
 	if cfg.Silence == 0 {
 		cfg.Silence = DefaultSilence
 	}
-	return &Feed{config: cfg, tasks: tasks.New(), links: map[string]*link{}}
+	return &Feed{config: cfg, tasks: tasks.New(), links: map[string]*link{}, held: map[string]struct{}{}}
 }
 
 // Run watches the agents until ctx ends.
@@ -85,9 +87,10 @@ func (f *Feed) SetPod(info *agentv1.AgentInfo, address string) {
 		return
 	}
 	l := &link{
-		uid: info.GetPodUid(), name: info.GetPodName(), address: address, stop: make(chan struct{}), done: make(chan struct{}),
+		uid: info.GetPodUid(), name: info.GetPodName(), address: address, info: info, stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	f.links[l.uid] = l
+	delete(f.held, l.uid)
 	if old != nil {
 		close(old.stop)
 	}
@@ -96,10 +99,20 @@ func (f *Feed) SetPod(info *agentv1.AgentInfo, address string) {
 	f.tasks.Go(func(ctx context.Context) { f.run(ctx, l, old) })
 }
 
+// HoldPod notes that a Pod exists, so that it is not gone, although it is not known to be an agent. It changes nothing for an agent.
+func (f *Feed) HoldPod(uid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.links[uid] == nil {
+		f.held[uid] = struct{}{}
+	}
+}
+
 // RemovePod removes the agent of a Pod. It is idempotent.
 func (f *Feed) RemovePod(uid string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	delete(f.held, uid)
 	l := f.links[uid]
 	if l == nil {
 		return
@@ -134,8 +147,9 @@ func (f *Feed) Client(uid string) (agentv1.AgentServiceClient, bool) {
 func (f *Feed) Gone(uid string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_, ok := f.links[uid]
-	return f.synced && !ok
+	_, linked := f.links[uid]
+	_, held := f.held[uid]
+	return f.synced && !linked && !held
 }
 
 // run watches one agent until it is stopped. It first waits for the end of prev, the link that it replaces, if any: the calls
@@ -183,7 +197,7 @@ func (f *Feed) run(ctx context.Context, l, prev *link) {
 }
 
 func (f *Feed) dial(l *link) (*grpc.ClientConn, error) {
-	conn, err := f.config.Dial(l.address)
+	conn, err := f.config.Dial(l.info, l.address)
 	if err != nil {
 		return nil, err
 	}

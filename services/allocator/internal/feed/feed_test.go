@@ -69,7 +69,7 @@ func start(t *testing.T, silence time.Duration, script func(*fakeagent.Agent)) *
 		script(f.agent)
 	}
 	pipe := bufconn.Listen(1 << 16)
-	f.feed = feed.New(feed.Config{Sink: f.sink, Clock: clock.RealClock{}, Silence: silence, Dial: func(string) (*grpc.ClientConn, error) {
+	f.feed = feed.New(feed.Config{Sink: f.sink, Clock: clock.RealClock{}, Silence: silence, Dial: func(*agentv1.AgentInfo, string) (*grpc.ClientConn, error) {
 		return grpc.NewClient("passthrough:///a", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
 	}})
@@ -130,4 +130,23 @@ func TestAnotherAgentAtTheAddressIsIgnored(t *testing.T) {
 	f.feed.SetPod(&agentv1.AgentInfo{PodUid: "other"}, "one")
 	require.Eventually(t, func() bool { return f.agent.Watches() >= 2 }, 5*time.Second, 2*time.Millisecond)
 	f.eventually(t, func() bool { return len(f.sink.snapshots) == 0 })
+}
+
+// TestHeldPodIsNotGone: a Pod that is not known to be an agent gets no connection, and its end is not taken for granted.
+func TestHeldPodIsNotGone(t *testing.T) {
+	f := start(t, 0, nil)
+	f.feed.SetSynced()
+	f.feed.HoldPod("a")
+	require.False(t, f.feed.Gone("a"))
+	_, ok := f.feed.Client("a")
+	require.False(t, ok)
+	f.feed.RemovePod("a")
+	require.True(t, f.feed.Gone("a"))
+	f.feed.HoldPod("a")
+	f.feed.SetPod(&agentv1.AgentInfo{PodUid: "a"}, "one")
+	f.feed.HoldPod("a")
+	f.eventually(t, func() bool { return len(f.sink.snapshots) == 1 })
+	f.feed.RemovePod("a")
+	f.eventually(t, func() bool { return f.sink.left == 1 })
+	require.True(t, f.feed.Gone("a"))
 }

@@ -72,7 +72,7 @@ func serve(t *testing.T, agent *scripted, failures int) (*feed.Feed, *sink) {
 	agentv1.RegisterAgentServiceServer(server, agent)
 	s := &sink{}
 	var mu sync.Mutex
-	f := feed.New(feed.Config{Sink: s, Clock: clock.RealClock{}, Dial: func(string) (*grpc.ClientConn, error) {
+	f := feed.New(feed.Config{Sink: s, Clock: clock.RealClock{}, Dial: func(*agentv1.AgentInfo, string) (*grpc.ClientConn, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if failures--; failures >= 0 {

@@ -99,3 +99,16 @@ func (f *Fleet) Reported(fence identity.Fence) bool {
 	m := f.agents[fence.AgentUID]
 	return m != nil && m.reports[fence] != nil
 }
+
+// Superseded reports whether a container can be what an attempt under a name has left: its agent has it under that name, and no
+// custom resource was written for it. Who names the attempt may lie.
+func (f *Fleet) Superseded(fence identity.Fence, namespace, name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := f.agents[fence.AgentUID]
+	if m == nil {
+		return false
+	}
+	r := m.unpersisted[fence]
+	return r != nil && r.GetRecord().GetNamespace() == namespace && r.GetRecord().GetName() == name
+}

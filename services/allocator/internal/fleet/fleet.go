@@ -3,6 +3,9 @@
 // capacity, and a Listener, which follows the states of sandboxes. All methods may be called concurrently, but the methods
 // that update one agent must be called in the order of that agent's messages.
 //
+// The name, uid, namespace, pool and node of an agent are those of its Pod, whatever the agent says. Its word counts only for its
+// own containers: reports and tombstones that name another agent, namespace or pool are refused.
+//
 // Lock order: Fleet.mu, then the registry's lock. The listener is called without a lock.
 package fleet
 
@@ -26,6 +29,8 @@ import (
 
 // Listener receives the reports of agents: those of one agent in order, and without any lock held. It must not block.
 type Listener interface {
+	// AgentJoined is called before anything else of an agent, with the namespace of its Pod.
+	AgentJoined(agentUID, namespace string)
 	// AgentSandboxes replaces all reports of an agent.
 	AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport)
 	// AgentChanges carries new and changed reports. A TERMINATED one is the last of its container.
@@ -38,7 +43,8 @@ type Listener interface {
 
 // member is one agent.
 type member struct {
-	info        *agentv1.AgentInfo // immutable
+	pod         *agentv1.AgentInfo // immutable; what the Pod says
+	info        *agentv1.AgentInfo // immutable; pod, with what the agent says of itself
 	address     string
 	seen        bool  // a snapshot was received
 	messages    int64 // number of messages received
@@ -75,29 +81,30 @@ type Fleet struct {
 	registry *registry.Registry
 	clock    clock.PassiveClock
 	listener Listener
+	refusals Refusals
 
 	mu       sync.Mutex
 	agents   map[string]*member
 	watchers map[*Watch]struct{}
 }
 
-// New returns an empty fleet that updates reg and listener.
-func New(reg *registry.Registry, c clock.PassiveClock, listener Listener) *Fleet {
-	return &Fleet{registry: reg, clock: c, listener: listener, agents: map[string]*member{}, watchers: map[*Watch]struct{}{}}
+// New returns an empty fleet that updates reg and listener. refusals may be nil.
+func New(reg *registry.Registry, c clock.PassiveClock, listener Listener, refusals Refusals) *Fleet {
+	return &Fleet{registry: reg, clock: c, listener: listener, refusals: refusals, agents: map[string]*member{}, watchers: map[*Watch]struct{}{}}
 }
 
-// Joined adds the agent of a running Pod, or updates its address. info holds what the Pod says; the agent's snapshot
-// replaces it.
+// Joined adds the agent of a running Pod, or updates its address. info holds what the Pod says; the agent's snapshot adds to it.
 func (f *Fleet) Joined(info *agentv1.AgentInfo, address string) {
+	f.listener.AgentJoined(info.GetPodUid(), info.GetNamespace())
 	f.registry.Join(info.GetPodUid(), registry.Pool{Namespace: info.GetNamespace(), Name: info.GetPool()})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m, ok := f.agents[info.GetPodUid()]; ok {
-		m.address = address
+		m.address, m.pod = address, info
 		return
 	}
 	f.agents[info.GetPodUid()] = &member{
-		info: info, address: address, joined: f.clock.Now(),
+		pod: info, info: info, address: address, joined: f.clock.Now(),
 		reports: map[identity.Fence]*agentv1.SandboxReport{}, unpersisted: map[identity.Fence]*agentv1.SandboxReport{},
 	}
 }
@@ -128,22 +135,26 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 		f.mu.Unlock()
 		return
 	}
-	m.info = s.GetInfo()
+	m.info = m.described(s.GetInfo())
 	m.slots = slotsOf(s.GetSlots())
 	m.pinned = s.GetPinnedImages()
 	m.seen = true
 	m.messages++
-	added, removed := m.updateTombstones(s.GetTombstones(), nil, true)
-	m.reports = make(map[identity.Fence]*agentv1.SandboxReport, len(s.GetSandboxes()))
+	tombstones, foreignTombstones := m.ownTombstones(s.GetTombstones())
+	reported, foreignReports := m.ownReports(s.GetSandboxes())
+	added, removed := m.updateTombstones(tombstones, nil, true)
+	m.reports = make(map[identity.Fence]*agentv1.SandboxReport, len(reported))
 	m.unpersisted = map[identity.Fence]*agentv1.SandboxReport{}
-	reports, sandboxes := m.updateReports(s.GetSandboxes())
+	reports, sandboxes := m.updateReports(reported)
 	f.registry.ApplySnapshot(f.clock.Now(), registry.Snapshot{
 		UID: uid, Pool: registry.Pool{Namespace: m.info.GetNamespace(), Name: m.info.GetPool()},
 		Capacity: int(m.info.GetCapacity()), ReservedPorts: m.info.GetReservedPorts(), Sandboxes: sandboxes,
 		Images: s.GetImages(), Accepting: s.GetAccepting(), Reason: s.GetNotAcceptingReason(), FreeSlots: int(m.slots.free),
 	})
 	f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, f.agentLocked(uid), slices.Collect(maps.Values(m.reports)))
+	pod := m.pod
 	f.mu.Unlock()
+	f.refuse(pod, foreignReports, foreignTombstones)
 	f.listener.AgentTombstones(added, removed) // before the reports, so that a deleted sandbox is never shown as running
 	f.listener.AgentSandboxes(uid, reports)
 }
@@ -165,14 +176,18 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	if d.GetPinnedImages() != nil {
 		m.pinned = d.GetPinnedImages().GetImages()
 	}
-	added, removed := m.updateTombstones(d.GetTombstonesAdded(), d.GetTombstonesRemoved(), false)
-	reports, sandboxes := m.updateReports(d.GetSandboxes())
+	tombstones, foreignTombstones := m.ownTombstones(d.GetTombstonesAdded())
+	reported, foreignReports := m.ownReports(d.GetSandboxes())
+	added, removed := m.updateTombstones(tombstones, d.GetTombstonesRemoved(), false)
+	reports, sandboxes := m.updateReports(reported)
 	f.registry.ApplyDelta(f.clock.Now(), registry.Delta{
 		UID: uid, Sandboxes: sandboxes, ImagesAdded: d.GetImagesAdded(), ImagesRemoved: d.GetImagesRemoved(),
 		Accepting: d.Accepting, Reason: d.GetNotAcceptingReason(), FreeSlots: freeSlots,
 	})
 	f.publishDelta(m, d, reports)
+	pod := m.pod
 	f.mu.Unlock()
+	f.refuse(pod, foreignReports, foreignTombstones)
 	if len(added)+len(removed) > 0 {
 		f.listener.AgentTombstones(added, removed)
 	}

@@ -19,13 +19,19 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
 )
 
-// log is a listener that records its calls.
+// log is a listener, and receives refusals, and records its calls.
 type log struct{ lines []string }
 
 func (l *log) take() []string {
 	out := l.lines
 	l.lines = nil
 	return out
+}
+
+func (l *log) AgentJoined(string, string) {}
+
+func (l *log) Refused(agent *agentv1.AgentInfo, kind string, n int) {
+	l.lines = append(l.lines, fmt.Sprint("refused ", agent.GetNamespace(), "/", agent.GetPodName(), " ", kind, " ", n))
 }
 
 func (l *log) AgentSandboxes(uid string, r []*agentv1.SandboxReport) {
@@ -52,13 +58,17 @@ func report(uid string, state agentv1.SandboxState, persisted bool) *agentv1.San
 	}}
 }
 
+func tombstone(uid string) *agentv1.Tombstone {
+	return &agentv1.Tombstone{Fence: fence(uid, 1), Namespace: "ns", Name: uid}
+}
+
 func info(capacity int32) *agentv1.AgentInfo {
 	return &agentv1.AgentInfo{PodUid: "a", PodName: "pod-a", Namespace: "ns", Pool: "p", NodeName: "n", Capacity: capacity}
 }
 
 func newFleet() (*fleet.Fleet, *log, *clocktesting.FakePassiveClock) {
 	l, c := &log{}, clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-	return fleet.New(registry.New(0, 0), c, l), l, c
+	return fleet.New(registry.New(0, 0), c, l, l), l, c
 }
 
 const (
@@ -78,7 +88,7 @@ func TestReports(t *testing.T) {
 	require.Empty(t, l.take(), "a delta without a snapshot")
 	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{
 		report("u1", running, true), report("u2", stopped, false), report("u3", failed, false),
-	}, Tombstones: []*agentv1.Tombstone{{Fence: fence("t1", 1)}}})
+	}, Tombstones: []*agentv1.Tombstone{tombstone("t1")}})
 	require.Equal(t, []string{"tombstones +1 -0", "all a 3"}, l.take(), "tombstones come before reports")
 	agent, ok := f.Agent("a")
 	require.True(t, ok)
@@ -128,17 +138,34 @@ func TestReportsOfPersistedSandboxesAreCompact(t *testing.T) {
 	f.Left("a")
 }
 
+// TestReportedLimitsCount against the quotas of the namespace: after a restart of the allocator, agents' reports are all it knows.
+func TestReportedLimitsCount(t *testing.T) {
+	reg := registry.New(0, 0)
+	l := &log{}
+	f := fleet.New(reg, clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), l, l)
+	f.Joined(info(5), "10.0.0.1:1")
+	limited := report("u1", running, true)
+	limited.Record.Limits = &sandboxv1.ResourceLimits{CpuMillis: 700, MemoryBytes: 1 << 20}
+	ended := report("u2", stopped, true)
+	ended.Record.Limits = limited.Record.Limits
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Accepting: true, Sandboxes: []*agentv1.SandboxReport{limited, ended}})
+	require.Equal(t, registry.Amounts{0, 700, 1 << 20}, reg.Used(time.Unix(1000, 0), "ns"))
+	reg.SetLimits("ns", registry.Limits{registry.CPU: {Quota: "q", Hard: 1000}})
+	require.NoError(t, f.Admit("ns", &sandboxv1.ResourceLimits{CpuMillis: 300}))
+	require.Equal(t, fault.QuotaExceeded, fault.ReasonOf(f.Admit("ns", &sandboxv1.ResourceLimits{CpuMillis: 301})))
+}
+
 func TestTombstones(t *testing.T) {
 	f, l, _ := newFleet()
 	f.Joined(info(0), "10.0.0.1:1")
-	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t1", 1)}}})
-	f.Delta("a", &agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{{Fence: fence("t1", 1)}, {Fence: fence("t2", 1)}}})
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{tombstone("t1")}})
+	f.Delta("a", &agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{tombstone("t1"), tombstone("t2")}})
 	require.Len(t, f.Tombstones(), 2)
 	require.True(t, f.HasTombstone(identity.FenceOf(fence("t2", 1))))
 	l.take()
 	f.Delta("a", &agentv1.AgentDelta{TombstonesRemoved: []*agentv1.Fence{fence("t1", 1), fence("t3", 1)}})
 	require.Equal(t, []string{"tombstones +0 -1"}, l.take())
-	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{{Fence: fence("t4", 1)}}})
+	f.Snapshot("a", &agentv1.AgentSnapshot{Info: info(5), Tombstones: []*agentv1.Tombstone{tombstone("t4")}})
 	require.Equal(t, []string{"tombstones +1 -1", "all a 0"}, l.take(), "a snapshot replaces all tombstones")
 	require.False(t, f.HasTombstone(identity.FenceOf(fence("t2", 1))))
 }

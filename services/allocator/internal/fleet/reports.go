@@ -61,7 +61,7 @@ func (m *member) setReport(r *agentv1.SandboxReport) {
 	}
 }
 
-// usage returns the capacity and ports that a reported sandbox holds. A sandbox whose process has ended, or never started,
+// usage returns the capacity, ports and resources that a reported sandbox holds. A sandbox whose process has ended, or never started,
 // holds none; its record and logs stay until it is deleted.
 func usage(r *agentv1.SandboxReport) registry.Sandbox {
 	s := registry.Sandbox{Fence: identity.FenceOf(r.GetRecord().GetFence())}
@@ -72,7 +72,7 @@ func usage(r *agentv1.SandboxReport) registry.Sandbox {
 		s.Ended = r.GetFinishTime() != nil
 	}
 	if !s.Ended {
-		s.Ports = SharedPorts(r.GetRecord().GetSpec())
+		s.Ports, s.Demand = SharedPorts(r.GetRecord().GetSpec()), Demand(r.GetRecord().GetLimits())
 	}
 	return s
 }

@@ -38,6 +38,19 @@ func (f *Fleet) Reserve(req registry.Request) (*allocatorv1.Assignment, error) {
 	}, nil
 }
 
+// Admit returns the error that Reserve would return now for a new sandbox that exceeds a quota of its namespace.
+func (f *Fleet) Admit(namespace string, limits *sandboxv1.ResourceLimits) error {
+	return f.registry.Admit(f.clock.Now(), namespace, Demand(limits))
+}
+
+// EndCreate ends that a sandbox counts against quotas because it is being created.
+func (f *Fleet) EndCreate(sandboxUID string) { f.registry.EndCreate(sandboxUID) }
+
+// Demand returns what quotas count of a sandbox's limits.
+func Demand(limits *sandboxv1.ResourceLimits) registry.Demand {
+	return registry.Demand{CPU: limits.GetCpuMillis(), Memory: limits.GetMemoryBytes()}
+}
+
 // Release cancels a reservation. It succeeds if there is none.
 func (f *Fleet) Release(fence *agentv1.Fence) {
 	f.registry.Release(f.clock.Now(), identity.FenceOf(fence))

@@ -30,6 +30,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
 )
 
@@ -182,7 +183,8 @@ func forwarded(ctx context.Context) bool {
 	return len(metadata.ValueFromIncomingContext(ctx, marker)) > 0
 }
 
-// outgoing returns the context of a forwarded call with the incoming metadata. gRPC passes on deadline and trace itself.
+// outgoing returns the context of a forwarded call with the incoming metadata and the user who was authenticated here. What the
+// caller itself sent as credentials stays here. gRPC passes on deadline and trace itself.
 func outgoing(ctx context.Context) context.Context {
 	out := metadata.MD{marker: {"1"}}
 	in, _ := metadata.FromIncomingContext(ctx)
@@ -191,7 +193,7 @@ func outgoing(ctx context.Context) context.Context {
 			out[key] = values
 		}
 	}
-	return metadata.NewOutgoingContext(ctx, out)
+	return rpc.ForCaller(metadata.NewOutgoingContext(ctx, out))
 }
 
 // passed returns the metadata of an answer without the keys of the transport.
@@ -211,7 +213,7 @@ func reserved(key string) bool {
 	case "content-type", "user-agent", "te", "traceparent", "tracestate", "baggage", marker:
 		return true
 	}
-	return strings.HasPrefix(key, ":") || strings.HasPrefix(key, "grpc-")
+	return rpc.IsCredential(key) || strings.HasPrefix(key, ":") || strings.HasPrefix(key, "grpc-")
 }
 
 // messages returns a new request and a new reply of a method.

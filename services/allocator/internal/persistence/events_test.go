@@ -2,6 +2,7 @@ package persistence_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -13,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/persistence"
@@ -47,6 +50,8 @@ func TestEvents(t *testing.T) {
 		"an adoption":             {adopted: true, want: "Normal Adopted of *v1alpha1.Sandbox one"},
 		"the name is another's":   {arrange: func(f *fixture) { f.createTheirs(t) }, want: "Warning NameConflict of *v1alpha1.Sandbox one", rejected: true},
 		"the namespace goes away": {arrange: func(f *fixture) { f.fail(namespaceTerminating()) }, want: "Warning NamespaceGone of *v1.Namespace ns", rejected: true},
+		"admission refuses it":    {arrange: func(f *fixture) { f.fail(quotaExceeded()) }, want: "Warning Rejected of *v1alpha1.Sandbox one", rejected: true},
+		"an adoption is refused":  {adopted: true, arrange: func(f *fixture) { f.fail(quotaExceeded()) }, want: "Warning Rejected of *v1alpha1.Sandbox one", rejected: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -64,9 +69,36 @@ func TestEvents(t *testing.T) {
 				require.Equal(t, test.want, <-events.seen)
 			}
 			require.Equal(t, test.rejected, len(f.rejected) == 1)
-			require.Equal(t, test.rejected, f.store.Gone("u"))
+			require.Equal(t, test.rejected, f.store.Gone(store.Key{Namespace: "ns", Name: "one"}, "u"))
 		})
 	}
+}
+
+// quotaExceeded is the answer to a write that admission refuses.
+func quotaExceeded() error {
+	return apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("sandboxes").GroupResource(), "one", errors.New("exceeded quota: small"))
+}
+
+// TestRejectionIsShownToWatches: a caller that was answered learns why its sandbox ends.
+func TestRejectionIsShownToWatches(t *testing.T) {
+	f := start(t, nil)
+	f.fail(quotaExceeded())
+	_, watch := f.store.Watch(store.Filter{Namespace: "ns", Name: "one"})
+	defer watch.Close()
+	f.persist(t)
+	<-f.rejected
+	var last *sandboxv1.WatchSandboxesResponse
+	for last.GetType() != sandboxv1.WatchSandboxesResponse_TYPE_DELETED {
+		last = <-watch.Events()
+	}
+	status := last.GetSandbox().GetStatus()
+	require.Equal(t, sandboxv1.Phase_PHASE_FAILED, status.GetPhase())
+	require.Equal(t, "Rejected", status.GetReason())
+	require.Contains(t, status.GetMessage(), "exceeded quota: small")
+	_, ok := f.store.Get(store.Key{Namespace: "ns", Name: "one"})
+	require.False(t, ok)
+	require.Zero(t, f.tracker.Pending())
+	require.Zero(t, f.agents.marked())
 }
 
 // TestMarkEnds: an agent is asked to mark a sandbox again and again, until there is no point in it.
@@ -84,7 +116,7 @@ func TestMarkEnds(t *testing.T) {
 				script[i] = never
 			}
 			f := start(t, nil, script...)
-			f.tracker.Mark(&agentv1.Fence{SandboxUid: "u", Attempt: 2, AgentUid: "a"})
+			f.tracker.Mark(store.Key{Namespace: "ns", Name: "one"}, &agentv1.Fence{SandboxUid: "u", Attempt: 2, AgentUid: "a"})
 			require.Eventually(t, func() bool { return f.agents.marked() >= 2 }, testkit.Timeout, testkit.Tick)
 			require.True(t, f.tracker.Owns("u"))
 			end(f)

@@ -4,7 +4,8 @@
 // called concurrently.
 //
 //	acknowledged --Persist--> writing --Landed----> marking --> persisted
-//	                             |  \---Conflict--> the container is deleted: the name is another sandbox's
+//	                             |  |---Conflict--> the container is deleted: the name is another sandbox's
+//	                             |  \---Rejected--> the sandbox fails and is deleted: admission refuses the custom resource
 //	                             \--Stop----------> the caller's, with the outcome so far
 package persistence
 
@@ -81,7 +82,8 @@ type Job struct {
 func New(cfg Config) *Tracker {
 	t := &Tracker{config: cfg, writes: map[string]Job{}, marking: map[string]struct{}{}}
 	t.Writer = writer.New(writer.Config{
-		Resources: cfg.API, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.Limit, Confirm: cfg.Confirm, Dead: cfg.Store.Deleting, Busy: cfg.Creating,
+		Resources: cfg.API, Tasks: cfg.Tasks, Clock: cfg.Clock, Limit: cfg.Limit, Confirm: cfg.Confirm, Busy: cfg.Creating,
+		Dead: func(sb *v1alpha1.Sandbox) bool { return cfg.Store.Deleting(store.KeyOf(sb), sb.EffectiveUID()) },
 	})
 	return t
 }
@@ -126,6 +128,13 @@ func (t *Tracker) written(ctx context.Context, r *store.Record, o writer.Outcome
 		if !w.Ours {
 			t.recordAdoption(there, r)
 		}
+	case writer.Rejected:
+		cause := w.Cause().Error()
+		t.recordRejection(r, cause)
+		log.Info("deleting container of a fast create: admission refuses its custom resource", obs.KeyAgent, r.AgentPod, obs.KeyCause, cause)
+		t.config.Store.MarkFailed(key, fence.GetSandboxUid(), reasonRejected, cause) // watches show why it ends
+		t.config.Store.MarkGone(key, fence.GetSandboxUid())
+		t.config.Rejected(fence)
 	case writer.Conflict:
 		t.recordConflict(r, there)
 		log.Error(nil, "deleting container of a fast create: its name is taken in the API server, or its namespace is gone", obs.KeyAgent, r.AgentPod)
@@ -137,19 +146,19 @@ func (t *Tracker) written(ctx context.Context, r *store.Record, o writer.Outcome
 	t.mu.Unlock()
 	if o == writer.Landed {
 		log.V(2).Info("custom resource written")
-		t.mark(ctx, fence)
+		t.mark(ctx, key, fence)
 	}
 }
 
 // Mark has the agent mark a sandbox as persisted, in the background, until it has or the sandbox is gone.
-func (t *Tracker) Mark(fence *agentv1.Fence) {
-	t.config.Tasks.Go(func(ctx context.Context) { t.mark(ctx, fence) })
+func (t *Tracker) Mark(key store.Key, fence *agentv1.Fence) {
+	t.config.Tasks.Go(func(ctx context.Context) { t.mark(ctx, key, fence) })
 }
 
 // markTimeout bounds one call to an agent.
 const markTimeout = 5 * time.Second
 
-func (t *Tracker) mark(ctx context.Context, fence *agentv1.Fence) {
+func (t *Tracker) mark(ctx context.Context, key store.Key, fence *agentv1.Fence) {
 	uid := fence.GetSandboxUid()
 	t.mu.Lock()
 	_, already := t.marking[uid]
@@ -164,7 +173,7 @@ func (t *Tracker) mark(ctx context.Context, fence *agentv1.Fence) {
 		t.mu.Unlock()
 	}()
 	delays := backoff.New(t.config.Clock, backoff.Policy{Initial: 50 * time.Millisecond, Max: 5 * time.Second})
-	for t.config.Leads() && !t.config.Store.Deleting(uid) && !t.config.Agents.Gone(fence.GetAgentUid()) {
+	for t.config.Leads() && !t.config.Store.Deleting(key, uid) && !t.config.Agents.Gone(fence.GetAgentUid()) {
 		err := t.markOnce(ctx, fence)
 		if err == nil || errdefs.IsNotFound(err) || fault.ReasonOf(err) == fault.FenceMismatch {
 			return

@@ -181,7 +181,7 @@ func TestConflictingNameRejectsTheSandbox(t *testing.T) {
 	f.persist(t)
 	fence := <-f.rejected
 	require.Equal(t, "u", fence.GetSandboxUid())
-	require.True(t, f.store.Gone("u"))
+	require.True(t, f.store.Gone(store.Key{Namespace: "ns", Name: "one"}, "u"))
 	require.Zero(t, f.agents.marked())
 	require.NotEqual(t, "u", f.resource().EffectiveUID())
 }

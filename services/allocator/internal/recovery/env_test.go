@@ -37,10 +37,10 @@ const (
 )
 
 var (
-	one       = store.Key{Namespace: ns, Name: "one"}                            //nolint:gochecknoglobals // a constant
-	fence     = identity.Fence{SandboxUID: "u", Attempt: 2, AgentUID: "a"}       //nolint:gochecknoglobals // a constant
-	wireFence = &agentv1.Fence{SandboxUid: "u", Attempt: 2, AgentUid: "a"}       //nolint:gochecknoglobals // a constant
-	info      = &agentv1.AgentInfo{PodUid: "a", PodName: "pod-a", Namespace: ns} //nolint:gochecknoglobals // a constant
+	one       = store.Key{Namespace: ns, Name: "one"}                                       //nolint:gochecknoglobals // a constant
+	fence     = identity.Fence{SandboxUID: "u", Attempt: 2, AgentUID: "a"}                  //nolint:gochecknoglobals // a constant
+	wireFence = &agentv1.Fence{SandboxUid: "u", Attempt: 2, AgentUid: "a"}                  //nolint:gochecknoglobals // a constant
+	info      = &agentv1.AgentInfo{PodUid: "a", PodName: "pod-a", Namespace: ns, Pool: "p"} //nolint:gochecknoglobals // a constant
 )
 
 // connection is that to the one agent.
@@ -76,7 +76,7 @@ func newEnv(t *testing.T) *env {
 		creates: idempotency.New[*sandboxv1.CreateSandboxResponse](c), agent: fakeagent.New(info),
 	}
 	e.agent.OnMark = func(context.Context, *agentv1.Fence) error { e.marks.Add(1); return nil }
-	e.fleet = fleet.New(registry.New(0, 0), c, e.store)
+	e.fleet = fleet.New(registry.New(0, 0), c, e.store, nil)
 	e.fleet.Joined(info, "a:5758")
 	agents := connection{fakeagent.Connect(t, e.agent)}
 	api, set := apiserver.New(e.api, c), tasks.New()

@@ -18,7 +18,7 @@ func (r *Recoverer) ResourceSeen(sb *v1alpha1.Sandbox) {
 	r.config.Store.SetResource(sb)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if sb.DeletionTimestamp != nil || !store.Abandoned(sb) && !r.config.Store.Gone(sb.EffectiveUID()) {
+	if sb.DeletionTimestamp != nil || !store.Abandoned(sb) && !r.config.Store.Gone(store.KeyOf(sb), sb.EffectiveUID()) {
 		delete(r.late, sb.UID)
 		return
 	}

@@ -137,7 +137,7 @@ func (r *Recoverer) sweep(ctx context.Context) {
 		if r.owned(fence) || !r.config.Announced(fence.AgentUID) {
 			continue
 		}
-		if superseded[fence] {
+		if superseded[attempt{fence, nameOf(u.Report.GetRecord())}] {
 			r.config.Deletions.Container(u.Report.GetRecord().GetFence())
 			continue
 		}
@@ -151,15 +151,26 @@ func (r *Recoverer) sweep(ctx context.Context) {
 	r.sightings = sightings
 }
 
-// superseded returns the attempts that deleted sandboxes superseded, as far as agents keep tombstones of these.
-func (r *Recoverer) superseded() map[identity.Fence]bool {
-	out := map[identity.Fence]bool{}
+// attempt is a container of a name.
+type attempt struct {
+	fence identity.Fence
+	name  store.Key
+}
+
+// superseded returns the attempts that deleted sandboxes superseded, with the names of these, as far as agents keep tombstones of
+// them. An agent can name any container in a tombstone: only one of the same name is a superseded attempt.
+func (r *Recoverer) superseded() map[attempt]bool {
+	out := map[attempt]bool{}
 	for _, t := range r.config.Fleet.Tombstones() {
 		for _, s := range t.GetSuperseded() {
-			out[identity.FenceOf(s.GetFence())] = true
+			out[attempt{identity.FenceOf(s.GetFence()), store.Key{Namespace: t.GetNamespace(), Name: t.GetName()}}] = true
 		}
 	}
 	return out
+}
+
+func nameOf(r *agentv1.SandboxRecord) store.Key {
+	return store.Key{Namespace: r.GetNamespace(), Name: r.GetName()}
 }
 
 // owned reports whether a create, write or deletion of this process owns a container.
@@ -170,16 +181,16 @@ func (r *Recoverer) owned(fence identity.Fence) bool {
 // judge decides about one container.
 func (r *Recoverer) judge(ctx context.Context, u fleet.Unpersisted, fence identity.Fence, seen *sighting, now time.Time) {
 	record := u.Report.GetRecord()
-	name := store.Key{Namespace: record.GetNamespace(), Name: record.GetName()}
+	name := nameOf(record)
 	item, known := r.config.Store.Get(name)
 	overdue := now.Sub(seen.since) >= r.config.OrphanTimeout
 	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandbox, name.String(), obs.KeySandboxUID, fence.SandboxUID, obs.KeyAgentUID, fence.AgentUID)
 	switch {
-	case r.config.Store.Deleting(fence.SandboxUID):
+	case r.config.Store.Deleting(name, fence.SandboxUID):
 		r.config.Deletions.Container(record.GetFence())
 	case known && item.Resource != nil && item.Sandbox.GetUid() == fence.SandboxUID:
 		if identity.FenceOf(item.Fence) == fence {
-			r.config.Persist.Mark(record.GetFence())
+			r.config.Persist.Mark(name, record.GetFence())
 		} else if overdue && r.unassigned(ctx, name, fence) {
 			log.Info("deleting leftover container of a sandbox that runs elsewhere")
 			r.config.Deletions.Container(record.GetFence())
@@ -262,7 +273,7 @@ func (r *Recoverer) adopt(ctx context.Context, u fleet.Unpersisted, name store.K
 	}
 	defer unlock()
 	item, known := r.config.Store.Get(name)
-	if r.owned(fence) || r.config.Store.ContainerRemoved(fence) || r.config.Store.Deleting(fence.SandboxUID) ||
+	if r.owned(fence) || r.config.Store.ContainerRemoved(fence) || r.config.Store.Deleting(name, fence.SandboxUID) ||
 		!known || item.Resource != nil || identity.FenceOf(item.Fence) != fence {
 		return
 	}

@@ -327,3 +327,28 @@ func TestTombstonesAreResumed(t *testing.T) {
 	require.True(t, e.deletions.Owns(fence))
 	e.until("the custom resource is deleted", func() bool { return e.there().DeletionTimestamp != nil })
 }
+
+// TestSupersededOfAnotherNameIsKept: an agent names the container of another sandbox in a tombstone, as one that its own superseded.
+func TestSupersededOfAnotherNameIsKept(t *testing.T) {
+	for name, tt := range map[string]struct {
+		of   string
+		want fate
+	}{
+		"of its own name":      {"one", deleted},
+		"of another sandbox's": {"another", adopted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			r := report(nil)
+			e.agent.Put(r)
+			e.fleet.Snapshot("a", &agentv1.AgentSnapshot{Info: info, Accepting: true, Sandboxes: e.agent.Sandboxes(), Tombstones: []*agentv1.Tombstone{{
+				Fence: &agentv1.Fence{SandboxUid: "later", Attempt: 1, AgentUid: "a"}, Namespace: ns, Name: tt.of,
+				Superseded: []*agentv1.SupersededAttempt{{Fence: wireFence}},
+			}}})
+			for range 4 {
+				e.sweep()
+			}
+			e.awaitFate(tt.want)
+		})
+	}
+}

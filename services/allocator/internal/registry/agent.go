@@ -27,6 +27,7 @@ type View struct {
 // pool is the agents of one pool.
 type pool struct {
 	name   Pool
+	space  *space
 	index  *index.Index
 	agents []*agent // by number in the index; nil for one that has left
 	full   int      // ready agents without free capacity

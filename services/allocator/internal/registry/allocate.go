@@ -23,6 +23,10 @@ type Request struct {
 	// Image is a normalized reference (docker.io/library/busybox:latest).
 	Image string
 	Ports []int32
+	// Demand counts against the quotas of the namespace. New says that the sandbox counts as one from now on, until EndCreate;
+	// otherwise Shown alone counts it.
+	Demand Demand
+	New    bool
 	// Exclude holds uids of agents that must not be chosen. An existing reservation on one of them is released.
 	Exclude []string
 }
@@ -30,8 +34,9 @@ type Request struct {
 // Allocate reserves capacity on the best agent and returns the agent's uid. It is atomic. A repeated call for one attempt
 // returns the same agent while the allocation exists, unless that agent is excluded. Among equally good agents the choice is
 // arbitrary, but the same after the same history. Errors are errdefs.ErrResourceExhausted: NoCapacity when no ready agent has
-// free capacity (retry later); PortConflict, with the metadata `port`, when those with free capacity have a port taken. A
-// successful call allocates no memory beyond the growth of tables.
+// free capacity (retry later); PortConflict, with the metadata `port`, when those with free capacity have a port taken;
+// QuotaExceeded, with the metadata `quota`, `resource`, `requested`, `used` and `allowed`, when the namespace has a quota that the
+// sandbox would exceed. A successful call allocates no memory beyond the growth of tables.
 func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,6 +57,11 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	if pool == nil {
 		return "", refusal(&req, 0, placement.Verdict{})
 	}
+	_, counted := r.creating[req.Fence.SandboxUID]
+	isNew := req.New && !counted
+	if err := pool.space.admit(req.Demand, isNew); err != nil {
+		return "", err
+	}
 	hidden := r.hide(pool, req.Exclude)
 	id, ok := pool.index.Find(req.Image, req.Ports)
 	var v placement.Verdict
@@ -68,10 +78,14 @@ func (r *Registry) Allocate(now time.Time, req Request) (string, error) {
 	l := first.on(a)
 	switch {
 	case l == nil:
-		l = r.take(a, key, req.Ports, first, true)
+		l = r.take(a, hold{key, req.Ports, req.Demand}, first, true)
 	case l != first: // the agent reports it already
 		r.unlink(l)
 		r.linkFirst(l, first)
+	}
+	if isNew {
+		r.creating[req.Fence.SandboxUID] = pool.space
+		pool.space.used[Sandboxes]++
 	}
 	r.reserve(now, l)
 	a.refresh()

@@ -8,6 +8,7 @@ type allocation struct {
 	key      attempt
 	agent    *agent
 	ports    []int32
+	demand   Demand
 	reported bool
 	reserved bool
 	until    time.Time // end of the reservation
@@ -28,9 +29,16 @@ func (l *allocation) on(a *agent) *allocation {
 	return l
 }
 
+// hold is what an attempt holds on an agent.
+type hold struct {
+	key    attempt
+	ports  []int32
+	demand Demand
+}
+
 // take adds an allocation for an attempt that has none on the agent. first answers for the attempt, nil if it has no
 // allocation; the new one answers instead if lead is set.
-func (r *Registry) take(a *agent, key attempt, ports []int32, first *allocation, lead bool) *allocation {
+func (r *Registry) take(a *agent, h hold, first *allocation, lead bool) *allocation {
 	var l *allocation
 	if n := len(r.spare); n > 0 {
 		l = r.spare[n-1]
@@ -39,8 +47,9 @@ func (r *Registry) take(a *agent, key attempt, ports []int32, first *allocation,
 		l = &allocation{}
 		l.expiring.init(l)
 	}
-	l.key, l.agent = key, a
-	l.ports = append(l.ports[:0], ports...)
+	l.key, l.agent = h.key, a
+	l.ports = append(l.ports[:0], h.ports...)
+	l.demand = h.demand.bounded()
 	if first == nil || lead {
 		r.linkFirst(l, first)
 	} else {
@@ -49,6 +58,7 @@ func (r *Registry) take(a *agent, key attempt, ports []int32, first *allocation,
 	a.allocations = append(a.allocations, l)
 	a.allocated++
 	a.takePorts(l.ports)
+	a.pool.space.charge(l.demand)
 	return l
 }
 
@@ -131,6 +141,7 @@ func (r *Registry) free(l *allocation) {
 	l.agent.drop(l)
 	l.agent.allocated--
 	l.agent.freePorts(l.ports)
+	l.agent.pool.space.discharge(l.demand)
 	l.key, l.agent = attempt{}, nil
 	if len(r.spare) < maxSpare {
 		r.spare = append(r.spare, l)

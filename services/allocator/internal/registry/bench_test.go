@@ -28,6 +28,7 @@ type bench struct {
 	requests []registry.Request // as many again as there are live ones
 	agents   []string           // where a request was placed
 	next     int
+	change   func(*registry.Request) // of each request; nil for none
 }
 
 func image(i int) string { return fmt.Sprintf("docker.io/library/image-%03d:latest", i) }
@@ -65,6 +66,9 @@ func (b *bench) fill(tb testing.TB, n int) *bench {
 		req := registry.Request{Fence: identity.Fence{SandboxUID: uid(i), Attempt: 1}, Pool: pool, Image: image(int(zipf.Uint64()))}
 		if i%2 == 0 {
 			req.Ports = []int32{int32(8000 + b.rnd.IntN(benchPorts))}
+		}
+		if b.change != nil {
+			b.change(&req)
 		}
 		b.requests = append(b.requests, req)
 	}
@@ -122,6 +126,26 @@ func BenchmarkAllocate(b *testing.B) {
 			room--
 		}
 	})
+}
+
+// BenchmarkQuota is BenchmarkTurnover at 1,000 agents with creates that count, and with a quota that they do not reach.
+func BenchmarkQuota(b *testing.B) {
+	for name, limits := range map[string]registry.Limits{"none": {}, "three limits": limits(1<<40, 1<<40, 1<<40)} {
+		b.Run(name, func(b *testing.B) {
+			w := newBench(1000, nil)
+			w.r.SetLimits(pool.Namespace, limits)
+			w.change = func(req *registry.Request) { req.New, req.Demand = true, registry.Demand{CPU: 100, Memory: 1 << 20} }
+			w.fill(b, 1000)
+			b.ReportAllocs()
+			for b.Loop() {
+				oldest := w.oldest()
+				w.release(oldest)
+				w.r.EndCreate(w.requests[oldest].Fence.SandboxUID)
+				w.allocate(b)
+				w.now = w.now.Add(time.Microsecond)
+			}
+		})
+	}
 }
 
 // BenchmarkTurnover is one reservation, and the release of the oldest one: of all memory, what

@@ -34,7 +34,7 @@ func newHistory(agents, sandboxes int) *history {
 		return identity.Fence{SandboxUID: fmt.Sprint(n / 2), Attempt: int64(1 + n%2)}
 	})
 	h.sandboxes = rapid.Custom(func(t *rapid.T) registry.Sandbox {
-		return registry.Sandbox{Fence: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Ended: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
+		return registry.Sandbox{Fence: h.keys.Draw(t, "key"), Ports: somePorts.Draw(t, "ports"), Demand: someDemand.Draw(t, "demand"), Ended: rapid.IntRange(0, 2).Draw(t, "gone") == 0}
 	})
 	return h
 }
@@ -42,7 +42,11 @@ func newHistory(agents, sandboxes int) *history {
 var (
 	somePools  = rapid.SampledFrom([]registry.Pool{pool, pool, pool, pool, {Namespace: "other", Name: "default"}})
 	someImages = rapid.SliceOfN(rapid.SampledFrom([]string{"i", "j", "k"}), 0, 3)
-	somePorts  = rapid.SliceOfNDistinct(rapid.Int32Range(80, 83), 0, 2, rapid.ID[int32])
+	someSpaces = rapid.SampledFrom([]string{pool.Namespace, "other"})
+	someDemand = rapid.Custom(func(t *rapid.T) registry.Demand {
+		return registry.Demand{CPU: rapid.Int64Range(0, 3).Draw(t, "cpu"), Memory: rapid.Int64Range(0, 3).Draw(t, "memory")}
+	})
+	somePorts = rapid.SliceOfNDistinct(rapid.Int32Range(80, 83), 0, 2, rapid.ID[int32])
 )
 
 func (h *history) both(f func(*registry.Registry)) {
@@ -111,12 +115,48 @@ func (h *history) allocate(t *rapid.T) {
 	req := registry.Request{
 		Fence: h.keys.Draw(t, "key"), Pool: somePools.Draw(t, "pool"), Image: rapid.SampledFrom([]string{"i", "j", "k", "none"}).Draw(t, "image"),
 		Ports: somePorts.Draw(t, "ports"), Exclude: rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "unknown"}), 0, 2).Draw(t, "exclude"),
+		Demand: someDemand.Draw(t, "demand"), New: rapid.Bool().Draw(t, "new"),
 	}
 	first, err := h.twins[0].Allocate(h.m.now, req)
 	second, err2 := h.twins[1].Allocate(h.m.now, req)
 	require.Equal(t, first, second, "the same history makes the same choice")
 	require.Equal(t, err == nil, err2 == nil)
 	h.m.allocate(t, req, first, err)
+}
+
+// quotas changes the limits of a namespace; most of the time there are none.
+func (h *history) quotas(t *rapid.T) {
+	var limits registry.Limits
+	for i := range limits {
+		if rapid.IntRange(0, 3).Draw(t, "limited") == 0 {
+			limits[i] = &registry.Limit{Quota: "q", Hard: rapid.Int64Range(0, 8).Draw(t, "hard")}
+		}
+	}
+	namespace := someSpaces.Draw(t, "namespace")
+	h.m.limits[namespace] = limits
+	h.both(func(r *registry.Registry) { r.SetLimits(namespace, limits) })
+}
+
+// show makes a sandbox visible; hide ends that.
+func (h *history) show(t *rapid.T) {
+	namespace, uid := someSpaces.Draw(t, "namespace"), h.keys.Draw(t, "key").SandboxUID
+	h.m.shown[namespace]++
+	delete(h.m.creating, uid)
+	h.both(func(r *registry.Registry) { r.Shown(namespace, uid) })
+}
+
+func (h *history) hide(t *rapid.T) {
+	namespace := someSpaces.Draw(t, "namespace")
+	if h.m.shown[namespace] > 0 {
+		h.m.shown[namespace]--
+		h.both(func(r *registry.Registry) { r.Hidden(namespace) })
+	}
+}
+
+func (h *history) endCreate(t *rapid.T) {
+	uid := h.keys.Draw(t, "key").SandboxUID
+	delete(h.m.creating, uid)
+	h.both(func(r *registry.Registry) { r.EndCreate(uid) })
 }
 
 func TestRegistryEqualsTheNaiveModel(t *testing.T) {
@@ -137,6 +177,7 @@ func equalsTheModel(t *testing.T, agents, sandboxes int) {
 			h.snapshot(t)
 		}
 		t.Repeat(map[string]func(*rapid.T){
+			"quotas": h.quotas, "show": h.show, "hide": h.hide, "end create": h.endCreate, "end creates": h.endCreate,
 			"snapshot": h.snapshot, "delta": h.delta, "confirm": h.confirm, "release": h.release,
 			"allocate": h.allocate, "allocate more": h.allocate, "allocate most": h.allocate,
 			"join": func(t *rapid.T) {
@@ -162,7 +203,12 @@ func equalsTheModel(t *testing.T, agents, sandboxes int) {
 				h.m.pass(time.Duration(rapid.SampledFrom([]int{0, 1, 2, 5, 10, 12}).Draw(t, "seconds")) * time.Second)
 			},
 			"": func(t *rapid.T) {
-				h.both(func(r *registry.Registry) { h.m.compare(t, r.Agents(h.m.now)) })
+				h.both(func(r *registry.Registry) {
+					h.m.compare(t, r.Agents(h.m.now))
+					for _, namespace := range []string{pool.Namespace, "other"} {
+						require.Equal(t, h.m.used(namespace), r.Used(h.m.now, namespace), namespace)
+					}
+				})
 			},
 		})
 	})

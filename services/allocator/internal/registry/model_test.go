@@ -19,6 +19,10 @@ import (
 type model struct {
 	now    time.Time
 	agents map[string]*modelAgent
+	// shown is how many sandboxes are visible in a namespace, creating the namespace of each that is being created.
+	shown    map[string]int64
+	creating map[string]string
+	limits   map[string]registry.Limits
 	// where has the agents with an allocation of a key, the one that answers for it first.
 	where map[identity.Fence][]string
 }
@@ -37,12 +41,16 @@ type modelAgent struct {
 
 type modelAllocation struct {
 	ports              []int32
+	demand             registry.Demand
 	reported, reserved bool
 	until              time.Time
 }
 
 func newModel() *model {
-	return &model{now: epoch, agents: map[string]*modelAgent{}, where: map[identity.Fence][]string{}}
+	return &model{
+		now: epoch, agents: map[string]*modelAgent{}, where: map[identity.Fence][]string{},
+		shown: map[string]int64{}, creating: map[string]string{}, limits: map[string]registry.Limits{},
+	}
 }
 
 func (m *model) join(uid string, pool registry.Pool) *modelAgent {
@@ -98,7 +106,7 @@ func (m *model) report(uid string, sb registry.Sandbox) {
 		return
 	}
 	if p == nil {
-		p = &modelAllocation{}
+		p = &modelAllocation{demand: sb.Demand}
 		a.allocations[sb.Fence] = p
 		m.where[sb.Fence] = slices.Insert(m.where[sb.Fence], min(1, len(m.where[sb.Fence])), uid)
 	}
@@ -170,6 +178,41 @@ func (m *model) release(k identity.Fence, uid string) {
 	}
 }
 
+// used is what the sandboxes of a namespace use.
+func (m *model) used(namespace string) registry.Amounts {
+	var used registry.Amounts
+	for _, a := range m.agents {
+		for _, p := range a.allocations {
+			if a.pool.Namespace == namespace {
+				used[registry.CPU] += p.demand.CPU
+				used[registry.Memory] += p.demand.Memory
+			}
+		}
+	}
+	used[registry.Sandboxes] = m.shown[namespace]
+	for _, in := range m.creating {
+		if in == namespace {
+			used[registry.Sandboxes]++
+		}
+	}
+	return used
+}
+
+// overQuota returns the reason for which quotas refuse a request; empty if they do not.
+func (m *model) overQuota(req registry.Request) fault.Reason {
+	asked := registry.Amounts{registry.CPU: req.Demand.CPU, registry.Memory: req.Demand.Memory}
+	if _, counted := m.creating[req.Fence.SandboxUID]; req.New && !counted {
+		asked[registry.Sandboxes] = 1
+	}
+	used := m.used(req.Pool.Namespace)
+	for i, limit := range m.limits[req.Pool.Namespace] {
+		if limit != nil && asked[i] > 0 && used[i]+asked[i] > limit.Hard {
+			return fault.QuotaExceeded
+		}
+	}
+	return ""
+}
+
 // seen is what placement gets to know of an agent.
 func (m *model) seen(uid string) *placement.Agent {
 	a := m.agents[uid]
@@ -198,10 +241,13 @@ func (m *model) record(uid string, req registry.Request) {
 	a := m.agents[uid]
 	p := a.allocations[req.Fence]
 	if p == nil {
-		p = &modelAllocation{ports: req.Ports}
+		p = &modelAllocation{ports: req.Ports, demand: req.Demand}
 		a.allocations[req.Fence] = p
 	}
 	p.reserved, p.until = true, m.now.Add(registry.DefaultReservation)
+	if _, counted := m.creating[req.Fence.SandboxUID]; req.New && !counted {
+		m.creating[req.Fence.SandboxUID] = req.Pool.Namespace
+	}
 	m.where[req.Fence] = append([]string{uid}, slices.DeleteFunc(m.where[req.Fence], func(s string) bool { return s == uid })...)
 }
 
@@ -225,6 +271,10 @@ func (m *model) allocate(t require.TestingT, req registry.Request, got string, e
 		if m.agents[uid].pool == req.Pool {
 			agents = append(agents, m.seen(uid))
 		}
+	}
+	if reason := m.overQuota(req); reason != "" && len(agents) > 0 {
+		require.Equal(t, reason, fault.ReasonOf(err), "%v", err)
+		return
 	}
 	rule := &placement.Request{Image: req.Image, Ports: req.Ports, Exclude: req.Exclude}
 	want := placement.Choose(agents, rule)

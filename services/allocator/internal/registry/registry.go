@@ -12,6 +12,9 @@
 //	   | report              v                        v
 //	   +----------------> (free)                 [reported] --> (free), as above
 //
+// Quotas of namespaces are checked, and charged, under the same lock as the placement (quota.go), so that concurrent creates cannot
+// exceed one together.
+//
 // Package placement defines which agent is best, package index finds it. This package keeps the index up to date: it calls
 // refresh after every change of an agent.
 package registry
@@ -50,6 +53,9 @@ type Registry struct {
 	mu     sync.Mutex
 	agents map[string]*agent
 	pools  map[Pool]*pool
+	spaces map[string]*space // by namespace
+	// creating holds the namespaces of the sandboxes that count because they are being created, by uid.
+	creating map[string]*space
 	// attempts leads to the first allocation of each attempt, allocation.next from there to its others.
 	attempts *attempts
 	// expiry orders the reserved allocations by the end of their reservations. heartbeats orders the agents that are not silent
@@ -71,6 +77,7 @@ func New(heartbeatTimeout, reservation time.Duration) *Registry {
 	r := &Registry{
 		heartbeat: heartbeatTimeout, reservation: reservation,
 		agents: map[string]*agent{}, pools: map[Pool]*pool{}, attempts: newAttempts(),
+		spaces: map[string]*space{}, creating: map[string]*space{},
 	}
 	r.expiry.init(nil)
 	r.heartbeats.init(nil)
@@ -137,7 +144,8 @@ func (r *Registry) join(uid string, name Pool) *agent {
 func (r *Registry) addTo(name Pool, a *agent) {
 	p := r.pools[name]
 	if p == nil {
-		p = &pool{name: name, index: index.New()}
+		p = &pool{name: name, index: index.New(), space: r.space(name.Namespace)}
+		p.space.pools++
 		r.pools[name] = p
 	}
 	a.pool = p
@@ -156,6 +164,8 @@ func (r *Registry) removeFromPool(a *agent) {
 	p.agents[a.id] = nil
 	if p.index.Len() == 0 {
 		delete(r.pools, p.name)
+		p.space.pools--
+		r.drop(p.space)
 	}
 }
 
@@ -163,9 +173,15 @@ func (r *Registry) removeFromPool(a *agent) {
 func (r *Registry) move(a *agent, name Pool) {
 	images := a.pool.index.ImagesOf(a.id)
 	a.eachPorts(a.freePorts)
+	for _, l := range a.allocations {
+		a.pool.space.discharge(l.demand)
+	}
 	r.removeFromPool(a)
 	r.addTo(name, a)
 	a.eachPorts(a.takePorts)
+	for _, l := range a.allocations {
+		a.pool.space.charge(l.demand)
+	}
 	for _, image := range images {
 		a.pool.index.AddImage(a.id, image)
 	}

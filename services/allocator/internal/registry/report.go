@@ -12,6 +12,8 @@ type Sandbox struct {
 	Fence identity.Fence
 	// Ports that the sandbox has on its agent.
 	Ports []int32
+	// Demand counts against the quotas of the namespace, unless the attempt was reserved with one.
+	Demand Demand
 	// Ended is set if the sandbox holds no capacity and no ports: its process has ended or never started, or its container
 	// was removed.
 	Ended bool
@@ -132,7 +134,7 @@ func (r *Registry) report(a *agent, sb *Sandbox) {
 		}
 		return
 	case l == nil:
-		l = r.take(a, key, sb.Ports, first, false)
+		l = r.take(a, hold{key, sb.Ports, sb.Demand}, first, false)
 	default:
 		a.freePorts(l.ports)
 		l.ports = append(l.ports[:0], sb.Ports...)

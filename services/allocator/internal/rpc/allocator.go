@@ -64,15 +64,16 @@ func (a *Allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest
 	if err != nil {
 		return nil, err
 	}
+	defaults := convert.LimitsToProto(pool.Spec.SandboxResources)
 	assignment, err := a.config.Fleet.Reserve(registry.Request{
 		Fence: identity.Fence{SandboxUID: req.GetSandboxUid(), Attempt: req.GetAttempt()},
 		Pool:  registry.Pool{Namespace: req.GetNamespace(), Name: req.GetPool()}, Image: imageKey, Ports: req.GetPorts(),
-		Exclude: req.GetExcludeAgents(),
+		Exclude: req.GetExcludeAgents(), Demand: fleet.Demand(convert.Effective(req.GetResources(), pool)),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &allocatorv1.AllocateResponse{Assignment: assignment, DefaultResources: convert.LimitsToProto(pool.Spec.SandboxResources)}, nil
+	return &allocatorv1.AllocateResponse{Assignment: assignment, DefaultResources: defaults}, nil
 }
 
 func (a *Allocator) pool(namespace, name string) (*v1alpha1.SandboxPool, error) {
@@ -166,7 +167,7 @@ func (a *Allocator) view(p *v1alpha1.SandboxPool) *allocatorv1.Pool {
 		Namespace: p.Namespace, Name: p.Name, PoolMin: c.PoolMin, PoolMax: c.PoolMax, BufferMin: c.BufferMin, BufferMax: c.BufferMax,
 		MaxSandboxesPerPod: p.Spec.MaxSandboxesPerPod, RuntimeHandler: p.Spec.RuntimeHandler,
 		DefaultResources: convert.LimitsToProto(p.Spec.SandboxResources), CreateTime: timestamppb.New(p.CreationTimestamp.Time),
-		Images: slices.Clone(p.Spec.Images),
+		Images: slices.Clone(p.Spec.Images), MaxResources: convert.LimitsToProto(p.Spec.MaxSandboxResources),
 	}
 	if ttl := p.Spec.TTLAfterFinished; ttl != nil {
 		out.TtlAfterFinished = durationpb.New(ttl.Duration)

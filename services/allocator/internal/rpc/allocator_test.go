@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -40,10 +41,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type fixture struct {
-	fleet  *fleet.Fleet
-	pools  *pools.Pools
-	client allocatorv1.AllocatorServiceClient
-	agents connections
+	registry *registry.Registry
+	fleet    *fleet.Fleet
+	pools    *pools.Pools
+	client   allocatorv1.AllocatorServiceClient
+	agents   connections
 }
 
 // connections are the connections to agents, by uid.
@@ -58,7 +60,8 @@ func (c connections) Client(uid string) (agentv1.AgentServiceClient, bool) {
 func start(t *testing.T) *fixture {
 	t.Helper()
 	c := clock.RealClock{}
-	f := &fixture{fleet: fleet.New(registry.New(0, 0), c, store.New(c)), pools: pools.New(), agents: connections{}}
+	f := &fixture{registry: registry.New(0, 0), pools: pools.New(), agents: connections{}}
+	f.fleet = fleet.New(f.registry, c, store.New(c), nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	pipe := bufconn.Listen(1 << 16)
 	server, err := rpc.NewServer(ctx, rpc.ServerConfig{Listener: pipe, TLS: rpc.TLS{Insecure: true}, DrainTimeout: 10 * time.Millisecond})
@@ -178,6 +181,35 @@ func TestAllocateReleaseAndPools(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list.GetPools(), 1)
 	require.Zero(t, list.GetPools()[0].GetAllocated())
+}
+
+// TestAllocateChecksQuotas by the limits of the sandbox, or else of its pool.
+func TestAllocateChecksQuotas(t *testing.T) {
+	f := start(t)
+	f.pools.Set(&v1alpha1.SandboxPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: v1alpha1.SandboxPoolSpec{
+		SandboxResources: &v1alpha1.SandboxResources{Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("300m")}},
+	}})
+	f.fleet.Joined(info("a"), "a:1")
+	f.fleet.Snapshot("a", &agentv1.AgentSnapshot{Info: info("a"), Accepting: true})
+	f.registry.SetLimits("ns", registry.Limits{
+		registry.Sandboxes: {Quota: "q", Key: "count", Hard: 0}, registry.CPU: {Quota: "q", Key: "requests.cpu", Hard: 500},
+	})
+	allocate := func(uid string, cpu int64) error {
+		req := &allocatorv1.AllocateRequest{Namespace: "ns", Name: uid, SandboxUid: uid, Attempt: 1, Pool: "p", Image: "busybox"}
+		if cpu > 0 {
+			req.Resources = &sandboxv1.ResourceLimits{CpuMillis: cpu}
+		}
+		_, err := f.client.Allocate(t.Context(), req)
+		return rpc.FromStatus(err)
+	}
+	require.NoError(t, allocate("1", 0), "its resource exists, and the API server has counted it")
+	var e *fault.Error
+	require.ErrorAs(t, allocate("2", 201), &e)
+	require.Equal(t, fault.QuotaExceeded, e.Reason())
+	require.Equal(t, map[string]string{"quota": "q", "resource": "requests.cpu", "requested": "201m", "used": "300m", "allowed": "500m"}, e.Metadata())
+	_, retry := fault.RetryAfter(e)
+	require.True(t, retry)
+	require.NoError(t, allocate("2", 200))
 }
 
 // serveAgent joins a fake agent that the allocator can call.

@@ -70,6 +70,20 @@ func (f *follower) check(t *rapid.T, s *store.Store) {
 	}
 }
 
+// counter is a store.Counter.
+type counter map[string][]string // uids in the order in which they were shown, by namespace
+
+func (c counter) Shown(namespace, uid string) { c[namespace] = append(c[namespace], uid) }
+
+func (c counter) Hidden(namespace string) {
+	c["hidden in "+namespace] = append(c["hidden in "+namespace], "")
+}
+
+// visible returns how many are.
+func (c counter) visible(namespace string) int {
+	return len(c[namespace]) - len(c["hidden in "+namespace])
+}
+
 // history draws what sources of a store send, with few names and uids, so that they collide.
 type history struct {
 	store   *store.Store
@@ -124,6 +138,8 @@ func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStore()
 		h := &history{store: s, gone: map[string]bool{}}
+		counted := counter{}
+		s.CountIn(counted)
 		watches := []*follower{
 			follow(s, store.Filter{}), follow(s, store.Filter{Namespace: "ns", Name: "one"}),
 			follow(s, store.Filter{Phases: []sandboxv1.Phase{sandboxv1.Phase_PHASE_RUNNING}}), follow(s, store.Filter{Pool: "other"}),
@@ -137,7 +153,7 @@ func TestHistories(t *testing.T) {
 			},
 			"record": func(t *rapid.T) {
 				uid := h.uid(t)
-				if s.Gone(uid) {
+				if s.Gone(h.key(uid), uid) {
 					return // no create is acknowledged under the uid of a deleted sandbox
 				}
 				r := record(uid)
@@ -163,6 +179,7 @@ func TestHistories(t *testing.T) {
 					w.check(t, s)
 				}
 				h.check(t)
+				require.Equal(t, s.Len(), counted.visible("ns"))
 			},
 		})
 	})
@@ -182,16 +199,30 @@ func (h *history) check(t *rapid.T) {
 		require.Equal(t, visible && item.Sandbox.GetUid() == uid, ok)
 		if ok {
 			require.Equal(t, uid, found.Sandbox.GetUid())
-			require.Equal(t, h.store.Deleting(uid), item.Sandbox.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_TERMINATING)
+			require.Equal(t, h.store.Deleting(key, uid), item.Sandbox.GetStatus().GetPhase() == sandboxv1.Phase_PHASE_TERMINATING)
 		}
 		if h.gone[uid] {
-			require.True(t, h.store.Gone(uid))
+			require.True(t, h.store.Gone(key, uid))
 		}
-		if h.store.Gone(uid) {
+		if h.store.Gone(key, uid) {
 			require.False(t, ok, "%s is deleted", uid)
-			require.True(t, h.store.Deleting(uid))
+			require.True(t, h.store.Deleting(key, uid))
 		}
 	}
+}
+
+// TestVisibleSandboxesAreCounted: one of another uid under the same name is another one.
+func TestVisibleSandboxesAreCounted(t *testing.T) {
+	s, counted := newStore(), counter{}
+	s.CountIn(counted)
+	s.SetRecord(record("u"))
+	s.SetResource(resource("u", "1", ""))
+	s.SetResource(resource("u", "2", v1alpha1.PhaseFailed))
+	require.Equal(t, counter{"ns": {"u"}}, counted)
+	s.SetResource(resource("v", "3", ""))
+	require.Equal(t, counter{"ns": {"u", "v"}, "hidden in ns": {""}}, counted)
+	s.RemoveResource(resource("v", "4", ""))
+	require.Zero(t, counted.visible("ns"))
 }
 
 // TestLastAttemptIsVisible: of several reports alone, the last attempt of the sandbox that was created first counts.
@@ -236,16 +267,16 @@ func TestTombstones(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, sandboxv1.Phase_PHASE_TERMINATING, item.Sandbox.GetStatus().GetPhase())
 		require.NotNil(t, item.Sandbox.GetDeleteTime())
-		require.False(t, s.Gone("u"))
+		require.False(t, s.Gone(key, "u"))
 		s.AgentTombstones(nil, both)
-		require.False(t, s.Gone("u"), "its custom resource is still there")
+		require.False(t, s.Gone(key, "u"), "its custom resource is still there")
 		s.RemoveResource(resource("u", "2", ""))
-		require.True(t, s.Gone("u"))
+		require.True(t, s.Gone(key, "u"))
 	})
 	t.Run("of an unknown sandbox", func(t *testing.T) {
 		s := newStore()
 		s.AgentTombstones(both[:1], nil)
-		require.True(t, s.Gone("u"))
+		require.True(t, s.Gone(key, "u"))
 		require.True(t, s.RequestGone("ns", "r-u"), "its create is not repeated")
 		require.False(t, s.RequestGone("other", "r-u"))
 		s.SetResource(resource("u", "1", v1alpha1.PhaseRunning))
@@ -260,7 +291,7 @@ func TestTombstones(t *testing.T) {
 		s.AgentTombstones(both, nil)
 		s.MarkGone(key, "u")
 		s.AgentTombstones(nil, both)
-		require.True(t, s.Gone("u"))
+		require.True(t, s.Gone(key, "u"))
 		require.True(t, s.RequestGone("ns", "r-u"))
 	})
 }
@@ -283,17 +314,17 @@ func TestDeletionsAreRememberedForAnHour(t *testing.T) {
 	deleting.Annotations[v1alpha1.AnnotationDeleteRequestID] = "d"
 	s.RemoveResource(deleting)
 	pass(59 * time.Minute)
-	require.True(t, s.Gone("u") && s.Gone("kept") && s.RequestGone("ns", "r-u") && s.ContainerRemoved(identity.FenceOf(removed)))
+	require.True(t, s.Gone(key, "u") && s.Gone(store.Key{Namespace: "ns", Name: "kept"}, "kept") && s.RequestGone("ns", "r-u") && s.ContainerRemoved(identity.FenceOf(removed)))
 	_, ok := s.DeletedBy("ns", "d")
 	require.True(t, ok)
 	pass(2 * time.Minute)
-	require.False(t, s.Gone("u") || s.RequestGone("ns", "r-u") || s.ContainerRemoved(identity.FenceOf(removed)))
-	require.True(t, s.Gone("kept"))
+	require.False(t, s.Gone(key, "u") || s.RequestGone("ns", "r-u") || s.ContainerRemoved(identity.FenceOf(removed)))
+	require.True(t, s.Gone(store.Key{Namespace: "ns", Name: "kept"}, "kept"))
 	_, ok = s.DeletedBy("ns", "d")
 	require.False(t, ok)
 	s.AgentTombstones(nil, []*agentv1.Tombstone{kept})
 	pass(2 * time.Hour)
-	require.False(t, s.Gone("kept"))
+	require.False(t, s.Gone(store.Key{Namespace: "ns", Name: "kept"}, "kept"))
 }
 
 // TestAbandonedCreateMayBeRepeated: the custom resource of a failed create answers no repetition.

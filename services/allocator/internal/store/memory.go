@@ -14,29 +14,41 @@ import (
 // tombstoneTTL is how long the uid of a deleted sandbox is remembered: far longer than any message can be delayed.
 const tombstoneTTL = time.Hour
 
+// incarnation is one sandbox of a name. A uid alone does not say which sandbox is meant: a user can write any uid into a custom
+// resource, and an agent into a tombstone.
+type incarnation struct {
+	key Key
+	uid string
+}
+
+// incarnationOf returns the sandbox that a tombstone is of.
+func incarnationOf(t *agentv1.Tombstone) incarnation {
+	return incarnation{Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()}
+}
+
 // memory is what is known about deletions, so that no delayed message makes a deleted sandbox visible again. The store's
 // lock guards it.
 type memory struct {
 	clock clock.PassiveClock
 
-	deleting   map[string]time.Time                             // by uid: accepted deletions of existing sandboxes
-	gone       map[string]time.Time                             // by uid: deleted sandboxes
-	answered   map[requestKey]time.Time                         // create calls whose sandbox was deleted
-	removed    map[identity.Fence]time.Time                     // containers that were certainly removed
-	tombstones map[string]map[identity.Fence]*agentv1.Tombstone // by uid: the tombstones that agents keep
+	deleting   map[incarnation]time.Time                             // accepted deletions of existing sandboxes
+	gone       map[incarnation]time.Time                             // deleted sandboxes
+	answered   map[requestKey]time.Time                              // create calls whose sandbox was deleted
+	removed    map[identity.Fence]time.Time                          // containers that were certainly removed
+	tombstones map[incarnation]map[identity.Fence]*agentv1.Tombstone // the tombstones that agents keep
 	pruned     time.Time
 }
 
 func newMemory(c clock.PassiveClock) *memory {
 	return &memory{
-		clock: c, deleting: map[string]time.Time{}, gone: map[string]time.Time{}, answered: map[requestKey]time.Time{},
-		removed: map[identity.Fence]time.Time{}, tombstones: map[string]map[identity.Fence]*agentv1.Tombstone{},
+		clock: c, deleting: map[incarnation]time.Time{}, gone: map[incarnation]time.Time{}, answered: map[requestKey]time.Time{},
+		removed: map[identity.Fence]time.Time{}, tombstones: map[incarnation]map[identity.Fence]*agentv1.Tombstone{},
 	}
 }
 
 // isGone reports whether a sandbox is known to be deleted.
-func (m *memory) isGone(uid string) bool {
-	_, ok := m.gone[uid]
+func (m *memory) isGone(i incarnation) bool {
+	_, ok := m.gone[i]
 	return ok
 }
 
@@ -47,17 +59,17 @@ func (m *memory) isRemoved(fence identity.Fence) bool {
 }
 
 // setDeleting notes the time of the first accepted deletion of a sandbox.
-func (m *memory) setDeleting(uid string) {
-	if _, ok := m.deleting[uid]; !ok {
-		m.deleting[uid] = m.clock.Now()
+func (m *memory) setDeleting(i incarnation) {
+	if _, ok := m.deleting[i]; !ok {
+		m.deleting[i] = m.clock.Now()
 	}
 }
 
-// setGone remembers a uid as deleted and, if it was the visible one, its create call.
-func (m *memory) setGone(uid string, before snapshot) {
-	delete(m.deleting, uid)
-	m.gone[uid] = m.clock.Now()
-	if id := before.requestID(); id != "" && before.uid() == uid && !Abandoned(before.resource) {
+// setGone remembers a sandbox as deleted and, if it was the visible one, its create call.
+func (m *memory) setGone(i incarnation, before snapshot) {
+	delete(m.deleting, i)
+	m.gone[i] = m.clock.Now()
+	if id := before.requestID(); id != "" && before.uid() == i.uid && !Abandoned(before.resource) {
 		m.setAnswered(requestKey{before.key.Namespace, id})
 	}
 	m.prune()
@@ -74,21 +86,21 @@ func (m *memory) setRemoved(fence identity.Fence) {
 
 // addTombstone adds a tombstone that an agent keeps.
 func (m *memory) addTombstone(t *agentv1.Tombstone) {
-	uid := t.GetFence().GetSandboxUid()
-	if m.tombstones[uid] == nil {
-		m.tombstones[uid] = map[identity.Fence]*agentv1.Tombstone{}
+	i := incarnationOf(t)
+	if m.tombstones[i] == nil {
+		m.tombstones[i] = map[identity.Fence]*agentv1.Tombstone{}
 	}
-	m.tombstones[uid][identity.FenceOf(t.GetFence())] = t
+	m.tombstones[i][identity.FenceOf(t.GetFence())] = t
 }
 
 // removeTombstone removes a tombstone, and reports whether it was the last of its sandbox.
 func (m *memory) removeTombstone(t *agentv1.Tombstone) (last bool) {
-	uid := t.GetFence().GetSandboxUid()
-	delete(m.tombstones[uid], identity.FenceOf(t.GetFence()))
-	if len(m.tombstones[uid]) > 0 {
+	i := incarnationOf(t)
+	delete(m.tombstones[i], identity.FenceOf(t.GetFence()))
+	if len(m.tombstones[i]) > 0 {
 		return false
 	}
-	delete(m.tombstones, uid)
+	delete(m.tombstones, i)
 	return true
 }
 
@@ -100,7 +112,7 @@ func (m *memory) prune() {
 	}
 	m.pruned = now
 	old := func(at time.Time) bool { return now.Sub(at) > tombstoneTTL }
-	maps.DeleteFunc(m.gone, func(uid string, at time.Time) bool { return old(at) && m.tombstones[uid] == nil })
+	maps.DeleteFunc(m.gone, func(i incarnation, at time.Time) bool { return old(at) && m.tombstones[i] == nil })
 	maps.DeleteFunc(m.answered, func(_ requestKey, at time.Time) bool { return old(at) })
 	maps.DeleteFunc(m.removed, func(_ identity.Fence, at time.Time) bool { return old(at) })
 }
@@ -108,7 +120,7 @@ func (m *memory) prune() {
 // showsAlone reports whether a report alone makes a sandbox visible: acknowledged, not persisted, not known to be removed.
 func (m *memory) showsAlone(r *agentv1.SandboxReport) bool {
 	fence := identity.FenceOf(r.GetRecord().GetFence())
-	if m.isGone(fence.SandboxUID) || m.isRemoved(fence) || r.GetPersisted() {
+	if m.isGone(incarnation{Key{r.GetRecord().GetNamespace(), r.GetRecord().GetName()}, fence.SandboxUID}) || m.isRemoved(fence) || r.GetPersisted() {
 		return false
 	}
 	return r.GetState() == agentv1.SandboxState_SANDBOX_STATE_RUNNING || r.GetState() == agentv1.SandboxState_SANDBOX_STATE_STOPPED

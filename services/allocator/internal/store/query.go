@@ -130,8 +130,10 @@ func parseToken(token string) (Key, error) {
 	raw, err := base64.RawURLEncoding.DecodeString(token)
 	rest, ok := strings.CutPrefix(string(raw), tokenPrefix)
 	namespace, name, cut := strings.Cut(rest, "\x00")
-	if err != nil || !ok || !cut {
+	after := Key{namespace, name}
+	// The decoder accepts line breaks, and a last character that was cut off.
+	if err != nil || !ok || !cut || makeToken(after) != token {
 		return Key{}, fault.Field("page_token", "not a token of an earlier page")
 	}
-	return Key{namespace, name}, nil
+	return after, nil
 }

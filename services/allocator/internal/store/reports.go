@@ -9,6 +9,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
+// AgentJoined implements fleet.Listener.
+func (s *Store) AgentJoined(agentUID, namespace string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.table.homes[agentUID] = namespace
+}
+
 // AgentSandboxes implements fleet.Listener.
 func (s *Store) AgentSandboxes(agentUID string, reports []*agentv1.SandboxReport) {
 	s.mu.Lock()
@@ -40,6 +47,7 @@ func (s *Store) AgentChanges(agentUID string, reports []*agentv1.SandboxReport) 
 func (s *Store) AgentGone(agentUID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.table.homes, agentUID)
 	for fk, key := range s.table.byAgent[agentUID] {
 		s.table.removeReport(agentUID, fk, key)
 	}

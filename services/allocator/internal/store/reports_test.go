@@ -87,7 +87,7 @@ func TestContainerRemoved(t *testing.T) {
 	}
 	s.AgentSandboxes("a", []*agentv1.SandboxReport{reportBy("a", "u", "one")})
 	require.Empty(t, names(t, s))
-	require.False(t, s.Gone("u"))
+	require.False(t, s.Gone(key, "u"))
 	s.AgentSandboxes("b", []*agentv1.SandboxReport{reportBy("b", "u", "one")})
 	require.Equal(t, []string{"one"}, names(t, s))
 }

@@ -113,6 +113,9 @@ func (n *snapshot) written() sandboxv1.Phase {
 	if n.resource != nil {
 		return convert.PhaseToProto(n.resource.EffectiveStatus().Phase)
 	}
+	if n.record != nil && n.record.Failure != nil {
+		return sandboxv1.Phase_PHASE_FAILED
+	}
 	return sandboxv1.Phase_PHASE_BOUND
 }
 
@@ -133,6 +136,9 @@ func (n *snapshot) item() Item {
 		item.Fence, item.Superseded = fenceOf(a), convert.SupersededToProto(a.Superseded)
 		setAssigned(st, a)
 		overlay(st, n.latest(a))
+	}
+	if n.resource == nil && n.record.Failure != nil {
+		st.Reason, st.Message = n.record.Failure.Reason, n.record.Failure.Message
 	}
 	if !n.deleting.IsZero() && item.Sandbox.GetDeleteTime() == nil { // the custom resource may not show it yet
 		item.Sandbox.DeleteTime = timestamppb.New(n.deleting)

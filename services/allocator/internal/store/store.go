@@ -18,12 +18,16 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // Key names a sandbox.
 type Key struct {
 	Namespace, Name string
 }
+
+// KeyOf returns the name of a custom resource.
+func KeyOf(sb *v1alpha1.Sandbox) Key { return Key{sb.Namespace, sb.Name} }
 
 // Compare orders keys by namespace and name.
 func (k Key) Compare(o Key) int {
@@ -41,14 +45,20 @@ type Record struct {
 	Report *agentv1.SandboxReport
 	// AgentPod, NodeName and AgentAddress say where it runs.
 	AgentPod, NodeName, AgentAddress string
+	// Failure is why it is about to be deleted; nil while it is not.
+	Failure *Failure
 }
+
+// Failure is why a sandbox without a custom resource fails.
+type Failure struct{ Reason, Message string }
 
 // Item is one sandbox.
 type Item struct {
 	Key Key
 	// Sandbox is the API's view.
 	Sandbox *sandboxv1.Sandbox
-	// Fence is the one in force; nil while no agent is assigned.
+	// Fence is the one in force; nil while no agent is assigned, or if the custom resource names a container that is not this
+	// sandbox's.
 	Fence *agentv1.Fence
 	// Resource is the custom resource; nil while none is known.
 	Resource *v1alpha1.Sandbox
@@ -56,6 +66,13 @@ type Item struct {
 	RequestID string
 	// Superseded are the earlier attempts under the name whose outcome was not known when it was created.
 	Superseded []*agentv1.SupersededAttempt
+}
+
+// Counter counts the visible sandboxes of each namespace. It is called with the store's lock held, and must not block.
+type Counter interface {
+	// Shown is called when a sandbox becomes visible, and Hidden when it no longer is.
+	Shown(namespace, uid string)
+	Hidden(namespace string)
 }
 
 // Store is the view. It is a lock around its parts.
@@ -73,6 +90,9 @@ func New(c clock.PassiveClock) *Store {
 	return &Store{deletes: newDeletes(c), memory: m, table: newTable(m)}
 }
 
+// CountIn has the visible sandboxes counted. It is called before any other method.
+func (s *Store) CountIn(c Counter) { s.table.counter = c }
+
 // Get returns one sandbox, and whether it exists.
 func (s *Store) Get(key Key) (Item, bool) {
 	s.mu.Lock()
@@ -81,7 +101,21 @@ func (s *Store) Get(key Key) (Item, bool) {
 	if !n.seen() {
 		return Item{}, false
 	}
-	return n.item(), true
+	return s.verified(n.item()), true
+}
+
+// verified returns an item without its fence if that is another sandbox's: what a custom resource says of its container counts
+// only as far as no agent contradicts it.
+func (s *Store) verified(item Item) Item {
+	if item.Fence == nil || item.Resource == nil {
+		return item
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fence := identity.FenceOf(item.Fence); fence.SandboxUID != item.Resource.EffectiveUID() || !s.table.mayBeOf(item.Key, fence) {
+		item.Fence, item.Superseded = nil, nil
+	}
+	return item
 }
 
 // ByRequest returns the sandbox of a create call, and whether it exists.
@@ -93,7 +127,7 @@ func (s *Store) ByRequest(namespace, requestID string) (Item, bool) {
 	if !ok {
 		return Item{}, false
 	}
-	return n.item(), true
+	return s.verified(n.item()), true
 }
 
 // RequestGone reports whether the sandbox of a create call was deleted.
@@ -104,19 +138,20 @@ func (s *Store) RequestGone(namespace, requestID string) bool {
 	return ok
 }
 
-// Gone reports whether the sandbox of a uid is known to be deleted. Uids are never reused.
-func (s *Store) Gone(uid string) bool {
+// Gone reports whether the sandbox of a name and uid is known to be deleted. Uids are never reused.
+func (s *Store) Gone(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.memory.isGone(uid)
+	return s.memory.isGone(incarnation{key, uid})
 }
 
-// Deleting reports whether the deletion of a uid was accepted or has finished.
-func (s *Store) Deleting(uid string) bool {
+// Deleting reports whether the deletion of the sandbox of a name and uid was accepted or has finished.
+func (s *Store) Deleting(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, deleting := s.memory.deleting[uid]
-	return deleting || s.memory.isGone(uid)
+	i := incarnation{key, uid}
+	_, deleting := s.memory.deleting[i]
+	return deleting || s.memory.isGone(i)
 }
 
 // Len returns the number of sandboxes.
@@ -132,7 +167,7 @@ func (s *Store) SetRecord(r *Record) Item {
 	s.mu.Lock()
 	s.table.change(recorded.key, func(e *entry, _ snapshot) {
 		e.record = r
-		recorded.reports, recorded.deleting = e.reports, s.memory.deleting[recorded.uid()]
+		recorded.reports, recorded.deleting = e.reports, s.memory.deleting[incarnation{recorded.key, recorded.uid()}]
 	})
 	s.mu.Unlock()
 	return recorded.item()
@@ -142,7 +177,21 @@ func (s *Store) SetRecord(r *Record) Item {
 func (s *Store) MarkDeleting(key Key, uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.table.change(key, func(*entry, snapshot) { s.memory.setDeleting(uid) })
+	s.table.change(key, func(*entry, snapshot) { s.memory.setDeleting(incarnation{key, uid}) })
+}
+
+// MarkFailed shows a sandbox without a custom resource as failed, so that watches show why MarkGone, which follows, removes it.
+func (s *Store) MarkFailed(key Key, uid, reason, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.table.change(key, func(e *entry, _ snapshot) {
+		if e.record == nil || e.record.Record.GetFence().GetSandboxUid() != uid {
+			return
+		}
+		failed := *e.record
+		failed.Failure = &Failure{Reason: reason, Message: message}
+		e.record = &failed
+	})
 }
 
 // MarkGone removes a deleted sandbox and remembers its uid, so that no delayed message makes it visible again. It returns
@@ -154,7 +203,7 @@ func (s *Store) MarkGone(key Key, uid string) bool {
 		return false
 	}
 	s.table.change(key, func(e *entry, before snapshot) {
-		s.memory.setGone(uid, before)
+		s.memory.setGone(incarnation{key, uid}, before)
 		e.dropRecord(uid)
 	})
 	return true
@@ -166,12 +215,12 @@ func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
 	if sb.DeletionTimestamp != nil {
 		s.deletes.addResource(sb)
 	}
+	key := KeyOf(sb)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.memory.isGone(sb.EffectiveUID()) {
+	if s.memory.isGone(incarnation{key, sb.EffectiveUID()}) {
 		return
 	}
-	key := Key{sb.Namespace, sb.Name}
 	if e := s.table.entries[key]; e != nil && e.resource != nil && older(sb.ResourceVersion, e.resource.ResourceVersion) {
 		return
 	}
@@ -190,8 +239,9 @@ func (s *Store) RemoveResource(sb *v1alpha1.Sandbox) {
 	s.deletes.addResource(sb)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.table.change(Key{sb.Namespace, sb.Name}, func(e *entry, before snapshot) {
-		s.memory.setGone(sb.EffectiveUID(), before)
+	key := KeyOf(sb)
+	s.table.change(key, func(e *entry, before snapshot) {
+		s.memory.setGone(incarnation{key, sb.EffectiveUID()}, before)
 		if e.resource != nil && e.resource.UID == sb.UID {
 			e.resource = nil
 		}

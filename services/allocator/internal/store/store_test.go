@@ -15,6 +15,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
@@ -131,7 +132,7 @@ func TestFastCreateLifecycle(t *testing.T) {
 	s.AgentChanges("a", []*agentv1.SandboxReport{report("u", agentv1.SandboxState_SANDBOX_STATE_RUNNING)})
 	_, ok = s.Get(key)
 	require.False(t, ok, "a delayed report does not make it visible again")
-	require.True(t, s.Gone("u"))
+	require.True(t, s.Gone(key, "u"))
 }
 
 func TestReportAloneAfterRestart(t *testing.T) {
@@ -224,6 +225,24 @@ func TestListPages(t *testing.T) {
 		s.MarkGone(store.Key{Namespace: "x", Name: "a"}, "xa") // what goes between pages shifts nothing
 	}
 	require.Equal(t, []string{"x/a", "x/a-b", "x/b", "x/c", "x-y/a", "x-y/a-b", "x-y/b", "x-y/c"}, got)
+}
+
+// A token that was cut off or changed on its way is refused, and not taken for another one.
+func TestDamagedPageTokens(t *testing.T) {
+	s := newStore()
+	for _, n := range []string{"a-b", "b"} {
+		r := record(n)
+		r.Record.Name = n
+		s.SetRecord(r)
+	}
+	_, token, err := s.List(store.Filter{}, 1, "")
+	require.NoError(t, err)
+	_, _, err = s.List(store.Filter{}, 1, token)
+	require.NoError(t, err)
+	for _, damaged := range []string{token[:len(token)-1], token + "\n", token[:3] + "\r\n" + token[3:], token + "=", "x"} {
+		_, _, err := s.List(store.Filter{}, 1, damaged)
+		require.Equal(t, fault.InvalidField, fault.ReasonOf(err), "%q", damaged)
+	}
 }
 
 // A list examines many sandboxes between two that match, and ends with its namespace.

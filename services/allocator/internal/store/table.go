@@ -34,16 +34,18 @@ func (e *entry) dropRecord(uid string) {
 type table struct {
 	memory   *memory
 	watchers watchers
+	counter  Counter // nil for none
 
 	entries  map[Key]*entry
 	sorted   *btree.BTreeG[Key]                // of the visible entries
 	byAgent  map[string]map[identity.Fence]Key // the entries that an agent reports on
+	homes    map[string]string                 // the namespaces of agents
 	requests map[requestKey]Key                // the visible entries by their create calls
 }
 
 func newTable(m *memory) *table {
 	return &table{
-		memory: m, watchers: watchers{}, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{},
+		memory: m, watchers: watchers{}, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, homes: map[string]string{},
 		requests: map[requestKey]Key{}, sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
 	}
 }
@@ -56,7 +58,7 @@ func (t *table) snapshot(key Key) snapshot {
 	}
 	n := snapshot{key: key, resource: e.resource, record: cmp.Or(e.record, e.alone), reports: e.reports}
 	if n.seen() {
-		n.deleting = t.memory.deleting[n.uid()]
+		n.deleting = t.memory.deleting[incarnation{key, n.uid()}]
 	}
 	return n
 }
@@ -76,6 +78,7 @@ func (t *table) change(key Key, do func(e *entry, before snapshot)) {
 	}
 	after := t.snapshot(key)
 	t.index(&before, &after)
+	t.count(&before, &after)
 	if before.seen() && after.seen() && before.uid() != after.uid() {
 		t.watchers.publish(before, snapshot{key: key})
 		before = snapshot{key: key}
@@ -139,10 +142,34 @@ func (t *table) index(before, after *snapshot) {
 	}
 }
 
-// shows reports whether the visible sandbox of a name has the uid.
-func (t *table) shows(key Key, uid string) bool {
-	n := t.snapshot(key)
-	return n.seen() && n.uid() == uid
+// count has what has changed counted.
+func (t *table) count(before, after *snapshot) {
+	was, is := before.seen(), after.seen()
+	if t.counter == nil || !was && !is || was && is && before.uid() == after.uid() {
+		return
+	}
+	if was {
+		t.counter.Hidden(before.key.Namespace)
+	}
+	if is {
+		t.counter.Shown(after.key.Namespace, after.uid())
+	}
+}
+
+// shows reports whether a sandbox is the visible one of its name.
+func (t *table) shows(i incarnation) bool {
+	n := t.snapshot(i.key)
+	return n.seen() && n.uid() == i.uid
+}
+
+// mayBeOf reports whether a container can be that of a name: its agent is in the namespace, and does not report it under another
+// name. Users can write any fence into a custom resource.
+func (t *table) mayBeOf(key Key, fence identity.Fence) bool {
+	if home, ok := t.homes[fence.AgentUID]; ok && home != key.Namespace {
+		return false
+	}
+	reported, ok := t.byAgent[fence.AgentUID][fence]
+	return !ok || reported == key
 }
 
 // sameSandbox reports whether two containers are attempts of one sandbox. Only the last one can have been acknowledged: a create

@@ -19,26 +19,26 @@ func (s *Store) AgentTombstones(added, removed []*agentv1.Tombstone) {
 }
 
 func (s *Store) addTombstone(t *agentv1.Tombstone) {
-	key, uid := Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()
+	i := incarnationOf(t)
 	s.memory.addTombstone(t)
-	if s.memory.isGone(uid) {
+	if s.memory.isGone(i) {
 		return
 	}
-	if s.table.shows(key, uid) {
-		s.table.change(key, func(*entry, snapshot) { s.memory.setDeleting(uid) })
+	if s.table.shows(i) {
+		s.table.change(i.key, func(*entry, snapshot) { s.memory.setDeleting(i) })
 		return
 	}
-	s.memory.setGone(uid, snapshot{})
+	s.memory.setGone(i, snapshot{})
 	if t.GetRequestId() != "" {
-		s.memory.setAnswered(requestKey{key.Namespace, t.GetRequestId()})
+		s.memory.setAnswered(requestKey{i.key.Namespace, t.GetRequestId()})
 	}
 }
 
 // removeTombstone removes a tombstone that an agent has dropped: the custom resource is deleted or being deleted.
 func (s *Store) removeTombstone(t *agentv1.Tombstone) {
-	key, uid := Key{t.GetNamespace(), t.GetName()}, t.GetFence().GetSandboxUid()
-	if !s.memory.removeTombstone(t) || s.table.shows(key, uid) {
+	i := incarnationOf(t)
+	if !s.memory.removeTombstone(t) || s.table.shows(i) {
 		return // it is visible until its custom resource is removed
 	}
-	s.memory.setGone(uid, snapshot{})
+	s.memory.setGone(i, snapshot{})
 }

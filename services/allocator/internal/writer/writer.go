@@ -8,6 +8,8 @@
 //	         |
 //	         +--- another sandbox has the name, or the namespace is gone --> Conflict
 //	         |
+//	         +--- admission (a quota, a webhook, a policy) refuses it -----> Rejected
+//	         |
 //	         +--- stopped after a call without an answer ----------------> Unknown
 package writer
 
@@ -43,6 +45,7 @@ const (
 	Pending Outcome = iota
 	Landed
 	Conflict
+	Rejected
 	NotWritten
 	Unknown
 )
@@ -61,8 +64,8 @@ type Config struct {
 	// Confirm reports whether this process certainly leads, so that no other process has until now. One that does not holds its writes
 	// back: its successor writes them, or has answered that there is no such sandbox. A process that was suspended does not know.
 	Confirm func(ctx context.Context) (bool, error)
-	// Dead reports whether a sandbox, by its uid, was deleted: its custom resource does not keep the name.
-	Dead func(uid string) bool
+	// Dead reports whether the sandbox of a custom resource was deleted: it does not keep the name.
+	Dead func(sb *v1alpha1.Sandbox) bool
 	// Limit is how many writes may be pending.
 	Limit int
 	// Parallel is how many calls may be under way at once. Zero: 32.
@@ -132,6 +135,7 @@ type Job struct {
 	// Set before done is closed, read after.
 	outcome  Outcome
 	resource *v1alpha1.Sandbox
+	cause    error
 }
 
 // Write writes sb in the background and then calls after, in the same goroutine, with the outcome and the custom resource
@@ -139,7 +143,7 @@ type Job struct {
 func (w *Writer) Write(sb *v1alpha1.Sandbox, after func(ctx context.Context, o Outcome, there *v1alpha1.Sandbox)) *Job {
 	j := &Job{stop: make(chan struct{}), done: make(chan struct{})}
 	w.config.Tasks.Go(func(ctx context.Context) {
-		j.outcome, j.resource = w.run(ctx, sb, j.stop)
+		j.outcome, j.resource, j.cause = w.run(ctx, sb, j.stop)
 		w.pending.Add(-1)
 		close(j.done)
 		after(ctx, j.outcome, j.resource)
@@ -164,7 +168,14 @@ func (j *Job) Wait(ctx context.Context) (Outcome, *v1alpha1.Sandbox, error) {
 	}
 }
 
-func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan struct{}) (Outcome, *v1alpha1.Sandbox) {
+// Cause returns why a write was Rejected, once it is done.
+func (j *Job) Cause() error {
+	<-j.done
+	return j.cause
+}
+
+// run returns the outcome with the custom resource that is there, or with why it was Rejected.
+func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan struct{}) (Outcome, *v1alpha1.Sandbox, error) {
 	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeySandbox, client.ObjectKeyFromObject(sb).String())
 	delays := backoff.New(w.config.Clock, backoff.Policy{Initial: 20 * time.Millisecond, Max: 5 * time.Second})
 	stopped := NotWritten
@@ -175,21 +186,21 @@ func (w *Writer) run(ctx context.Context, sb *v1alpha1.Sandbox, stop <-chan stru
 	for {
 		select {
 		case <-stop:
-			return stopped, nil
+			return stopped, nil, nil
 		case <-ctx.Done():
-			return stopped, nil
+			return stopped, nil, nil
 		case w.slots <- struct{}{}:
 		}
 		// A select with several ready channels takes any of them: what was stopped must not be sent by chance.
 		if ended(ctx, stop) {
 			<-w.slots
-			return stopped, nil
+			return stopped, nil, nil
 		}
 		outcome, there, err := w.call(ctx, sb)
 		<-w.slots
 		switch {
-		case err == nil:
-			return outcome, there
+		case err == nil, outcome == Rejected:
+			return outcome, there, err
 		case !definite(err):
 			stopped = Unknown
 		}
@@ -223,7 +234,7 @@ var (
 	errGoing      = errors.New("the name is that of a sandbox that is being deleted")
 )
 
-// call makes one attempt. A nil error comes with Landed or Conflict.
+// call makes one attempt. A nil error comes with Landed or Conflict, and Rejected with the refusal.
 func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1alpha1.Sandbox, error) {
 	// The end of the process must not tear a call whose answer is milliseconds away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.config.CallTimeout)
@@ -244,18 +255,25 @@ func (w *Writer) call(ctx context.Context, sb *v1alpha1.Sandbox) (Outcome, *v1al
 	if namespaceGone(err) {
 		return Conflict, nil, nil
 	}
+	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
 	if !apierrors.IsAlreadyExists(err) {
 		span.RecordError(err)
-		return Pending, nil, err
+		if !refused {
+			return Pending, nil, err
+		}
 	}
 	there := &v1alpha1.Sandbox{}
-	if err := w.config.Resources.Get(ctx, client.ObjectKeyFromObject(sb), there); err != nil {
-		return Pending, nil, err
+	getErr := w.config.Resources.Get(ctx, client.ObjectKeyFromObject(sb), there)
+	if refused && (apierrors.IsNotFound(getErr) || getErr == nil && there.EffectiveUID() != sb.EffectiveUID()) {
+		return Rejected, nil, err // and no earlier attempt without an answer has landed
+	}
+	if getErr != nil {
+		return Pending, nil, getErr
 	}
 	if there.EffectiveUID() == sb.EffectiveUID() {
 		return Landed, there, nil
 	}
-	if there.DeletionTimestamp != nil || w.config.Dead(there.EffectiveUID()) {
+	if there.DeletionTimestamp != nil || w.config.Dead(there) {
 		return Pending, nil, errGoing
 	}
 	return Conflict, there, nil

@@ -42,6 +42,9 @@ func (r *resources) Create(context.Context, client.Object, ...client.CreateOptio
 }
 
 func (r *resources) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	if r.there == nil {
+		return apierrors.NewNotFound(schema.GroupResource{Group: v1alpha1.Group, Resource: "sandboxes"}, "one")
+	}
 	r.there.DeepCopyInto(obj.(*v1alpha1.Sandbox))
 	return nil
 }
@@ -75,27 +78,33 @@ func TestOutcomes(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	lost := context.DeadlineExceeded
 	exists := apierrors.NewAlreadyExists(kind, "one")
+	forbidden := apierrors.NewForbidden(kind, "one", errors.New("exceeded quota"))
 	tests := map[string]struct {
 		answers []error
 		there   *v1alpha1.Sandbox
 		want    writer.Outcome // Pending: never done by itself
 		stopped writer.Outcome
 	}{
-		"at once":                                {answers: []error{nil}, want: writer.Landed},
-		"after some failures":                    {answers: []error{refused, lost, nil}, want: writer.Landed},
-		"an answer was lost, and it is ours":     {answers: []error{lost, exists}, there: sandbox("u"), want: writer.Landed},
-		"another's":                              {answers: []error{exists}, there: sandbox("other"), want: writer.Conflict},
-		"the namespace is gone":                  {answers: []error{apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "ns")}, want: writer.Conflict},
-		"the kind is not installed (yet)":        {answers: []error{apierrors.NewNotFound(kind, "")}, stopped: writer.NotWritten},
-		"never reached":                          {answers: []error{refused}, stopped: writer.NotWritten},
-		"no clear answer":                        {answers: []error{lost, refused}, stopped: writer.Unknown},
-		"refused for now (quota, webhook, role)": {answers: []error{apierrors.NewForbidden(kind, "one", errors.New("quota"))}, stopped: writer.NotWritten},
+		"at once":                               {answers: []error{nil}, want: writer.Landed},
+		"after some failures":                   {answers: []error{refused, lost, nil}, want: writer.Landed},
+		"an answer was lost, and it is ours":    {answers: []error{lost, exists}, there: sandbox("u"), want: writer.Landed},
+		"another's":                             {answers: []error{exists}, there: sandbox("other"), want: writer.Conflict},
+		"the namespace is gone":                 {answers: []error{apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "ns")}, want: writer.Conflict},
+		"the kind is not installed (yet)":       {answers: []error{apierrors.NewNotFound(kind, "")}, stopped: writer.NotWritten},
+		"never reached":                         {answers: []error{refused}, stopped: writer.NotWritten},
+		"no clear answer":                       {answers: []error{lost, refused}, stopped: writer.Unknown},
+		"the API server does not know the role": {answers: []error{apierrors.NewServiceUnavailable("forbidden")}, stopped: writer.Unknown},
+		"admission refuses it":                  {answers: []error{forbidden}, want: writer.Rejected},
+		"it is invalid":                         {answers: []error{apierrors.NewInvalid(v1alpha1.GroupVersion.WithKind("Sandbox").GroupKind(), "one", nil)}, want: writer.Rejected},
+		"admission refuses another's name":      {answers: []error{forbidden}, there: sandbox("other"), want: writer.Rejected},
+		"refused, but an earlier one landed":    {answers: []error{lost, forbidden}, there: sandbox("u"), want: writer.Landed},
+		"refused after an answer was lost":      {answers: []error{lost, forbidden}, want: writer.Rejected},
 	}
 	for name, test := range tests {
 		t.Run(name, inBubble(func(t *testing.T) {
 			ctx, set := runTasks(t)
 			r := &resources{answers: test.answers, there: test.there}
-			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, Dead: func(string) bool { return false }})
+			w := writer.New(writer.Config{Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, Dead: func(*v1alpha1.Sandbox) bool { return false }})
 			require.NoError(t, w.Admit())
 			require.Error(t, w.Admit(), "the room is bounded")
 			after := make(chan writer.Outcome, 1)
@@ -117,6 +126,7 @@ func TestOutcomes(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, want, got)
 			require.Equal(t, want, <-after)
+			require.Equal(t, want == writer.Rejected, job.Cause() != nil)
 			synctest.Wait()
 			require.Zero(t, w.Pending())
 		}))
@@ -194,7 +204,7 @@ func TestNameOfDeletedSandboxIsAwaited(t *testing.T) {
 			ctx, set := runTasks(t)
 			r := &resources{answers: []error{exists, exists, nil}, there: test.there}
 			w := writer.New(writer.Config{
-				Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, Dead: func(string) bool { return test.dead },
+				Resources: r, Tasks: set, Clock: clock.RealClock{}, Limit: 1, Confirm: leading, Dead: func(*v1alpha1.Sandbox) bool { return test.dead },
 			})
 			w.AdmitAlways()
 			got, _, err := w.Write(sandbox("u"), func(context.Context, writer.Outcome, *v1alpha1.Sandbox) {}).Wait(ctx)

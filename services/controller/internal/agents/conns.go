@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -23,7 +24,8 @@ const (
 	probeReuse = 2 * time.Second
 )
 
-// Conns are the connections to agents, one for each address. Create it with NewConns.
+// Conns are the connections to agents, one for each agent and address. A connection is made only to the agent that is meant: its
+// certificate names its Pod. Create it with NewConns.
 type Conns struct {
 	config rpc.ClientConfig
 	clock  clock.PassiveClock
@@ -31,9 +33,12 @@ type Conns struct {
 
 	mu     sync.Mutex
 	closed bool
-	conns  map[string]*grpc.ClientConn
-	probes map[string]probeResult
+	conns  map[peer]*grpc.ClientConn
+	probes map[peer]probeResult
 }
+
+// peer is an agent at an address.
+type peer struct{ address, agentUID string }
 
 type probeResult struct {
 	at       time.Time
@@ -43,11 +48,11 @@ type probeResult struct {
 
 // NewConns returns Conns without connections; they are opened on first use.
 func NewConns(config rpc.ClientConfig, c clock.PassiveClock) *Conns {
-	return &Conns{config: config, clock: c, conns: map[string]*grpc.ClientConn{}, probes: map[string]probeResult{}}
+	return &Conns{config: config, clock: c, conns: map[peer]*grpc.ClientConn{}, probes: map[peer]probeResult{}}
 }
 
-// Client returns a client of the agent at the address (host:port). It does no I/O.
-func (c *Conns) Client(address string) (agentv1.AgentServiceClient, error) {
+// Client returns a client of the agent whose Pod has the uid, at the address (host:port). It does no I/O.
+func (c *Conns) Client(address, agentUID string) (agentv1.AgentServiceClient, error) {
 	if address == "" {
 		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent has no address yet")
 	}
@@ -56,25 +61,33 @@ func (c *Conns) Client(address string) (agentv1.AgentServiceClient, error) {
 	if c.closed {
 		return nil, fault.New(errdefs.ErrUnavailable, fault.Cancelled, "the controller is shutting down")
 	}
-	conn := c.conns[address]
+	to := peer{address, agentUID}
+	conn := c.conns[to]
 	if conn == nil {
+		config := c.config
+		config.AgentUID = agentUID
 		var err error
-		if conn, err = rpc.Dial(address, c.config); err != nil {
+		if conn, err = rpc.Dial(address, config); err != nil {
 			return nil, err
 		}
-		c.conns[address] = conn
+		c.conns[to] = conn
 	}
 	return agentv1.NewAgentServiceClient(conn), nil
 }
 
-// Drop closes the connection to an address. Its calls fail as canceled; the next call opens a connection again.
+// Drop closes the connections to an address. Their calls fail as canceled; the next call opens a connection again.
 func (c *Conns) Drop(address string) {
 	c.mu.Lock()
-	conn := c.conns[address]
-	delete(c.conns, address)
-	delete(c.probes, address)
+	var dropped []*grpc.ClientConn
+	for to, conn := range c.conns {
+		if to.address == address {
+			dropped = append(dropped, conn)
+			delete(c.conns, to)
+		}
+	}
+	maps.DeleteFunc(c.probes, func(to peer, _ probeResult) bool { return to.address == address })
 	c.mu.Unlock()
-	if conn != nil {
+	for _, conn := range dropped {
 		_ = conn.Close() // fails only if it is already closed
 	}
 }
@@ -83,7 +96,7 @@ func (c *Conns) Drop(address string) {
 func (c *Conns) Close() error {
 	c.mu.Lock()
 	conns := c.conns
-	c.conns, c.closed = map[string]*grpc.ClientConn{}, true
+	c.conns, c.closed = map[peer]*grpc.ClientConn{}, true
 	c.mu.Unlock()
 	var errs []error
 	for _, conn := range conns {
@@ -95,16 +108,17 @@ func (c *Conns) Close() error {
 // Snapshot returns the agent's own snapshot, which may be up to 2 s old: all sandboxes of an agent ask at the same time. It
 // returns AgentUnavailable if the agent does not answer within 2 s, or if another agent has the address.
 func (c *Conns) Snapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
+	to := peer{address, agentUID}
 	c.mu.Lock()
-	last, ok := c.probes[address]
+	last, ok := c.probes[to]
 	c.mu.Unlock()
 	if !ok || c.clock.Since(last.at) > probeReuse {
-		v, _, _ := c.flight.Do(address, func() (any, error) {
-			snapshot, err := c.probe(context.WithoutCancel(ctx), address) // its result is that of all callers
+		v, _, _ := c.flight.Do(agentUID+"@"+address, func() (any, error) {
+			snapshot, err := c.probe(context.WithoutCancel(ctx), to) // its result is that of all callers
 			p := probeResult{at: c.clock.Now(), snapshot: snapshot, err: err}
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.probes[address] = p
+			c.probes[to] = p
 			return p, nil
 		})
 		last, _ = v.(probeResult)
@@ -117,7 +131,7 @@ func (c *Conns) Snapshot(ctx context.Context, address, agentUID string) (*agentv
 
 // FreshSnapshot is like Snapshot, but always asks the agent.
 func (c *Conns) FreshSnapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error) {
-	snapshot, err := c.probe(ctx, address)
+	snapshot, err := c.probe(ctx, peer{address, agentUID})
 	if err != nil {
 		return nil, err
 	}
@@ -132,8 +146,8 @@ func verifySender(s *agentv1.AgentSnapshot, address, agentUID string) (*agentv1.
 	return s, nil
 }
 
-func (c *Conns) probe(ctx context.Context, address string) (*agentv1.AgentSnapshot, error) {
-	client, err := c.Client(address)
+func (c *Conns) probe(ctx context.Context, to peer) (*agentv1.AgentSnapshot, error) {
+	client, err := c.Client(to.address, to.agentUID)
 	if err != nil {
 		return nil, err
 	}
@@ -141,14 +155,14 @@ func (c *Conns) probe(ctx context.Context, address string) (*agentv1.AgentSnapsh
 	defer cancel()
 	stream, err := client.WatchStatus(ctx, &agentv1.WatchStatusRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("probing agent at %s: %w", address, rpc.FromStatus(err))
+		return nil, fmt.Errorf("probing agent at %s: %w", to.address, rpc.FromStatus(err))
 	}
 	first, err := stream.Recv()
 	if err != nil {
-		return nil, fmt.Errorf("probing agent at %s: %w", address, rpc.FromStatus(err))
+		return nil, fmt.Errorf("probing agent at %s: %w", to.address, rpc.FromStatus(err))
 	}
 	if first.GetSnapshot() == nil {
-		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent at %s sent no snapshot first", address)
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "agent at %s sent no snapshot first", to.address)
 	}
 	return first.GetSnapshot(), nil
 }

@@ -124,11 +124,11 @@ func (s *refusingService) WatchStatus(_ *agentv1.WatchStatusRequest, stream grpc
 // Drop closes the connection and forgets what the agent has answered; the next call connects again.
 func TestDroppedConnection(t *testing.T) {
 	conns, agent, _ := connsTo(t)
-	client, err := conns.Client(address)
+	client, err := conns.Client(address, "a")
 	require.NoError(t, err)
 	_, err = conns.Snapshot(t.Context(), address, "a")
 	require.NoError(t, err)
-	again, err := conns.Client(address)
+	again, err := conns.Client(address, "a")
 	require.NoError(t, err)
 	require.Len(t, conns.conns, 1, "a connection for each client")
 	_, err = again.Drain(t.Context(), &agentv1.DrainRequest{AgentUid: "a"})
@@ -145,7 +145,7 @@ func TestDroppedConnection(t *testing.T) {
 
 func TestClosedConnsHaveNoConnections(t *testing.T) {
 	conns, _, _ := connsTo(t)
-	client, err := conns.Client(address)
+	client, err := conns.Client(address, "a")
 	require.NoError(t, err)
 	require.NoError(t, conns.Close())
 	require.NoError(t, conns.Close())

@@ -231,15 +231,15 @@ func TestStatus(t *testing.T) {
 
 func TestClosedConnsRefuseClients(t *testing.T) {
 	conns := agents.NewConns(rpc.ClientConfig{TLS: rpc.TLS{Insecure: true}}, clock.RealClock{})
-	_, err := conns.Client("")
+	_, err := conns.Client("", "uid")
 	require.ErrorContains(t, err, "no address")
-	_, err = conns.Client("127.0.0.1:1")
+	_, err = conns.Client("127.0.0.1:1", "uid")
 	require.NoError(t, err)
 	conns.Drop("127.0.0.1:1")
 	conns.Drop("127.0.0.1:1")
 	_, err = conns.Snapshot(t.Context(), "127.0.0.1:1", "uid")
 	require.Error(t, err)
 	require.NoError(t, conns.Close())
-	_, err = conns.Client("127.0.0.1:1")
+	_, err = conns.Client("127.0.0.1:1", "uid")
 	require.Error(t, err, "nothing would close the connection")
 }

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
-	apifields "k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -34,7 +33,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/certmanager"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/fields"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/issuer"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/sandbox"
 )
@@ -89,7 +90,7 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 		opt(&o)
 	}
 	clk := o.clock
-	client := rpc.ClientConfig{TLS: cfg.TLS, ServerName: rpc.RoleAgent.ServerName()}
+	client := rpc.ClientConfig{TLS: cfg.TLS}
 	var lock *leader.Lock
 	if cfg.LeaderElect {
 		var err error
@@ -130,17 +131,25 @@ func Manager(ctx context.Context, cfg Config, rest *rest.Config, allocator alloc
 		return nil, err
 	}
 	pools, err := pool.New(pool.Config{
-		Client: m.GetClient(), Live: m.GetAPIReader(), Index: index, Agents: conns, Recorder: recorder, Clock: clk, Namespace: cfg.Namespace,
-		Requeue: cfg.RequeueInterval, ShrinkDelay: cfg.ShrinkDelay, Metrics: registry,
+		Client: m.GetClient(), Live: m.GetAPIReader(), Index: index, Agents: conns, Recorder: recorder, Clock: clk,
+		Issuer: newIssuer(cfg, m), Requeue: cfg.RequeueInterval, ShrinkDelay: cfg.ShrinkDelay, Metrics: registry,
 		Injection: pool.Injection{
 			AgentPort: cfg.AgentPort, ContainerdSocket: cfg.ContainerdSocket, ContainerdRoot: cfg.ContainerdRoot, LogRoot: cfg.LogRoot, SlotRoot: cfg.SlotRoot,
-			TLSSecret: cfg.AgentTLSSecret, Insecure: cfg.TLS.Insecure, Env: telemetryEnv(),
+			Insecure: cfg.TLS.Insecure, Env: telemetryEnv(),
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	return m, pools.SetupWithManager(m)
+}
+
+func newIssuer(cfg Config, m manager.Manager) pool.Issuer {
+	if cfg.AgentCertificates == byCertManager {
+		kind, name, _ := certmanager.ParseIssuer(cfg.AgentIssuer) // Validate has parsed it
+		return certmanager.New(certmanager.Config{Client: m.GetClient(), Live: m.GetAPIReader(), Kind: kind, Name: name, TrustFile: cfg.TLS.CAFile, Life: cfg.AgentCertLife})
+	}
+	return issuer.New(issuer.Config{CertFile: cfg.AgentCACertFile, KeyFile: cfg.AgentCAKeyFile, TrustFile: cfg.TLS.CAFile, Life: cfg.AgentCertLife})
 }
 
 func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader.Lock) (manager.Manager, error) {
@@ -154,11 +163,9 @@ func newManager(ctx context.Context, cfg Config, rest *rest.Config, lock *leader
 	opts := manager.Options{
 		Scheme: scheme,
 		Logger: logr.FromContextOrDiscard(ctx),
-		// Of Pods and Secrets, the cache has only agent Pods and the agents' certificate.
+		// Of Pods, the cache has only those of agents.
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
-			&corev1.Secret{}: {Namespaces: map[string]cache.Config{cfg.Namespace: {
-				FieldSelector: apifields.OneTermEqualSelector("metadata.name", cfg.AgentTLSSecret)}}},
 		}, NewInformer: informer.New, DefaultTransform: cache.TransformStripManagedFields()},
 		LeaderElection: cfg.LeaderElect, LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &cfg.Lease.LeaseDuration, RenewDeadline: &cfg.Lease.RenewDeadline, RetryPeriod: &cfg.Lease.RetryPeriod,

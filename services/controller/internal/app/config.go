@@ -13,7 +13,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/certmanager"
 )
+
+// Who signs the certificates of agents.
+const (
+	byController  = "controller"
+	byCertManager = "cert-manager"
+)
+
+// minCertLife leaves the kubelet, which may take two minutes to show a changed Secret, enough of the last third.
+const minCertLife = 10 * time.Minute
 
 // Config has the settings of the controller.
 type Config struct {
@@ -25,7 +35,11 @@ type Config struct {
 	ContainerdRoot     string
 	LogRoot            string
 	SlotRoot           string
-	AgentTLSSecret     string
+	AgentCertificates  string
+	AgentIssuer        string
+	AgentCACertFile    string
+	AgentCAKeyFile     string
+	AgentCertLife      time.Duration
 	Namespace          string
 	LeaderElect        bool
 	Lease              leader.Timing
@@ -47,7 +61,11 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ContainerdRoot, "containerd-root", "/var/lib/containerd", "`path` of containerd's root directory on the nodes")
 	fs.StringVar(&c.LogRoot, "log-root", "/var/log/fast-sandbox", "`path` of the directory of the sandboxes' logs on the nodes")
 	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`path` of the directory of the slots' sockets on the nodes")
-	fs.StringVar(&c.AgentTLSSecret, "agent-tls-secret", "agent-tls", "`name` of the Secret with the agents' certificate, in the controller's namespace; it is copied to the namespaces of pools")
+	fs.StringVar(&c.AgentCertificates, "agent-certificates", byController, "who signs the certificates of agents: controller, or cert-manager by its CertificateRequests")
+	fs.StringVar(&c.AgentIssuer, "agent-issuer", "", "`name` of cert-manager's ClusterIssuer for agents, or Issuer/NAME for an Issuer in each namespace with a pool")
+	fs.StringVar(&c.AgentCACertFile, "agent-ca-cert-file", "", "PEM `file` of the certificate, with its chain, of the authority that signs the certificates of agents")
+	fs.StringVar(&c.AgentCAKeyFile, "agent-ca-key-file", "", "PEM `file` of the private key of that authority")
+	fs.DurationVar(&c.AgentCertLife, "agent-certificate-life", 24*time.Hour, "`time` for which the certificate of an agent is valid; it is renewed after two thirds of that")
 	fs.StringVar(&c.Namespace, "namespace", "", "`namespace` of the controller")
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "reconcile only while holding the Lease fast-sandbox-controller")
@@ -72,7 +90,17 @@ func (c *Config) Validate() error {
 	}
 	require(c.AllocatorAddress != "", "--allocator-address is required")
 	require(c.Namespace != "", "--namespace is required (or POD_NAMESPACE)")
-	require(c.AgentTLSSecret != "" || c.TLS.Insecure, "--agent-tls-secret is required (or --insecure)")
+	switch c.AgentCertificates {
+	case byController:
+		require(c.AgentCACertFile != "" || c.TLS.Insecure, "--agent-ca-cert-file is required (or --insecure)")
+		require(c.AgentCAKeyFile != "" || c.TLS.Insecure, "--agent-ca-key-file is required (or --insecure)")
+	case byCertManager:
+		_, _, err := certmanager.ParseIssuer(c.AgentIssuer)
+		require(err == nil, "--agent-issuer: %w", err)
+	default:
+		require(false, "--agent-certificates is %q, want %s or %s", c.AgentCertificates, byController, byCertManager)
+	}
+	require(c.AgentCertLife >= minCertLife, "--agent-certificate-life is %s, want at least %s", c.AgentCertLife, minCertLife)
 	require(c.AgentPort > 0 && c.AgentPort < 65536, "--agent-port is %d, want 1 to 65535", c.AgentPort)
 	require(c.MaxReconciles > 0, "--max-concurrent-reconciles is %d, want at least 1", c.MaxReconciles)
 	require(c.KubeQPS > 0, "--kube-api-qps is %d, want at least 1", c.KubeQPS)

@@ -22,7 +22,7 @@ func TestDefaultsNeedOnlyWhoAndWith(t *testing.T) {
 func TestEveryProblemNamesItsFlag(t *testing.T) {
 	bad := map[string]string{
 		"allocator-address": "", "agent-port": "0", "containerd-socket": "relative", "containerd-root": "/", "log-root": "/a/../b", "slot-root": "slots",
-		"agent-tls-secret": "", "namespace": "", "requeue-interval": "0s", "deletion-poll-interval": "-1s", "expiration-check-threshold": "0s",
+		"agent-ca-cert-file": "", "agent-ca-key-file": "", "agent-certificate-life": "1m", "namespace": "", "requeue-interval": "0s", "deletion-poll-interval": "-1s", "expiration-check-threshold": "0s",
 		"lease-retry-period": "0s", "lease-renew-deadline": "0s", "lease-duration": "0s",
 		"shrink-delay": "0s", "max-concurrent-reconciles": "0", "kube-api-qps": "0", "kube-api-burst": "-1",
 	}
@@ -37,4 +37,9 @@ func TestEveryProblemNamesItsFlag(t *testing.T) {
 		require.ErrorContains(t, err, "--"+flag)
 	}
 	require.ErrorContains(t, err, "--tls-cert-file", "the shared flags are checked, too")
+	for value, flag := range map[string]string{"cert-manager": "--agent-issuer", "other": "--agent-certificates"} {
+		c.AgentCertificates = value
+		require.ErrorContains(t, c.Validate(), flag)
+		require.NotContains(t, c.Validate().Error(), "--agent-ca-cert-file")
+	}
 }

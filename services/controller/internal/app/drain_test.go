@@ -320,7 +320,7 @@ func (env *testEnv) poolExists() bool {
 }
 
 // TestNamespaceDeletion deletes all resources of a namespace at once: the finalizers of pools and sandboxes do not wait for
-// each other.
+// each other, nor for the rights of the controller, which are deleted too.
 func TestNamespaceDeletion(t *testing.T) {
 	env := newTestEnv(t)
 	env.start()
@@ -329,6 +329,7 @@ func TestNamespaceDeletion(t *testing.T) {
 	env.runSandbox("s", noPorts)
 	env.fastSandbox(a, "f", 1, noPorts)
 	env.waitForPhase("f", v1alpha1.PhaseRunning)
+	require.NoError(t, kube.Delete(env.ctx, env.binding()))
 	require.NoError(t, kube.DeleteAllOf(env.ctx, &v1alpha1.SandboxPool{}, client.InNamespace(env.namespace)))
 	require.NoError(t, kube.DeleteAllOf(env.ctx, &v1alpha1.Sandbox{}, client.InNamespace(env.namespace)))
 	a.stop()

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -147,15 +148,30 @@ func newTestEnv(t *testing.T) *testEnv {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
 	require.NoError(t, kube.Create(env.ctx, ns))
 	env.namespace = ns.Name
+	env.permit()
 	env.config = app.Config{
 		AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
-		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", AgentTLSSecret: "agent-tls", Namespace: systemNamespace,
+		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", AgentCertificates: "controller", AgentCertLife: time.Hour, Namespace: systemNamespace,
 		RequeueInterval: 200 * time.Millisecond, DeletionPoll: 100 * time.Millisecond, ExpirationCheck: 500 * time.Millisecond,
 		LeaderElect: true, Lease: leader.DefaultTiming(), ShrinkDelay: 300 * time.Millisecond, MaxReconciles: 4, KubeQPS: 500, KubeBurst: 500,
 	}
 	env.config.TLS = rpc.TLS{Insecure: true}
 	t.Cleanup(env.clean)
 	return env
+}
+
+// permit binds the namespace to the controller, as an administrator does in each namespace with a pool.
+func (env *testEnv) permit() {
+	env.t.Helper()
+	require.NoError(env.t, kube.Create(env.ctx, env.binding()))
+}
+
+func (env *testEnv) binding() *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: env.namespace, Name: "fast-sandbox-controller"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "fast-sandbox-pool-namespace"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: "controller"}},
+	}
 }
 
 // start starts a controller and waits until it leads. It is stopped by stop, or with the test.

@@ -3,7 +3,6 @@
 package app_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -209,37 +208,4 @@ func TestInvalidTemplateIsReported(t *testing.T) {
 	p.Spec.AgentTemplate.Spec.Containers[0].Name = "agent"
 	require.NoError(t, kube.Patch(env.ctx, p, client.MergeFrom(old)))
 	env.waitForAgents(1)
-}
-
-func TestCertificateIsCopied(t *testing.T) {
-	env := newTestEnv(t)
-	env.config.TLS.Insecure = false
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "agent-tls"}, Data: map[string][]byte{"tls.crt": []byte("one")}}
-	require.NoError(t, kube.Create(env.ctx, secret))
-	t.Cleanup(func() { require.NoError(t, kube.Delete(context.WithoutCancel(env.ctx), secret)) })
-	// A user's Secret of that name is not changed.
-	own := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: env.namespace, Name: "agent-tls"}, Data: map[string][]byte{"x": []byte("mine")}}
-	require.NoError(t, kube.Create(env.ctx, own))
-	env.start()
-	env.pool()
-	env.eventually(func() bool { return poolCondition(env.getPool(), v1alpha1.ConditionReady).Reason == "SecretConflict" }, func() string { return "the condition is missing" })
-	require.NoError(t, kube.Delete(env.ctx, own))
-	p := env.getPool()
-	old := p.DeepCopy()
-	p.Spec.Capacity.BufferMax = 5 // any change reconciles the pool
-	require.NoError(t, kube.Patch(env.ctx, p, client.MergeFrom(old)))
-	pods := env.waitForAgents(1)
-	require.Equal(t, "agent-tls", pods[0].Spec.Volumes[len(pods[0].Spec.Volumes)-1].Secret.SecretName)
-
-	has := func(want string) func() bool {
-		return func() bool {
-			var mirror corev1.Secret
-			err := kube.Get(env.ctx, client.ObjectKey{Namespace: env.namespace, Name: "agent-tls"}, &mirror)
-			return err == nil && string(mirror.Data["tls.crt"]) == want
-		}
-	}
-	env.eventually(has("one"), func() string { return "no copy" })
-	secret.Data["tls.crt"] = []byte("two")
-	require.NoError(t, kube.Update(env.ctx, secret))
-	env.eventually(has("two"), func() string { return "the copy is not updated" })
 }

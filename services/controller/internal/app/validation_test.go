@@ -44,6 +44,8 @@ kind: SandboxPool
 metadata: {name: good}
 spec:
   capacity: {poolMin: 1, poolMax: 2, bufferMin: 1, bufferMax: 2}
+  sandboxResources: {limits: {cpu: "1", memory: 1Gi}}
+  maxSandboxResources: {limits: {cpu: 1000m, pids: 4096}}
   agentTemplate: {spec: {containers: [{name: agent, image: a}]}}
 `
 
@@ -86,15 +88,24 @@ func TestInvalidManifests(t *testing.T) {
 		"variable with an equals": {goodSandbox, set("spec", "envs")(list(map[string]any{"name": "A=B", "value": "x"})), "spec.envs[0].name"},
 		"name not a label":        {goodSandbox, set("metadata", "name")("a.b"), "DNS label"},
 
-		"poolMin too large":     {goodPool, set("spec", "capacity", "poolMin")(int64(3)), "poolMin must not exceed poolMax"},
-		"bufferMin too large":   {goodPool, set("spec", "capacity", "bufferMin")(int64(3)), "bufferMin must not exceed bufferMax"},
-		"negative poolMin":      {goodPool, set("spec", "capacity", "poolMin")(int64(-1)), "spec.capacity.poolMin"},
-		"no poolMax":            {goodPool, set("spec", "capacity", "poolMax")(nil), "spec.capacity.poolMax"},
-		"no capacity":           {goodPool, set("spec", "maxSandboxesPerPod")(int64(0)), "spec.maxSandboxesPerPod"},
-		"runtime with a slash":  {goodPool, set("spec", "runtimeHandler")("a/b"), "spec.runtimeHandler"},
-		"slots.min too large":   {goodPool, set("spec", "slots")(map[string]any{"min": int64(3), "max": int64(2)}), "slots.min must not exceed slots.max"},
-		"negative slots":        {goodPool, set("spec", "slots")(map[string]any{"max": int64(-1)}), "spec.slots.max"},
-		"no template":           {goodPool, set("spec", "agentTemplate")(nil), "spec.agentTemplate"},
+		"poolMin too large":    {goodPool, set("spec", "capacity", "poolMin")(int64(3)), "poolMin must not exceed poolMax"},
+		"bufferMin too large":  {goodPool, set("spec", "capacity", "bufferMin")(int64(3)), "bufferMin must not exceed bufferMax"},
+		"negative poolMin":     {goodPool, set("spec", "capacity", "poolMin")(int64(-1)), "spec.capacity.poolMin"},
+		"no poolMax":           {goodPool, set("spec", "capacity", "poolMax")(nil), "spec.capacity.poolMax"},
+		"no capacity":          {goodPool, set("spec", "maxSandboxesPerPod")(int64(0)), "spec.maxSandboxesPerPod"},
+		"runtime with a slash": {goodPool, set("spec", "runtimeHandler")("a/b"), "spec.runtimeHandler"},
+		"slots.min too large":  {goodPool, set("spec", "slots")(map[string]any{"min": int64(3), "max": int64(2)}), "slots.min must not exceed slots.max"},
+		"negative slots":       {goodPool, set("spec", "slots")(map[string]any{"max": int64(-1)}), "spec.slots.max"},
+		"no template":          {goodPool, set("spec", "agentTemplate")(nil), "spec.agentTemplate"},
+		"maximum of zero":      {goodPool, set("spec", "maxSandboxResources")(map[string]any{"limits": map[string]any{"pids": "0"}}), "a maximum must be greater than 0"},
+		"negative maximum":     {goodPool, set("spec", "maxSandboxResources")(map[string]any{"limits": map[string]any{"pids": int64(-1)}}), "a maximum must be greater than 0"},
+		"default above the maximum": {
+			goodPool, func(o map[string]any) {
+				set("spec", "sandboxResources")(map[string]any{"limits": map[string]any{"cpu": "1", "memory": "1Gi"}})(o)
+				set("spec", "maxSandboxResources")(map[string]any{"limits": map[string]any{"cpu": int64(1), "memory": "1023Mi"}})(o)
+			}, "sandboxResources must not exceed maxSandboxResources",
+		},
+		"unknown image policy":  {goodPool, set("spec", "imagePolicy")("Always"), "spec.imagePolicy"},
 		"unknown default limit": {goodPool, set("spec", "sandboxResources")(map[string]any{"limits": map[string]any{"disk": "1"}}), "only cpu, memory and pids"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -162,11 +162,11 @@ func (d *drainer) request(ctx context.Context, m *member, resume bool) (sandboxe
 	if address == "" && m.pod.Status.PodIP != "" {
 		address = net.JoinHostPort(m.pod.Status.PodIP, strconv.Itoa(int(d.config.Injection.AgentPort)))
 	}
-	c, err := d.config.Agents.Client(address)
+	uid := string(m.pod.UID)
+	c, err := d.config.Agents.Client(address, uid)
 	if err != nil {
 		return 0, false, err
 	}
-	uid := string(m.pod.UID)
 	resp, err := c.Drain(ctx, &agentv1.DrainRequest{AgentUid: uid, Resume: resume})
 	if err != nil {
 		return 0, false, fmt.Errorf("draining agent %s: %w", m.pod.Name, rpc.FromStatus(err))

@@ -40,7 +40,7 @@ var (
 	start  = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	poolID = types.NamespacedName{Namespace: "ns", Name: "py"}
 	inj    = Injection{AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
-		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", TLSSecret: "agent-tls", Insecure: true}
+		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", Insecure: true}
 	errRefused = fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "failed by the test")
 )
 
@@ -74,11 +74,11 @@ func beingDeleted(p *v1alpha1.SandboxPool) { at := metav1.NewTime(start); p.Dele
 
 // agentPod returns a ready agent Pod of the pool, with the name as its uid.
 func agentPod(name string, changes ...func(*corev1.Pod)) *corev1.Pod {
-	p, err := inj.Pod(testPool())
+	p, err := inj.Pod(testPool(), name)
 	if err != nil {
 		panic(err)
 	}
-	p.GenerateName, p.Name, p.UID, p.Annotations = "", name, types.UID(name), map[string]string{}
+	p.GenerateName, p.UID, p.Annotations = "", types.UID(name), map[string]string{}
 	p.CreationTimestamp = metav1.NewTime(start)
 	p.Spec.NodeName = "node-" + name
 	at := metav1.NewTime(start)
@@ -131,7 +131,7 @@ func newFixture(t *testing.T, objects ...client.Object) *fixture {
 		WithStatusSubresource(&v1alpha1.SandboxPool{}).WithIndex(&v1alpha1.Sandbox{}, fields.Pool, fields.PoolOf).
 		WithInterceptorFuncs(f.api.funcs()).Build()
 	r, err := New(Config{Client: f.client, Live: f.client, Index: f.index, Agents: f.agents, Recorder: f.recorder, Clock: f.clock, Injection: inj,
-		Namespace: "system", Requeue: requeue, ShrinkDelay: shrinkDelay, Metrics: prometheus.NewRegistry()})
+		Issuer: &fakeIssuer{clock: f.clock}, Requeue: requeue, ShrinkDelay: shrinkDelay, Metrics: prometheus.NewRegistry()})
 	require.NoError(t, err)
 	f.Reconciler = r
 	return f
@@ -330,7 +330,7 @@ func newFakeAgents() *fakeAgents {
 	return &fakeAgents{errs: map[string]error{}, sandboxes: map[string]int32{}, snapshots: map[string]*agentv1.AgentSnapshot{}}
 }
 
-func (a *fakeAgents) Client(address string) (agentv1.AgentServiceClient, error) {
+func (a *fakeAgents) Client(address, _ string) (agentv1.AgentServiceClient, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.addresses = append(a.addresses, address)

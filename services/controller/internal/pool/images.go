@@ -144,7 +144,7 @@ func (p *pinner) pin(ctx context.Context, i *inventory) time.Duration {
 func (p *pinner) call(ctx context.Context, m *member, images []string) {
 	ctx, cancel := context.WithTimeout(ctx, pinTimeout)
 	defer cancel()
-	client, err := p.config.Agents.Client(m.agent.GetAddress())
+	client, err := p.config.Agents.Client(m.agent.GetAddress(), string(m.pod.UID))
 	if err == nil {
 		_, err = client.SetPinnedImages(ctx, &agentv1.SetPinnedImagesRequest{AgentUid: string(m.pod.UID), Images: images})
 		err = rpc.FromStatus(err)

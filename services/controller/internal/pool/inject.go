@@ -12,9 +12,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
@@ -26,10 +28,13 @@ const (
 	// statePath is where an agent keeps what has to survive a restart of its process, but not its Pod: terms, tombstones, pinned
 	// images, and whether it is draining.
 	statePath   = "/var/lib/fast-sandbox"
-	healthPort  = 8081
 	metricsPort = 9091
+	// healthSocket is the unix socket on which an agent answers probes. Sandboxes share the agent's network, and not its files.
+	healthSocket = "/tmp/health.sock"
 	// volumePrefix is the prefix of the names of injected volumes. A template must not use it.
 	volumePrefix = "fsb-"
+	// tlsVolume is the volume with the agent's certificate.
+	tlsVolume = volumePrefix + "tls"
 	// graceSeconds is how long an agent has to complete its calls. Its sandboxes are removed by the controller or the janitor.
 	graceSeconds = 30
 )
@@ -45,15 +50,13 @@ type Injection struct {
 	LogRoot string
 	// SlotRoot is the directory of the sockets of slots, on the node and in the Pod.
 	SlotRoot string
-	// TLSSecret is the name of the Secret with the agents' certificate. It is not mounted if Insecure.
-	TLSSecret string
 	// Insecure makes agents serve without TLS.
 	Insecure bool
 	// Env are the telemetry settings of agents, unless their template sets them.
 	Env []corev1.EnvVar
 }
 
-// templateError is why no agent can be created until the pool, or a Secret, is changed.
+// templateError is why no agent can be created until the pool is changed.
 type templateError struct{ reason, message string }
 
 // Error returns the message.
@@ -81,15 +84,27 @@ func (i Injection) Check(p *v1alpha1.SandboxPool) error {
 	return nil
 }
 
+// maxNameBase bounds the part of a Pod's name that comes from the pool, as the API server does for generated names.
+const maxNameBase = 58
+
+// podName returns a name for a new agent Pod of a pool. This controller chooses it, and not the API server, because the Pod mounts a
+// Secret that is named after it.
+func podName(p *v1alpha1.SandboxPool) string {
+	base := generateName(p)
+	return base[:min(len(base), maxNameBase)] + rand.String(5)
+}
+
+func generateName(p *v1alpha1.SandboxPool) string { return p.Name + "-agent-" }
+
 // Pod returns a new agent Pod of a pool, which shares no memory with the pool.
-func (i Injection) Pod(p *v1alpha1.SandboxPool) (*corev1.Pod, error) {
+func (i Injection) Pod(p *v1alpha1.SandboxPool, name string) (*corev1.Pod, error) {
 	if err := i.Check(p); err != nil {
 		return nil, err
 	}
 	template := p.Spec.AgentTemplate.DeepCopy()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: p.Namespace, GenerateName: p.Name + "-agent-",
+			Namespace: p.Namespace, Name: name, GenerateName: generateName(p),
 			Labels: map[string]string{}, Annotations: template.Metadata.Annotations,
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, v1alpha1.GroupVersion.WithKind("SandboxPool"))},
 		},
@@ -107,7 +122,7 @@ func (i Injection) Pod(p *v1alpha1.SandboxPool) (*corev1.Pod, error) {
 	if s.TerminationGracePeriodSeconds == nil {
 		s.TerminationGracePeriodSeconds = ptr.To(int64(graceSeconds))
 	}
-	mounts := i.volumes(s)
+	mounts := i.volumes(s, name)
 	for at := range s.Containers {
 		if s.Containers[at].Name == agentContainer {
 			i.container(&s.Containers[at], p, mounts)
@@ -122,7 +137,7 @@ func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mount
 		c.VolumeMounts = append(c.VolumeMounts, m)
 	}
 	i.env(c, p)
-	ports := []corev1.ContainerPort{{Name: "agent", ContainerPort: i.AgentPort}, {Name: "health", ContainerPort: healthPort}, {Name: "metrics", ContainerPort: metricsPort}}
+	ports := []corev1.ContainerPort{{Name: "agent", ContainerPort: i.AgentPort}, {Name: "metrics", ContainerPort: metricsPort}}
 	for _, port := range ports {
 		port.Protocol = corev1.ProtocolTCP
 		c.Ports = slices.DeleteFunc(c.Ports, func(old corev1.ContainerPort) bool {
@@ -131,13 +146,13 @@ func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mount
 		c.Ports = append(c.Ports, port)
 	}
 	probe := func(period, failures int32) *corev1.Probe {
-		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: healthPort, Service: ptr.To("")}},
-			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 3}
+		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/agent", "probe"}}},
+			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 10}
 	}
-	// With a startup probe, a new agent is ready soon although the other probes have long periods.
+	// With a startup probe, a new agent is ready soon although the other probes have long periods: each is a process.
 	c.StartupProbe = cmpOr(c.StartupProbe, probe(1, 60))
-	c.ReadinessProbe = cmpOr(c.ReadinessProbe, probe(5, 2))
-	c.LivenessProbe = cmpOr(c.LivenessProbe, probe(10, 6))
+	c.ReadinessProbe = cmpOr(c.ReadinessProbe, probe(30, 2))
+	c.LivenessProbe = cmpOr(c.LivenessProbe, probe(30, 2))
 	if c.SecurityContext == nil {
 		c.SecurityContext = &corev1.SecurityContext{}
 	}
@@ -161,7 +176,7 @@ func secure(s *corev1.SecurityContext) {
 }
 
 // volumes adds the volumes to a Pod, and returns the agent's mounts.
-func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
+func (i Injection) volumes(s *corev1.PodSpec, pod string) []corev1.VolumeMount {
 	host := func(name, path string, kind corev1.HostPathType) {
 		s.Volumes = append(s.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
 			HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &kind}}})
@@ -186,9 +201,9 @@ func (i Injection) volumes(s *corev1.PodSpec) []corev1.VolumeMount {
 		{Name: "fsb-tmp", MountPath: "/tmp"},
 	}
 	if !i.Insecure {
-		s.Volumes = append(s.Volumes, corev1.Volume{Name: "fsb-tls", VolumeSource: corev1.VolumeSource{
-			Secret: &corev1.SecretVolumeSource{SecretName: i.TLSSecret, DefaultMode: ptr.To(int32(0o400))}}})
-		mounts = append(mounts, corev1.VolumeMount{Name: "fsb-tls", MountPath: tlsPath, ReadOnly: true})
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: tlsVolume, VolumeSource: corev1.VolumeSource{
+			Secret: &corev1.SecretVolumeSource{SecretName: secretName(pod), DefaultMode: ptr.To(int32(0o400))}}})
+		mounts = append(mounts, corev1.VolumeMount{Name: tlsVolume, MountPath: tlsPath, ReadOnly: true})
 	}
 	return mounts
 }
@@ -211,8 +226,9 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 		value("FSB_CGROUP_ROOT", cgroupPath),
 		value("FSB_STATE_DIR", statePath),
 		value("FSB_SLOT_ROOT", i.SlotRoot),
+		value("FSB_HEALTH_SOCKET", healthSocket),
 	}
-	ours = append(ours, slotBounds(p)...)
+	ours = append(ours, optional(p)...)
 	if i.Insecure {
 		ours = append(ours, value("FSB_INSECURE", "true"))
 	} else {
@@ -231,14 +247,33 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 	}
 }
 
-// slotBounds returns the environment variables for the bounds of slots that the pool sets.
-func slotBounds(p *v1alpha1.SandboxPool) []corev1.EnvVar {
+// optional returns the environment variables for what the pool sets beyond the defaults: bounds of slots and of the limits of
+// sandboxes, and the image policy.
+func optional(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 	var out []corev1.EnvVar
+	add := func(name string, n int64) {
+		out = append(out, corev1.EnvVar{Name: name, Value: strconv.FormatInt(n, 10)})
+	}
 	if s := p.Spec.Slots; s != nil && s.Min != nil {
-		out = append(out, corev1.EnvVar{Name: "AGENT_SLOTS_MIN", Value: strconv.Itoa(int(*s.Min))})
+		add("AGENT_SLOTS_MIN", int64(*s.Min))
 	}
 	if s := p.Spec.Slots; s != nil && s.Max != nil {
-		out = append(out, corev1.EnvVar{Name: "AGENT_SLOTS_MAX", Value: strconv.Itoa(int(*s.Max))})
+		add("AGENT_SLOTS_MAX", int64(*s.Max))
+	}
+	maximum := convert.LimitsToProto(p.Spec.MaxSandboxResources)
+	for _, limit := range []struct {
+		name  string
+		value int64
+	}{
+		{"FSB_SANDBOX_MAX_CPU_MILLIS", maximum.GetCpuMillis()}, {"FSB_SANDBOX_MAX_MEMORY_BYTES", maximum.GetMemoryBytes()},
+		{"FSB_SANDBOX_MAX_PIDS", maximum.GetPids()},
+	} {
+		if limit.value > 0 {
+			add(limit.name, limit.value)
+		}
+	}
+	if p.Spec.ImagePolicy == v1alpha1.ImagePolicyVerify {
+		out = append(out, corev1.EnvVar{Name: "FSB_IMAGE_POLICY", Value: string(p.Spec.ImagePolicy)})
 	}
 	return out
 }
@@ -247,8 +282,8 @@ func slotBounds(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 // are not part of it, because agents can change them while they run.
 func templateHash(p *v1alpha1.SandboxPool, i Injection) string {
 	parts := []any{p.Spec.AgentTemplate, perAgent(p), p.Spec.RuntimeHandler, i}
-	if bounds := slotBounds(p); len(bounds) > 0 { // without bounds, the hash is that of versions without slots
-		parts = append(parts, bounds)
+	if set := optional(p); len(set) > 0 { // otherwise the hash is that of versions without such fields
+		parts = append(parts, set)
 	}
 	raw, err := json.Marshal(parts)
 	if err != nil { // all of it was decoded from JSON

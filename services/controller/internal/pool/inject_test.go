@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
@@ -19,7 +20,7 @@ import (
 
 func injection() pool.Injection {
 	return pool.Injection{AgentPort: 5758, ContainerdSocket: "/run/containerd/containerd.sock", ContainerdRoot: "/var/lib/containerd",
-		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", TLSSecret: "agent-tls", Env: []corev1.EnvVar{{Name: "OTEL_SERVICE_NAME", Value: "agent"}}}
+		LogRoot: "/var/log/fast-sandbox", SlotRoot: "/var/lib/fast-sandbox/slots", Env: []corev1.EnvVar{{Name: "OTEL_SERVICE_NAME", Value: "agent"}}}
 }
 
 func newPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
@@ -40,6 +41,7 @@ func newPool(change ...func(*corev1.PodSpec)) *v1alpha1.SandboxPool {
 // golden is the Pod for a minimal template.
 const golden = `
 metadata:
+  name: py-agent-x
   generateName: py-agent-
   namespace: ns
   labels:
@@ -64,7 +66,7 @@ spec:
     - {name: fsb-slots, hostPath: {path: /var/lib/fast-sandbox/slots, type: DirectoryOrCreate}}
     - {name: fsb-state, emptyDir: {}}
     - {name: fsb-tmp, emptyDir: {}}
-    - {name: fsb-tls, secret: {secretName: agent-tls, defaultMode: 256}}
+    - {name: fsb-tls, secret: {secretName: py-agent-x-tls, defaultMode: 256}}
   containers:
     - {name: side, image: side, resources: {}}
     - name: agent
@@ -94,17 +96,17 @@ spec:
         - {name: FSB_CGROUP_ROOT, value: /host/cgroup}
         - {name: FSB_STATE_DIR, value: /var/lib/fast-sandbox}
         - {name: FSB_SLOT_ROOT, value: /var/lib/fast-sandbox/slots}
+        - {name: FSB_HEALTH_SOCKET, value: /tmp/health.sock}
         - {name: FSB_TLS_CERT_FILE, value: /etc/fast-sandbox/tls/tls.crt}
         - {name: FSB_TLS_KEY_FILE, value: /etc/fast-sandbox/tls/tls.key}
         - {name: FSB_TLS_CA_FILE, value: /etc/fast-sandbox/tls/ca.crt}
         - {name: OTEL_SERVICE_NAME, value: agent}
       ports:
         - {name: agent, containerPort: 5758, protocol: TCP}
-        - {name: health, containerPort: 8081, protocol: TCP}
         - {name: metrics, containerPort: 9091, protocol: TCP}
-      startupProbe: {grpc: {port: 8081, service: ""}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 3}
-      readinessProbe: {grpc: {port: 8081, service: ""}, periodSeconds: 5, failureThreshold: 2, timeoutSeconds: 3}
-      livenessProbe: {grpc: {port: 8081, service: ""}, periodSeconds: 10, failureThreshold: 6, timeoutSeconds: 3}
+      startupProbe: {exec: {command: [/agent, probe]}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 10}
+      readinessProbe: {exec: {command: [/agent, probe]}, periodSeconds: 30, failureThreshold: 2, timeoutSeconds: 10}
+      livenessProbe: {exec: {command: [/agent, probe]}, periodSeconds: 30, failureThreshold: 2, timeoutSeconds: 10}
       securityContext:
         runAsUser: 0
         runAsNonRoot: false
@@ -117,7 +119,7 @@ spec:
 func TestAgentPod(t *testing.T) {
 	p := newPool()
 	before := p.DeepCopy()
-	got, err := injection().Pod(p)
+	got, err := injection().Pod(p, "py-agent-x")
 	require.NoError(t, err)
 	require.Empty(t, cmp.Diff(before, p), "the pool was modified")
 	require.Len(t, got.Labels[v1alpha1.LabelTemplateHash], 10)
@@ -137,7 +139,7 @@ func TestTemplateIsKept(t *testing.T) {
 		s.Containers[1].VolumeMounts = []corev1.VolumeMount{{Name: "mine", MountPath: "/run/containerd"}, {Name: "mine", MountPath: "/mine"}}
 		s.Containers[1].LivenessProbe = &corev1.Probe{PeriodSeconds: 77}
 		s.NodeSelector = map[string]string{"disk": "fast"}
-	}))
+	}), "py-agent-x")
 	require.NoError(t, err)
 	require.Equal(t, int64(5), *got.Spec.TerminationGracePeriodSeconds)
 	require.Equal(t, corev1.RestartPolicyAlways, got.Spec.RestartPolicy)
@@ -163,7 +165,7 @@ func TestTemplateIsKept(t *testing.T) {
 func TestInsecureAgentsHaveNoCertificate(t *testing.T) {
 	i := injection()
 	i.Insecure = true
-	got, err := i.Pod(newPool())
+	got, err := i.Pod(newPool(), "py-agent-x")
 	require.NoError(t, err)
 	for _, v := range got.Spec.Volumes {
 		require.Nil(t, v.Secret)
@@ -184,7 +186,7 @@ func TestInvalidTemplates(t *testing.T) {
 		"bad name":     {func() *v1alpha1.SandboxPool { p := newPool(); p.Name = "a.b"; return p }(), "metadata.name"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := injection().Pod(tc.pool)
+			_, err := injection().Pod(tc.pool, "py-agent-x")
 			require.ErrorContains(t, err, tc.message)
 		})
 	}
@@ -193,7 +195,7 @@ func TestInvalidTemplates(t *testing.T) {
 // TestTemplateHash: the hash changes if, and only if, a new Pod would be different.
 func TestTemplateHash(t *testing.T) {
 	hash := func(p *v1alpha1.SandboxPool, i pool.Injection) string {
-		pod, err := i.Pod(p)
+		pod, err := i.Pod(p, "py-agent-x")
 		require.NoError(t, err)
 		return pod.Labels[v1alpha1.LabelTemplateHash]
 	}
@@ -223,6 +225,46 @@ func TestTemplateHash(t *testing.T) {
 	require.Equal(t, base, hash(unbounded, injection()), "empty bounds change the hash")
 }
 
+// TestMaximumOfLimits: agents know the pool's maxima, whatever the template says.
+func TestMaximumOfLimits(t *testing.T) {
+	p := newPool(func(s *corev1.PodSpec) {
+		s.Containers[1].Env = []corev1.EnvVar{{Name: "FSB_SANDBOX_MAX_PIDS", Value: "1000000"}}
+	})
+	base, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	p.Spec.MaxSandboxResources = &v1alpha1.SandboxResources{Limits: corev1.ResourceList{"cpu": resource.MustParse("1500m"), "pids": resource.MustParse("100")}}
+	pod, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	require.NotEqual(t, base.Labels[v1alpha1.LabelTemplateHash], pod.Labels[v1alpha1.LabelTemplateHash])
+	got := map[string]string{}
+	for _, e := range pod.Spec.Containers[1].Env {
+		if strings.HasPrefix(e.Name, "FSB_SANDBOX_MAX_") {
+			require.NotContains(t, got, e.Name, "duplicate variable")
+			got[e.Name] = e.Value
+		}
+	}
+	require.Equal(t, map[string]string{"FSB_SANDBOX_MAX_CPU_MILLIS": "1500", "FSB_SANDBOX_MAX_PIDS": "100"}, got)
+}
+
+// TestImagePolicy: the template cannot weaken the pool's policy.
+func TestImagePolicy(t *testing.T) {
+	p := newPool(func(s *corev1.PodSpec) {
+		s.Containers[1].Env = []corev1.EnvVar{{Name: "FSB_IMAGE_POLICY", Value: "Cached"}}
+	})
+	base, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	p.Spec.ImagePolicy = v1alpha1.ImagePolicyCached // the default, which pools from before the field do not have
+	cached, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	require.Equal(t, base.Labels, cached.Labels)
+	p.Spec.ImagePolicy = v1alpha1.ImagePolicyVerify
+	verify, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	require.NotEqual(t, base.Labels, verify.Labels)
+	require.Contains(t, verify.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_IMAGE_POLICY", Value: "Verify"})
+	require.NotContains(t, verify.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_IMAGE_POLICY", Value: "Cached"})
+}
+
 // TestSlotBounds: the pool's bounds override its template. A bound that is not set is left to the agent.
 func TestSlotBounds(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -239,7 +281,7 @@ func TestSlotBounds(t *testing.T) {
 				s.Containers[1].Env = []corev1.EnvVar{{Name: "AGENT_SLOTS_MAX", Value: "77"}}
 			})
 			p.Spec.Slots = tc.slots
-			pod, err := injection().Pod(p)
+			pod, err := injection().Pod(p, "py-agent-x")
 			require.NoError(t, err)
 			got := map[string]string{}
 			for _, e := range pod.Spec.Containers[1].Env {

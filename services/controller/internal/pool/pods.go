@@ -18,11 +18,12 @@ type agentPods struct {
 	config     Config
 	expect     *expectations
 	drains     *drains
+	certs      *certificates
 	operations *prometheus.CounterVec
 }
 
-func newAgentPods(cfg Config, expect *expectations, d *drains) (*agentPods, error) {
-	a := &agentPods{config: cfg, expect: expect, drains: d, operations: prometheus.NewCounterVec(prometheus.CounterOpts{
+func newAgentPods(cfg Config, expect *expectations, d *drains, certs *certificates) (*agentPods, error) {
+	a := &agentPods{config: cfg, expect: expect, drains: d, certs: certs, operations: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fastsandbox_controller_agent_pods_total", Help: "Agent Pods that were created and deleted, by reason."},
 		[]string{"operation", "reason"})}
 	if err := cfg.Metrics.Register(a.operations); err != nil {
@@ -45,7 +46,7 @@ func (a *agentPods) deleteFinished(ctx context.Context, i *inventory) error {
 func (a *agentPods) create(ctx context.Context, i *inventory, n int) error {
 	logr.FromContextOrDiscard(ctx).Info("creating agents", obs.KeyCount, n, obs.KeyActive, i.load.Active, obs.KeyPending, i.load.Pending)
 	for range n {
-		pod, err := a.config.Injection.Pod(i.pool)
+		pod, err := a.config.Injection.Pod(i.pool, podName(i.pool))
 		if err != nil {
 			return err
 		}
@@ -57,6 +58,9 @@ func (a *agentPods) create(ctx context.Context, i *inventory, n int) error {
 		i.expected++
 		a.operations.WithLabelValues("create", "missing").Inc()
 		a.config.Recorder.Eventf(i.pool, nil, corev1.EventTypeNormal, "AgentCreated", "CreateAgent", "created agent Pod %s", pod.Name)
+		if err := a.certs.issue(ctx, i.name, pod); err != nil {
+			return err
+		}
 	}
 	return nil
 }

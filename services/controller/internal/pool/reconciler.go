@@ -39,8 +39,8 @@ import (
 
 // Agents are the connections to agents. *agents.Conns implements it.
 type Agents interface {
-	// Client returns a client of the agent at the address. It does no I/O.
-	Client(address string) (agentv1.AgentServiceClient, error)
+	// Client returns a client of the agent whose Pod has the uid, at the address. It does no I/O.
+	Client(address, agentUID string) (agentv1.AgentServiceClient, error)
 	// FreshSnapshot returns the agent's own snapshot. It fails if the agent does not answer within 2 s, or if another agent has
 	// the address.
 	FreshSnapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
@@ -72,8 +72,8 @@ type Config struct {
 	Clock clock.Clock
 	// Injection is added to every agent Pod.
 	Injection Injection
-	// Namespace is the controller's own, which has the Secret with the agents' certificate.
-	Namespace string
+	// Issuer issues the certificates of agents. It is not used for insecure ones.
+	Issuer Issuer
 	// Requeue is the interval of retries.
 	Requeue time.Duration
 	// ShrinkDelay is how long an idle agent must have been surplus before it is drained.
@@ -91,7 +91,7 @@ type Reconciler struct {
 	idle    *idleness
 	drains  *drains
 	pins    *pins
-	secrets *secrets
+	certs   *certificates
 	pods    *agentPods
 	drainer *drainer
 	pinner  *pinner
@@ -102,10 +102,10 @@ type Reconciler struct {
 func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{
 		Config: cfg, feed: feed.New[types.NamespacedName](), expect: newExpectations(cfg.Clock), idle: newIdleness(cfg.Clock),
-		drains: newDrains(cfg.Clock), pins: newPins(cfg.Clock), secrets: newSecrets(cfg),
+		drains: newDrains(cfg.Clock), pins: newPins(cfg.Clock), certs: newCertificates(cfg),
 	}
 	var err error
-	if r.pods, err = newAgentPods(cfg, r.expect, r.drains); err != nil {
+	if r.pods, err = newAgentPods(cfg, r.expect, r.drains, r.certs); err != nil {
 		return nil, err
 	}
 	r.drainer = &drainer{config: cfg, state: r.drains, expect: r.expect, pods: r.pods}
@@ -125,7 +125,6 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		For(&v1alpha1.SandboxPool{}).
 		Owns(&corev1.Pod{}).
 		Watches(&v1alpha1.Sandbox{}, enqueuePoolOfSandbox()).
-		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfSecret)).
 		WatchesRawSource(r.feed.Source(handler.TypedFuncs[types.NamespacedName, reconcile.Request]{
 			GenericFunc: func(_ context.Context, e event.TypedGenericEvent[types.NamespacedName], q queue) {
 				q.AddAfter(reconcile.Request{NamespacedName: e.Object}, gatherDelay)
@@ -160,23 +159,6 @@ func enqueuePoolOfSandbox() handler.EventHandler {
 	}
 }
 
-// poolsOfSecret returns all pools if the Secret is the agents' certificate.
-func (r *Reconciler) poolsOfSecret(ctx context.Context, o client.Object) []reconcile.Request {
-	if o.GetNamespace() != r.Namespace || o.GetName() != r.Injection.TLSSecret {
-		return nil
-	}
-	var list v1alpha1.SandboxPoolList
-	if err := r.Client.List(ctx, &list); err != nil {
-		logr.FromContextOrDiscard(ctx).Error(err, "listing pools")
-		return nil
-	}
-	out := make([]reconcile.Request, len(list.Items))
-	for i := range list.Items {
-		out[i] = reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])}
-	}
-	return out
-}
-
 // Reconcile reconciles one pool. It implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	var p v1alpha1.SandboxPool
@@ -196,17 +178,23 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	var requeue time.Duration
 	var problem error
+	var unbound *unboundError
+	requeue, certErr := r.certs.keep(ctx, i)
 	if p.DeletionTimestamp != nil {
 		released, after, err := r.terminate(ctx, i)
-		if err != nil || released {
+		problem = asUnbound(err, p.Namespace)
+		if released || problem != nil && !errors.As(problem, &unbound) {
 			return conflictAsDelay(reconcile.Result{}, err)
 		}
-		requeue = after
+		requeue = sooner(requeue, after)
 	} else {
-		requeue, problem = r.reconcileAgents(ctx, i)
-		requeue = sooner(requeue, r.pinner.pin(ctx, i))
+		after, err := r.reconcileAgents(ctx, i)
+		problem = asUnbound(err, p.Namespace)
+		requeue = sooner(sooner(requeue, after), r.pinner.pin(ctx, i))
+	}
+	if problem == nil {
+		problem = asUnbound(certErr, p.Namespace)
 	}
 	later, err := r.status.write(ctx, i, problem)
 	if err != nil {
@@ -253,9 +241,6 @@ func (r *Reconciler) carryOut(ctx context.Context, i *inventory) (time.Duration,
 		return 0, err
 	}
 	if err := r.addFinalizer(ctx, i); err != nil {
-		return 0, err
-	}
-	if err := r.secrets.mirror(ctx, i.pool); err != nil {
 		return 0, err
 	}
 	if err := r.pods.deleteFinished(ctx, i); err != nil {

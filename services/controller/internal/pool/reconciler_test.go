@@ -308,20 +308,6 @@ func TestMetricRegistrationError(t *testing.T) {
 	require.ErrorContains(t, err, "registering metrics")
 }
 
-func TestSecretEnqueuesAllPools(t *testing.T) {
-	other := testPool(func(p *v1alpha1.SandboxPool) { p.Namespace, p.Name = "elsewhere", "other" })
-	secret := func(namespace, name string) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	}
-	f := newFixture(t, testPool(), other)
-	require.ElementsMatch(t, []reconcile.Request{{NamespacedName: poolID}, {NamespacedName: client.ObjectKeyFromObject(other)}},
-		f.poolsOfSecret(t.Context(), secret("system", "agent-tls")))
-	require.Empty(t, f.poolsOfSecret(t.Context(), secret("ns", "agent-tls")), "the copy in the namespace of a pool")
-	require.Empty(t, f.poolsOfSecret(t.Context(), secret("system", "other")))
-	f.api.fail["list SandboxPool"] = errAPI
-	require.Empty(t, f.poolsOfSecret(t.Context(), secret("system", "agent-tls")))
-}
-
 func TestSandboxEnqueuesItsPool(t *testing.T) {
 	in := func(pool string) *v1alpha1.Sandbox {
 		return &v1alpha1.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: v1alpha1.SandboxSpec{PoolRef: pool}}

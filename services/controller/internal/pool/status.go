@@ -116,7 +116,10 @@ func readiness(p *v1alpha1.SandboxPool, s summary, want int, problem error) stat
 // progressOf returns the condition Progressing.
 func progressOf(i *inventory, p *v1alpha1.SandboxPool, s summary, want int, problem error) state {
 	serving := i.current() - s.draining
+	var unbound *unboundError
 	switch {
+	case errors.As(problem, &unbound):
+		return state{metav1.ConditionFalse, reasonUnbound, truncate(problem.Error())}
 	case p.DeletionTimestamp != nil:
 		return state{metav1.ConditionTrue, reasonDeleting, s.waiting()}
 	case problem != nil:
@@ -231,8 +234,12 @@ func (s summary) waiting() string {
 
 func reasonOf(err error) string {
 	var invalid *templateError
-	if errors.As(err, &invalid) {
+	var unbound *unboundError
+	switch {
+	case errors.As(err, &invalid):
 		return invalid.reason
+	case errors.As(err, &unbound):
+		return reasonUnbound
 	}
 	return "ReconcileFailed"
 }

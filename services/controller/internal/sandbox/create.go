@@ -35,8 +35,8 @@ type creator struct {
 // create asks the assigned agent for the container, in the background. It may be repeated: an agent that has a container with
 // the fence returns its report.
 func (c *creator) create(ctx context.Context, t *target) progress {
-	fence, address := t.fence(), c.agents.address(t.fence(), t.assignment)
-	record := recordOf(t, c.pools.limits(ctx, t))
+	fence, address := t.fence(), c.agents.address(ctx, t.name.Namespace, t.fence(), t.assignment)
+	record := recordOf(t, c.pools.find(ctx, t))
 	c.calls.start(withTrace(ctx, t), t.name, fence, "", func(ctx context.Context, stage func(string)) (*agentv1.SandboxReport, error) {
 		ctx, cancel := context.WithTimeout(ctx, createTimeout)
 		defer cancel()
@@ -54,7 +54,7 @@ func (c *creator) create(ctx context.Context, t *target) progress {
 }
 
 func createOn(ctx context.Context, agents Agents, address string, record *agentv1.SandboxRecord, stage func(string)) (*agentv1.SandboxReport, error) {
-	client, err := agents.Client(address)
+	client, err := agents.Client(address, record.GetFence().GetAgentUid())
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +77,8 @@ func createOn(ctx context.Context, agents Agents, address string, record *agentv
 	}
 }
 
-// recordOf returns the record of the container to create.
-func recordOf(t *target, defaults *sandboxv1.ResourceLimits) *agentv1.SandboxRecord {
+// recordOf returns the record of the container to create. pool is nil if it is not known.
+func recordOf(t *target, pool *v1alpha1.SandboxPool) *agentv1.SandboxRecord {
 	s := t.sandbox
 	spec := convert.SpecToProto(&s.Spec)
 	spec.Pool = s.Pool()
@@ -88,7 +88,7 @@ func recordOf(t *target, defaults *sandboxv1.ResourceLimits) *agentv1.SandboxRec
 	}
 	return &agentv1.SandboxRecord{
 		Fence: convert.FenceToProto(t.fence()), Namespace: s.Namespace, Name: s.Name, Labels: maps.Clone(s.Labels), Spec: spec,
-		Limits:    convert.Effective(spec.GetResources(), defaults),
+		Limits:    convert.Effective(spec.GetResources(), pool),
 		RequestId: s.Annotations[v1alpha1.AnnotationRequestID], Traceparent: s.Annotations[v1alpha1.AnnotationTraceparent],
 		CreateTime: timestamppb.New(created), ConsistencyMode: sandboxv1.ConsistencyMode_CONSISTENCY_MODE_STRONG,
 	}

@@ -26,7 +26,7 @@ func TestCreateAsksTheAgent(t *testing.T) {
 	limits := func(cpu string) *v1alpha1.SandboxResources {
 		return &v1alpha1.SandboxResources{Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}}
 	}
-	f := newFixture(t, newPool(func(p *v1alpha1.SandboxPool) {
+	f := newFixture(t, agentPod(), newPool(func(p *v1alpha1.SandboxPool) {
 		p.Spec.SandboxResources = limits("2")
 		p.Spec.SandboxResources.Limits[corev1.ResourceMemory] = resource.MustParse("1Gi")
 	}))
@@ -58,6 +58,7 @@ func TestCreateAsksTheAgent(t *testing.T) {
 	require.Equal(t, "pool", record.GetSpec().GetPool(), "the record has the resolved pool")
 	require.Equal(t, int64(1000), record.GetLimits().GetCpuMillis(), "the spec overrides the pool")
 	require.Equal(t, int64(1<<30), record.GetLimits().GetMemoryBytes())
+	require.Equal(t, int64(1024), record.GetLimits().GetPids(), "neither sets it")
 	require.Equal(t, "request", record.GetRequestId())
 	require.Equal(t, createTrace, record.GetTraceparent())
 	require.True(t, record.GetCreateTime().AsTime().Equal(accepted))

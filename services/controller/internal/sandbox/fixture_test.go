@@ -249,7 +249,7 @@ type fakeAgents struct {
 	addresses            []string
 }
 
-func (a *fakeAgents) Client(address string) (agentv1.AgentServiceClient, error) {
+func (a *fakeAgents) Client(address, _ string) (agentv1.AgentServiceClient, error) {
 	a.addresses = append(a.addresses, address)
 	return a.service, a.dialErr
 }
@@ -328,7 +328,7 @@ func (s *stream[T]) Recv() (*T, error) {
 
 // agentPod returns the Pod of the agent.
 func agentPod() *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: "agent-1", UID: "agent-uid"}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: "agent-1", UID: "agent-uid"}, Status: corev1.PodStatus{PodIP: "10.0.0.1"}}
 }
 
 // newPool returns the pool of the sandboxes.

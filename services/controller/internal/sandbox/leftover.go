@@ -49,22 +49,22 @@ func (l *leftovers) collect(ctx context.Context, name types.NamespacedName, curr
 	fence := fenceOf(h.Assignment)
 	logr.FromContextOrDiscard(ctx).Info("sandbox was removed before its container", obs.KeyFence, fence.String(), obs.KeyAgent, h.AgentPod)
 	l.forget(name)
-	l.background.run(ctx, func(ctx context.Context) { l.remove(ctx, name.Namespace, h, fence) })
+	l.background.run(ctx, func(ctx context.Context) { l.remove(ctx, name, h, fence) })
 	return nil
 }
 
 // remove deletes the container, until the agent has reported its removal or the agent's Pod does not exist.
-func (l *leftovers) remove(ctx context.Context, namespace string, h hold, fence identity.Fence) {
+func (l *leftovers) remove(ctx context.Context, name types.NamespacedName, h hold, fence identity.Fence) {
 	log := logr.FromContextOrDiscard(ctx).WithValues(obs.KeyFence, fence.String(), obs.KeyAgent, h.AgentPod)
 	err := backoff.Retry(ctx, l.clock, backoff.Policy{Initial: l.timing.Requeue, Max: 2 * l.timing.Requeue}, func(ctx context.Context) error {
-		err := l.deleter.delete(ctx, l.deleter.agents.address(fence, &h.Assignment), fence, h.grace, func(string) {})
+		err := l.deleter.delete(ctx, l.deleter.agents.address(ctx, name.Namespace, fence, &h.Assignment), fence, h.grace, func(string) {})
 		if err == nil {
 			if err := releaseReservation(ctx, l.allocator, fence); err != nil { // the Registry also learns from the agent
 				log.V(2).Info("reservation not released", obs.KeyError, err.Error())
 			}
 			return nil
 		}
-		if gone, goneErr := l.deleter.agents.podGone(ctx, namespace, h.Assignment); goneErr == nil && gone {
+		if gone, goneErr := l.deleter.agents.podGone(ctx, name.Namespace, h.Assignment); goneErr == nil && gone {
 			return nil
 		}
 		log.Info("container of removed sandbox not deleted", obs.KeyError, err.Error())

@@ -46,7 +46,7 @@ func (d *lossDetector) detect(ctx context.Context, t *target) (lost bool, requeu
 	case agents.NotReady, agents.Silent:
 	}
 	requeue = after(d.timing.Requeue)
-	if _, err := d.agents.calls.Snapshot(ctx, d.agents.address(t.fence(), t.assignment), t.assignment.AgentUID); err == nil {
+	if _, err := d.agents.calls.Snapshot(ctx, d.agents.address(ctx, t.name.Namespace, t.fence(), t.assignment), t.assignment.AgentUID); err == nil {
 		d.memory.agentAnswered(t.name)
 		return false, requeue, nil
 	}
@@ -74,30 +74,27 @@ type agentAccess struct {
 	calls  Agents
 }
 
-// address returns the address of the fence's agent. The Registry's address is preferred to that of the assignment, because
-// the Pod may have another one after its sandbox was recreated by the kubelet.
-func (a *agentAccess) address(f identity.Fence, assignment *v1alpha1.Assignment) string {
-	if agent, ok := a.index.Agent(f.AgentUID); ok && agent.GetAddress() != "" {
-		return agent.GetAddress()
-	}
-	if assignment != nil && assignment.AgentUID == f.AgentUID {
-		return assignment.AgentAddress
-	}
-	return ""
-}
-
 // snapshotCall is Agents.Snapshot or Agents.FreshSnapshot.
 type snapshotCall func(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
 
-// ask returns an agent's own report of a container, or nil if it has none. The error says that the agent did not answer.
-func (a *agentAccess) ask(ctx context.Context, f identity.Fence, address string, snapshot snapshotCall) (*agentv1.SandboxReport, error) {
+// ask returns an agent's own report of a container of the sandbox's name, or nil if it has none. The error says that the agent did not
+// answer. A snapshot that the agent gave before is believed only for what it has, because it may be older than the container.
+func (a *agentAccess) ask(ctx context.Context, name types.NamespacedName, f identity.Fence, address string) (*agentv1.SandboxReport, error) {
+	report, err := a.find(ctx, name, f, address, a.calls.Snapshot)
+	if err == nil && report == nil {
+		return a.find(ctx, name, f, address, a.calls.FreshSnapshot)
+	}
+	return report, err
+}
+
+func (a *agentAccess) find(ctx context.Context, name types.NamespacedName, f identity.Fence, address string, snapshot snapshotCall) (*agentv1.SandboxReport, error) {
 	s, err := snapshot(ctx, address, f.AgentUID)
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range s.GetSandboxes() {
 		has := identity.FenceOf(r.GetRecord().GetFence())
-		if has.SandboxUID == f.SandboxUID && has.Attempt == f.Attempt {
+		if has.SandboxUID == f.SandboxUID && has.Attempt == f.Attempt && named(r, name) {
 			return r, nil
 		}
 	}

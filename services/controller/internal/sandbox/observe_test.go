@@ -228,14 +228,29 @@ func TestPodGoneComparesTheUID(t *testing.T) {
 	require.True(t, gone)
 }
 
+// TestAddress: users can write any address into an assignment, and name any agent.
 func TestAddress(t *testing.T) {
-	f := newFixture(t)
+	f := newFixture(t, agentPod())
 	a := f.access()
-	require.Equal(t, "10.0.0.1:5758", a.address(fence, &assigned))
-	require.Empty(t, a.address(fence, nil))
-	otherAgent := fence
-	otherAgent.AgentUID = "other"
-	require.Empty(t, a.address(otherAgent, &assigned), "the assignment is to another agent")
+	address := func(namespace string, change func(*v1alpha1.Assignment)) string {
+		x := assigned
+		if change != nil {
+			change(&x)
+		}
+		return a.address(t.Context(), namespace, fence, &x)
+	}
+	require.Equal(t, "10.0.0.1:5758", address(name.Namespace, nil))
+	require.Empty(t, a.address(t.Context(), name.Namespace, fence, nil))
+	require.Empty(t, address("other", nil), "the Pod is in another namespace")
+	for what, forge := range map[string]func(*v1alpha1.Assignment){
+		"another agent":        func(x *v1alpha1.Assignment) { x.AgentUID = "other" },
+		"another Pod":          func(x *v1alpha1.Assignment) { x.AgentPod = "other" },
+		"an address elsewhere": func(x *v1alpha1.Assignment) { x.AgentAddress = "192.0.2.1:5758" },
+		"no address":           func(x *v1alpha1.Assignment) { x.AgentAddress = "" },
+	} {
+		require.Empty(t, address(name.Namespace, forge), what)
+	}
 	f.registry.agents["agent-uid"] = registered("10.0.0.2:5758", "pool")
-	require.Equal(t, "10.0.0.2:5758", a.address(fence, &assigned), "the Pod has a new address")
+	require.Equal(t, "10.0.0.2:5758", address(name.Namespace, nil), "the Pod has a new address")
+	require.Empty(t, address("other", nil))
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/lifecycle"
@@ -38,11 +39,15 @@ func (p *placer) allocate(ctx context.Context, t *target) (progress, error) {
 	ctx, span := obs.Tracer().Start(withTrace(ctx, t), "sandbox.reserve", spanOf(t))
 	defer span.End()
 	s := t.sandbox
+	if err := convert.CheckLimits(convert.LimitsToProto(s.Spec.Resources), p.explainer.pools.find(ctx, t)); err != nil {
+		return p.unplaced(ctx, t, err), nil
+	}
 	call, cancel := context.WithTimeout(ctx, allocateTimeout)
 	defer cancel()
 	resp, err := p.allocator.Allocate(call, &allocatorv1.AllocateRequest{
 		Namespace: s.Namespace, Name: s.Name, SandboxUid: s.EffectiveUID(), Attempt: s.Status.Attempt + 1,
 		Pool: s.Pool(), Image: s.Spec.Image, Ports: s.Spec.ExposedPorts, ExcludeAgents: p.memory.excluded(t.name),
+		Resources: convert.LimitsToProto(s.Spec.Resources),
 	})
 	if err != nil {
 		return p.unplaced(ctx, t, rpc.FromStatus(err)), nil

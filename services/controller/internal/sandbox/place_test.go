@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -33,6 +34,7 @@ func placed(f identity.Fence, node string) *allocatorv1.AllocateResponse {
 func TestAllocateWritesTheAssignment(t *testing.T) {
 	f := newFixture(t, newSandbox(inPhase(v1alpha1.PhasePending), func(s *v1alpha1.Sandbox) {
 		s.Spec.ExposedPorts, s.Status.Attempt, s.Status.Message = []int32{80}, 1, "the last attempt"
+		s.Spec.Resources = &v1alpha1.SandboxResources{Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")}}
 	}))
 	second := fence
 	second.Attempt = 2
@@ -49,6 +51,7 @@ func TestAllocateWritesTheAssignment(t *testing.T) {
 	require.Equal(t, int64(2), req.GetAttempt())
 	require.Equal(t, "pool", req.GetPool())
 	require.Equal(t, []int32{80}, req.GetPorts())
+	require.EqualValues(t, 500, req.GetResources().GetCpuMillis())
 	require.Equal(t, []string{"full"}, req.GetExcludeAgents())
 
 	got, err := f.get().Assignment()
@@ -164,6 +167,7 @@ func TestUnplaced(t *testing.T) {
 		{"no ready agents", newPool(), []agents.Agent{agentWith(false, "HeartbeatTimeout")}, false, noCapacity, "NoReadyAgent", "(1 HeartbeatTimeout)", 0},
 		{"agents unknown", newPool(), nil, true, noCapacity, "NoCapacity", "failed by the test", 0},
 		{"port in use", newPool(), nil, false, failure(errdefs.ErrResourceExhausted, fault.PortConflict), "PortConflict", "one of the ports [80] is in use", 0},
+		{"over a quota", newPool(), nil, false, failure(errdefs.ErrResourceExhausted, fault.QuotaExceeded), "QuotaExceeded", "failed by the test", 0},
 		{"no allocator", newPool(), nil, false, failure(errdefs.ErrUnavailable, fault.NotLeader), "AllocatorUnavailable", "is asked again", 0},
 		{"timeout", newPool(), nil, false, failure(context.DeadlineExceeded, fault.Internal), "AllocatorUnavailable", "is asked again", 0},
 		{"invalid request", newPool(), nil, false, failure(errdefs.ErrInvalidArgument, fault.ImageInvalid), "ImageInvalid", "failed by the test", lifecycle.AgentFailed},
@@ -196,6 +200,29 @@ func TestUnplaced(t *testing.T) {
 				require.LessOrEqual(t, p.requeue, timing.Requeue)
 			}
 		})
+	}
+}
+
+// TestMaximumOfThePool: a Sandbox, which anyone may write with kubectl, cannot ask for more than its pool allows. No capacity is
+// reserved for it.
+func TestMaximumOfThePool(t *testing.T) {
+	limits := func(pids string) *v1alpha1.SandboxResources {
+		return &v1alpha1.SandboxResources{Limits: corev1.ResourceList{"pids": resource.MustParse(pids)}}
+	}
+	for pids, refused := range map[string]bool{"101": true, "100": false} {
+		f := newFixture(t, newSandbox(func(s *v1alpha1.Sandbox) { s.Spec.Resources = limits(pids) }),
+			newPool(func(p *v1alpha1.SandboxPool) { p.Spec.MaxSandboxResources = limits("100") }))
+		f.allocator.response = placed(fence, "node-1")
+		p, err := f.placer().allocate(t.Context(), f.target())
+		require.NoError(t, err)
+		require.True(t, p.done)
+		if !refused {
+			require.Len(t, f.allocator.allocates, 1)
+			continue
+		}
+		require.Equal(t, lifecycle.AgentFailed, p.next)
+		require.Equal(t, &cause{"InvalidField", "spec.resources.pids: 101 exceeds the pool's maximum of 100"}, p.cause)
+		require.Empty(t, f.allocator.allocates)
 	}
 }
 

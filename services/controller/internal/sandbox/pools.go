@@ -8,8 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 )
 
@@ -61,11 +59,11 @@ func (p *pools) key(t *target) types.NamespacedName {
 	return types.NamespacedName{Namespace: t.name.Namespace, Name: t.sandbox.Pool()}
 }
 
-// limits returns the limits of sandboxes that set none. A pool that does not exist has none.
-func (p *pools) limits(ctx context.Context, t *target) *sandboxv1.ResourceLimits {
+// find returns the pool of a sandbox, or nil if it is not known.
+func (p *pools) find(ctx context.Context, t *target) *v1alpha1.SandboxPool {
 	pool, err := p.get(ctx, t)
 	if err != nil {
 		return nil
 	}
-	return convert.LimitsToProto(pool.Spec.SandboxResources)
+	return pool
 }

@@ -50,8 +50,8 @@ const (
 
 // Agents are the connections to agents. *agents.Conns implements it.
 type Agents interface {
-	// Client returns a client of the agent at the address. It does no I/O.
-	Client(address string) (agentv1.AgentServiceClient, error)
+	// Client returns a client of the agent whose Pod has the uid, at the address. It does no I/O.
+	Client(address, agentUID string) (agentv1.AgentServiceClient, error)
 	// Snapshot returns the agent's own snapshot, which may be 2 s old. It fails if the agent does not answer within 2 s, or if
 	// another agent has the address.
 	Snapshot(ctx context.Context, address, agentUID string) (*agentv1.AgentSnapshot, error)
@@ -235,8 +235,7 @@ func (r *Reconciler) advance(ctx context.Context, t *target) (total result, lost
 // prepare decodes the assignment, adds the finalizer and fills in the parts of the status that do not depend on events. It
 // reports false if the sandbox cannot be processed.
 func (r *Reconciler) prepare(ctx context.Context, t *target) (result, bool, error) {
-	var err error
-	if t.assignment, err = t.sandbox.Assignment(); err != nil {
+	if err := r.assignment(t); err != nil {
 		// A container may be running: not even a deletion can be carried out until the annotation is corrected.
 		why := &cause{"AssignmentInvalid", err.Error()}
 		return result{requeue: after(r.config.Timing.Requeue), cause: why, blocked: why}, false, nil //nolint:nilerr // the cause carries it
@@ -255,6 +254,17 @@ func (r *Reconciler) prepare(ctx context.Context, t *target) (result, bool, erro
 	}
 	recordAssignment(t, r.memory)
 	return result{}, true, r.pools.resolve(ctx, t)
+}
+
+// assignment decodes the assignment, and returns an error for one that cannot be followed.
+func (r *Reconciler) assignment(t *target) (err error) {
+	if t.assignment, err = t.sandbox.Assignment(); err != nil {
+		return err
+	}
+	if err = r.remover.deleter.agents.verify(t); err != nil {
+		t.assignment = nil
+	}
+	return err
 }
 
 // act carries out actions, until one has to wait. why is the cause of the event.

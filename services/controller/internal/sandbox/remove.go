@@ -90,7 +90,7 @@ func (r *remover) removed(ctx context.Context, t *target, so result) (progress, 
 
 // start deletes a container in the background. The deletion continues on the agent if the call is canceled.
 func (r *remover) start(ctx context.Context, t *target, fence identity.Fence) {
-	address, grace := r.deleter.agents.address(fence, t.assignment), t.gracePeriod()
+	address, grace := r.deleter.agents.address(ctx, t.name.Namespace, fence, t.assignment), t.gracePeriod()
 	r.deletes.start(withTrace(ctx, t), t.name, fence, formatGrace(grace), func(ctx context.Context, stage func(string)) (*agentv1.SandboxReport, error) {
 		return nil, r.deleter.delete(ctx, address, fence, grace, stage)
 	})
@@ -137,7 +137,8 @@ func (r *remover) removeStale(ctx context.Context, t *target) result {
 	var out result
 	for _, report := range r.deleter.agents.index.Reports(t.sandbox.EffectiveUID()) {
 		fence := identity.FenceOf(report.GetRecord().GetFence())
-		if fence.Attempt >= current || report.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATING {
+		// Another sandbox's container may have the uid that a user has written into this one's annotations.
+		if !named(report, t.name) || fence.Attempt >= current || report.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATING {
 			continue
 		}
 		if o, ok := r.deletes.get(t.name, fence); ok && !o.running {
@@ -185,7 +186,7 @@ func (d *deleter) delete(ctx context.Context, address string, fence identity.Fen
 }
 
 func deleteOn(ctx context.Context, agents Agents, address string, fence identity.Fence, grace *time.Duration, stage func(string)) error {
-	client, err := agents.Client(address)
+	client, err := agents.Client(address, fence.AgentUID)
 	if err != nil {
 		return err
 	}

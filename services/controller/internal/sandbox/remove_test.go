@@ -235,7 +235,7 @@ func TestRemoveStale(t *testing.T) {
 	f := newFixture(t)
 	f.agents.service.gate = make(chan struct{})
 	stale := report(runningState)
-	stale.Record = &agentv1.SandboxRecord{Fence: &agentv1.Fence{SandboxUid: "uid", Attempt: 1, AgentUid: "old"}}
+	stale.Record.Fence.AgentUid = "old"
 	staleFence := identity.Fence{SandboxUID: "uid", Attempt: 1, AgentUID: "old"}
 	f.registry.reports[staleFence] = stale
 	r := f.remover()

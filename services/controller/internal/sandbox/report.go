@@ -112,10 +112,7 @@ func (o *reportObserver) observeMissing(ctx context.Context, t *target) (observa
 	if !o.agents.index.Synced() {
 		return observation{}, nil // all assigned sandboxes are reconciled when it is
 	}
-	report, err := o.ask(ctx, t, o.agents.calls.Snapshot)
-	if err == nil && report == nil {
-		report, err = o.ask(ctx, t, o.agents.calls.FreshSnapshot) // the cached snapshot may be older than the container
-	}
+	report, err := o.agents.ask(ctx, t.name, t.fence(), o.agents.address(ctx, t.name.Namespace, t.fence(), t.assignment))
 	if err != nil {
 		return observation{result: later}, nil //nolint:nilerr // no answer proves nothing; the loss detector decides
 	}
@@ -125,11 +122,6 @@ func (o *reportObserver) observeMissing(ctx context.Context, t *target) (observa
 		return seen, nil
 	}
 	return observation{event: lifecycle.AgentTerminated, result: result{cause: &cause{"ContainerGone", "the agent has no container of this sandbox"}}}, nil
-}
-
-// ask returns the agent's own report of the sandbox, or nil if it has none.
-func (o *reportObserver) ask(ctx context.Context, t *target, snapshot snapshotCall) (*agentv1.SandboxReport, error) {
-	return o.agents.ask(ctx, t.fence(), o.agents.address(t.fence(), t.assignment), snapshot)
 }
 
 // createObserver reads the outcome of creates.

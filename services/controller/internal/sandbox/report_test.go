@@ -31,11 +31,11 @@ const (
 
 func report(state agentv1.SandboxState) *agentv1.SandboxReport {
 	return &agentv1.SandboxReport{State: state, ContainerId: "uid-1", StartTime: timestamppb.New(start), Record: &agentv1.SandboxRecord{
-		Fence: &agentv1.Fence{SandboxUid: "uid", Attempt: 1, AgentUid: "agent-uid"}}}
+		Namespace: name.Namespace, Name: name.Name, Fence: &agentv1.Fence{SandboxUid: "uid", Attempt: 1, AgentUid: "agent-uid"}}}
 }
 
 func registered(address, pool string) agents.Agent {
-	return agents.Agent{Agent: &allocatorv1.Agent{Address: address, Ready: true, Info: &agentv1.AgentInfo{PodUid: "agent-uid", Pool: pool}}}
+	return agents.Agent{Agent: &allocatorv1.Agent{Address: address, Ready: true, Info: &agentv1.AgentInfo{PodUid: "agent-uid", Namespace: name.Namespace, Pool: pool}}}
 }
 
 // TestReports: the event of each report, for a sandbox that this controller creates, one that runs, and one of the fast path.
@@ -123,7 +123,9 @@ func TestMissingReport(t *testing.T) {
 		return &agentv1.AgentSnapshot{Sandboxes: reports}
 	}
 	otherAttempt := report(runningState)
-	otherAttempt.Record = &agentv1.SandboxRecord{Fence: &agentv1.Fence{SandboxUid: "uid", Attempt: 2, AgentUid: "agent-uid"}}
+	otherAttempt.Record.Fence.Attempt = 2
+	otherSandbox := report(runningState)
+	otherSandbox.Record.Name = "victim"
 	running := inPhase(v1alpha1.PhaseRunning)
 	for _, tt := range []struct {
 		name            string
@@ -138,6 +140,7 @@ func TestMissingReport(t *testing.T) {
 		{name: "running", changes: []change{running}, snapshot: snapshot(report(runningState)), want: lifecycle.AgentRunning, requeue: timing.Requeue},
 		{name: "running, the cached snapshot is older", changes: []change{running}, fresh: snapshot(report(runningState)), want: lifecycle.AgentRunning, requeue: timing.Requeue},
 		{name: "removed", changes: []change{running}, snapshot: snapshot(otherAttempt), fresh: snapshot(otherAttempt), want: lifecycle.AgentTerminated},
+		{name: "another sandbox has the fence", changes: []change{running}, snapshot: snapshot(otherSandbox), fresh: snapshot(otherSandbox), want: lifecycle.AgentTerminated},
 		{name: "no answer", changes: []change{running}, err: errUnreachable, requeue: timing.Requeue},
 		{name: "no Registry", changes: []change{running}, unsynced: true},
 		{name: "an ended report of an earlier create", changes: []change{running}, registry: report(terminated), snapshot: snapshot(report(runningState)), want: lifecycle.AgentRunning, requeue: timing.Requeue},

@@ -40,13 +40,13 @@ func (r *remover) removeAttempt(ctx context.Context, t *target, s v1alpha1.Super
 		return nil, err
 	}
 	waiting := &result{removing: true, requeue: after(r.timing.DeletionPoll)}
-	report, known := r.reportOf(ctx, fence)
+	report, known := r.reportOf(ctx, t, fence)
 	switch {
 	case !known:
 		waiting.blocked = &cause{reasonUnreachable, fmt.Sprintf("agent %s has not said yet whether it has a container of an earlier attempt to create the sandbox; the deletion ends when it does, or with its Pod: see kubectl describe pod %s",
 			s.AgentPod, s.AgentPod)}
 		return waiting, nil
-	case report == nil, report.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED, !named(report, t):
+	case report == nil, report.GetState() == agentv1.SandboxState_SANDBOX_STATE_TERMINATED, !named(report, t.name):
 		return nil, nil
 	}
 	r.removeContainer(ctx, t, fence)
@@ -55,7 +55,7 @@ func (r *remover) removeAttempt(ctx context.Context, t *target, s v1alpha1.Super
 
 // reportOf returns an agent's report of a container, nil if it has none; false if it has not said whether it has one. An agent that
 // accepts no sandboxes is asked itself: one that drains would otherwise hold up the deletion until its other sandboxes have ended.
-func (r *remover) reportOf(ctx context.Context, f identity.Fence) (report *agentv1.SandboxReport, known bool) {
+func (r *remover) reportOf(ctx context.Context, t *target, f identity.Fence) (report *agentv1.SandboxReport, known bool) {
 	access := r.deleter.agents
 	if report := access.index.Report(f); report != nil {
 		return report, true
@@ -64,16 +64,11 @@ func (r *remover) reportOf(ctx context.Context, f identity.Fence) (report *agent
 	case agents.Ready:
 		return nil, true
 	case agents.NotReady:
-		report, err := access.ask(ctx, f, access.address(f, nil), access.calls.FreshSnapshot)
+		report, err := access.ask(ctx, t.name, f, access.address(ctx, t.name.Namespace, f, nil))
 		return report, err == nil
 	case agents.Unknown, agents.Silent, agents.Absent:
 	}
 	return nil, false
-}
-
-// named reports whether an agent's report is about a container of the sandbox's name.
-func named(report *agentv1.SandboxReport, t *target) bool {
-	return report.GetRecord().GetNamespace() == t.name.Namespace && report.GetRecord().GetName() == t.name.Name
 }
 
 // removeContainer removes a container other than that of the assignment in force. A call that has failed is made again the

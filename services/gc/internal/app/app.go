@@ -22,6 +22,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/breaker"
@@ -106,12 +107,39 @@ func New(ctx context.Context, cfg Config, api *rest.Config) (*App, error) {
 			return nil, err
 		}
 	}
-	a.server, err = rpc.NewServer(ctx, rpc.ServerConfig{Address: cfg.BindAddress, TLS: cfg.TLS, Allow: gcrpc.Allow(), Registry: a.registry})
-	if err != nil {
+	if err := a.serve(ctx, api, clk); err != nil {
 		return nil, err
 	}
-	gcrpc.New(gcrpc.Config{Collector: a.collector, Guard: a.gate, Feed: &a.feed, Closing: a.closing}).Register(a.server)
 	return a, nil
+}
+
+// serve makes the gRPC server.
+func (a *App) serve(ctx context.Context, api *rest.Config, clk clock.PassiveClock) error {
+	// A client of its own, so that the collectors' requests do not delay the callers.
+	own := rest.CopyConfig(api)
+	own.UserAgent += " (authorization)"
+	own.QPS = -1
+	httpClient, err := rest.HTTPClientFor(own)
+	if err != nil {
+		return fmt.Errorf("creating the client for authorization: %w", err)
+	}
+	tokens, authorizer, err := a.config.Access.New(own, httpClient, clk)
+	if err != nil {
+		return err
+	}
+	limits, err := limit.New(a.config.Limits, clk, a.registry)
+	if err != nil {
+		return err
+	}
+	a.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: a.config.BindAddress, TLS: a.config.TLS, Registry: a.registry,
+		Users: &rpc.Users{Tokens: tokens, Access: authorizer, Rules: gcrpc.Rules(), Proxies: []rpc.Role{rpc.RoleGateway}, Limits: limits},
+	})
+	if err != nil {
+		return err
+	}
+	gcrpc.New(gcrpc.Config{Collector: a.collector, Guard: a.gate, Feed: &a.feed, Closing: a.closing}).Register(a.server)
+	return nil
 }
 
 // Addr is where the gRPC server listens.

@@ -83,7 +83,7 @@ func namespace(t *testing.T) string {
 // run runs the collectors with quick settings and those of args. ended has their error; stop ends them.
 func run(t *testing.T, namespace string, args ...string) (a *app.App, ended <-chan error, stop func()) {
 	t.Helper()
-	cfg := parsed(t, append([]string{"--namespace=" + namespace, "--metrics-bind-address=0", "--bind-address=127.0.0.1:0", "--health-probe-bind-address=0", "--mode=enforce",
+	cfg := parsed(t, append([]string{"--namespace=" + namespace, "--metrics-bind-address=0", "--bind-address=127.0.0.1:0", "--health-socket=0", "--mode=enforce",
 		"--rival-check=300ms", "--pod-gc-period=200ms", "--pod-gc-quarantine=600ms", "--initial-sync-timeout=5s", "--lease-duration=1s",
 		"--lease-renew-deadline=800ms", "--lease-retry-period=50ms"}, args...)...)
 	require.NoError(t, cfg.Validate())

@@ -11,9 +11,11 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 )
 
 // The modes.
@@ -46,13 +48,15 @@ type Config struct {
 	Syncs              int
 	DiscoveryPeriod    time.Duration
 	InitialSyncTimeout time.Duration
-	Ignored            []string
+	Ignored            []string // nil: the default of the mode
 	MaxShare           float64
 	MaxWindow          time.Duration
 	MaxFloor           int
 	RivalCheck         time.Duration
 	RivalCheckPeriod   time.Duration
 	Kubeconfig         string
+	Access             auth.Options
+	Limits             limit.Options
 	KubeQPS, KubeBurst int
 }
 
@@ -66,13 +70,15 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	config.BindEnv(fs, "namespace", "POD_NAMESPACE")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", true, "delete only while holding the Lease fast-sandbox-gc")
 	c.Lease.AddFlags(fs)
+	c.Access.AddFlags(fs)
+	c.Limits.AddFlags(fs)
 	fs.IntVar(&c.PodThreshold, "terminated-pod-gc-threshold", 12500, "`number` of finished Pods to keep; 0 keeps all")
 	fs.DurationVar(&c.PodPeriod, "pod-gc-period", 20*time.Second, "`interval` between rounds of PodGC")
 	fs.DurationVar(&c.Quarantine, "pod-gc-quarantine", 40*time.Second, "`time` for which a Pod's node must be unknown before the API server is asked about it")
 	fs.IntVar(&c.Syncs, "concurrent-gc-syncs", 20, "`number` of objects to process concurrently")
 	fs.DurationVar(&c.DiscoveryPeriod, "discovery-period", 30*time.Second, "`interval` between discoveries of new kinds")
 	fs.DurationVar(&c.InitialSyncTimeout, "initial-sync-timeout", 30*time.Second, "`time` to wait for the first lists before work begins without the resources that fail")
-	fs.StringSliceVar(&c.Ignored, "ignored-resources", []string{"events", "events.events.k8s.io"}, "`resources` (resource.group) that are not watched")
+	fs.StringSliceVar(&c.Ignored, "ignored-resources", nil, "`resources` (resource.group) that are not watched (default events and events.events.k8s.io, and secrets in mode observe)")
 	fs.Float64Var(&c.MaxShare, "max-delete-share", 0.5, "`share` of all objects that may be deleted within --max-delete-window; more stops all deletions; 1 means no limit")
 	fs.DurationVar(&c.MaxWindow, "max-delete-window", time.Minute, "`window` over which deletions are counted")
 	fs.IntVar(&c.MaxFloor, "max-delete-floor", 1000, "`number` of deletions within --max-delete-window that are always permitted")
@@ -111,6 +117,7 @@ func (c *Config) Validate() error {
 	} {
 		require(d.value >= d.least, "--%s is %s, want at least %s", d.flag, d.value, d.least)
 	}
+	problems = append(append(problems, c.Access.Validate()...), c.Limits.Validate()...)
 	return errors.Join(append(problems, c.Lease.Validate()...)...)
 }
 
@@ -122,9 +129,18 @@ func (c *Config) inScope(group string) bool {
 	return slices.Contains(c.Scope, scopeAll) || slices.Contains(c.Scope, group)
 }
 
+// ignored returns the resources that are not watched. Events own nothing. An observer leaves Secrets out, because it would need the
+// right to read them for no more than their place in the graph.
 func (c *Config) ignored() []schema.GroupResource {
+	names := c.Ignored
+	if names == nil {
+		names = []string{"events", "events.events.k8s.io"}
+		if c.Mode == ModeObserve {
+			names = append(names, "secrets")
+		}
+	}
 	var out []schema.GroupResource
-	for _, r := range c.Ignored {
+	for _, r := range names {
 		out = append(out, schema.ParseGroupResource(r))
 	}
 	return out

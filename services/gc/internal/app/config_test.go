@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/app"
 )
@@ -48,4 +49,20 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 		})
 	}
 	require.NoError(t, parsed(t, "--mode=enforce", "--namespace=ns", "--scope=core,fast-sandbox.io").Validate())
+}
+
+// TestObserverIgnoresSecrets: its account has no right to read them. A collector that enforces deletes Secrets too.
+func TestObserverIgnoresSecrets(t *testing.T) {
+	events, others, secrets := schema.GroupResource{Resource: "events"}, schema.GroupResource{Group: "events.k8s.io", Resource: "events"}, schema.GroupResource{Resource: "secrets"}
+	for name, test := range map[string]struct {
+		args []string
+		want []schema.GroupResource
+	}{
+		"observe":     {nil, []schema.GroupResource{events, others, secrets}},
+		"enforce":     {[]string{"--mode=enforce"}, []schema.GroupResource{events, others}},
+		"a selection": {[]string{"--ignored-resources=leases.coordination.k8s.io"}, []schema.GroupResource{{Group: "coordination.k8s.io", Resource: "leases"}}},
+		"nothing":     {[]string{"--ignored-resources="}, nil},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, test.want, parsed(t, test.args...).IgnoredResources()) })
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc"
 
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
@@ -62,9 +64,21 @@ func New(cfg Config) *Server { return &Server{Config: cfg} }
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { gcv1.RegisterGarbageCollectorServiceServer(r, s) }
 
-// Allow returns the roles that may call: people, and the gateway on their behalf.
-func Allow() map[string][]rpc.Role {
-	return map[string][]rpc.Role{gcv1.GarbageCollectorService_ServiceDesc.ServiceName: {rpc.RoleClient, rpc.RoleGateway}}
+// Rules returns what a user needs for each method: rights on ownergraphs.fast-sandbox.io, which are not objects. Who may read the
+// graph of a namespace sees the kind, name and uid of each of its objects and of their owners. An object that a request names by its
+// uid may be in any namespace.
+func Rules() map[string]rpc.Rule {
+	rule := func(verb, field string) rpc.Rule {
+		return rpc.Rule{Access: auth.Access{Verb: verb, Group: v1alpha1.Group, Resource: "ownergraphs"}, Namespace: field}
+	}
+	return map[string]rpc.Rule{
+		gcv1.GarbageCollectorService_ExplainObject_FullMethodName:  rule("get", "object.place.namespace"),
+		gcv1.GarbageCollectorService_PreviewDelete_FullMethodName:  rule("get", "object.place.namespace"),
+		gcv1.GarbageCollectorService_GetGraph_FullMethodName:       rule("get", "object.place.namespace"),
+		gcv1.GarbageCollectorService_StreamGraph_FullMethodName:    rule("list", "namespace"),
+		gcv1.GarbageCollectorService_WatchDeletions_FullMethodName: rule("watch", "namespace"),
+		gcv1.GarbageCollectorService_GetStatus_FullMethodName:      rule("get", ""),
+	}
 }
 
 // find returns the UID of the selected object.

@@ -21,6 +21,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/feed"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/ownergc/graph"
 	"github.com/fast-sandbox/fast-sandbox/services/gc/internal/podgc/plan"
@@ -41,7 +42,9 @@ type testEnv struct {
 	closing   chan struct{}
 	queries   int
 	queried   func(n int) // called before the n-th query, from 0
-	client    func(rpc.Role) gcv1.GarbageCollectorServiceClient
+	as        func(rpc.TLS) gcv1.GarbageCollectorServiceClient
+	ca        *pki.Authority
+	client    func() gcv1.GarbageCollectorServiceClient
 }
 
 func (w *testEnv) Query(ask func(*graph.Graph)) {
@@ -61,15 +64,17 @@ func serve(t *testing.T) *testEnv {
 	w := &testEnv{graph: graph.New(10), closing: make(chan struct{})}
 	w.graph.Kinds(map[graph.Kind]graph.Scope{thing: graph.ScopeNamespaced})
 	ca, listener := pki.New(t), bufconn.Listen(1<<20)
-	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: ca.TLS(t, rpc.RoleGC), Allow: gcrpc.Allow(), DrainTimeout: 10 * time.Millisecond})
+	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: ca.TLS(t, rpc.RoleGC), Users: users.Open(&gcv1.GarbageCollectorService_ServiceDesc), DrainTimeout: 10 * time.Millisecond})
 	require.NoError(t, err)
 	gcrpc.New(gcrpc.Config{Collector: w, Guard: w, Feed: &w.feed, Closing: w.closing}).Register(server)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	w.client = func(role rpc.Role) gcv1.GarbageCollectorServiceClient {
-		conn, err := rpc.Dial("passthrough:///gc", rpc.ClientConfig{TLS: ca.TLS(t, role), ServerName: rpc.RoleGC.ServerName(),
+	w.ca = ca
+	w.client = func() gcv1.GarbageCollectorServiceClient { return w.as(ca.User(t, "alice")) }
+	w.as = func(files rpc.TLS) gcv1.GarbageCollectorServiceClient {
+		conn, err := rpc.Dial("passthrough:///gc", rpc.ClientConfig{TLS: files, ServerName: rpc.RoleGC.ServerName(),
 			Options: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })}})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, conn.Close()) })
@@ -100,7 +105,7 @@ func TestExplainObject(t *testing.T) {
 	w := serve(t)
 	w.graph.Observe(made("root"))
 	w.graph.Observe(made("d", "root"))
-	client := w.client(rpc.RoleClient)
+	client := w.client()
 	got, err := client.ExplainObject(t.Context(), &gcv1.ExplainObjectRequest{Object: byPlace("n-d")})
 	require.NoError(t, err)
 	require.Empty(t, cmp.Diff(&gcv1.ExplainObjectResponse{
@@ -143,7 +148,7 @@ func TestPreviewDelete(t *testing.T) {
 	for _, o := range []graph.Object{made("root"), made("other"), made("a", "root"), made("b", "root", "other")} {
 		w.graph.Observe(o)
 	}
-	client := w.client(rpc.RoleGateway)
+	client := w.client()
 	preview := func(policy gcv1.PropagationPolicy) (names []string, summary *gcv1.PreviewSummary) {
 		stream, err := client.PreviewDelete(t.Context(), &gcv1.PreviewDeleteRequest{Object: byUID("root"), Policy: policy})
 		require.NoError(t, err)
@@ -173,7 +178,7 @@ func TestGetGraph(t *testing.T) {
 	w := serve(t)
 	w.graph.Observe(made("root"))
 	w.graph.Observe(made("d", "root"))
-	got, err := w.client(rpc.RoleClient).GetGraph(t.Context(), &gcv1.GetGraphRequest{Object: byUID("d"), Dot: true})
+	got, err := w.client().GetGraph(t.Context(), &gcv1.GetGraphRequest{Object: byUID("d"), Dot: true})
 	require.NoError(t, err)
 	require.Contains(t, got.GetDot(), `"root" -> "d"`)
 	got.Dot = ""
@@ -204,7 +209,7 @@ func receiveGraph(t *testing.T, client gcv1.GarbageCollectorServiceClient, names
 
 func TestStreamGraph(t *testing.T) {
 	w := serve(t)
-	client := w.client(rpc.RoleClient)
+	client := w.client()
 	_, messages := receiveGraph(t, client, "")
 	require.Zero(t, messages, "an empty graph")
 	w.graph.Observe(made("root"))
@@ -240,7 +245,7 @@ func TestStreamGraphSkipsWhatIsDeletedMeanwhile(t *testing.T) {
 			w.graph.Remove(made("d1000"))
 		}
 	}
-	all, messages := receiveGraph(t, w.client(rpc.RoleClient), "")
+	all, messages := receiveGraph(t, w.client(), "")
 	require.Equal(t, 2, messages, "a message without objects is not sent")
 	require.Len(t, all.GetVertices(), 999)
 }
@@ -249,7 +254,7 @@ func TestGetStatus(t *testing.T) {
 	w := serve(t)
 	w.enforcing, w.failing = true, map[string]string{"secrets": "forbidden", "apples.g": "away"}
 	w.graph.Observe(made("d", "root"))
-	client := w.client(rpc.RoleClient)
+	client := w.client()
 	got, err := client.GetStatus(t.Context(), &gcv1.GetStatusRequest{})
 	require.NoError(t, err)
 	require.Empty(t, cmp.Diff(&gcv1.GetStatusResponse{Enforcing: true, Objects: 1, VirtualOwners: 1, References: 1,
@@ -263,7 +268,7 @@ func TestGetStatus(t *testing.T) {
 
 func TestWatchDeletions(t *testing.T) {
 	w := serve(t)
-	stream, err := w.client(rpc.RoleClient).WatchDeletions(t.Context(), &gcv1.WatchDeletionsRequest{Namespace: "ns"})
+	stream, err := w.client().WatchDeletions(t.Context(), &gcv1.WatchDeletionsRequest{Namespace: "ns"})
 	require.NoError(t, err)
 	_, err = stream.Header()
 	require.NoError(t, err)
@@ -291,7 +296,7 @@ func TestWatchDeletions(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	w := serve(t)
-	client := w.client(rpc.RoleClient)
+	client := w.client()
 	ctx := t.Context()
 	for name, test := range map[string]struct {
 		call func(gcv1.GarbageCollectorServiceClient) error
@@ -322,6 +327,10 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, test.want, status.Code(test.call(client))) })
 	}
-	_, err := w.client(rpc.RoleAgent).GetStatus(ctx, &gcv1.GetStatusRequest{})
+	_, err := w.as(w.ca.TLS(t, rpc.RoleAgent)).GetStatus(ctx, &gcv1.GetStatusRequest{})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
+}
+
+func TestRules(t *testing.T) {
+	users.CheckRules(t, gcrpc.Rules(), nil, gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"))
 }

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
@@ -48,14 +49,18 @@ type Server struct {
 	// Kube is its administrator's client, without limits; Kubeconfig a file for the administrator.
 	Kube       client.WithWatch
 	Kubeconfig string
+	// Admin is the certificate of a user of our servers who may do everything.
+	Admin rpc.TLS
 
-	dir string
-	env *envtest.Environment
+	dir    string
+	env    *envtest.Environment
+	issuer *pki.Authority
+	issued map[rpc.Role]rpc.TLS
 }
 
 // Start starts an API server with etcd. What it returns must be stopped even where there is an error.
 func Start(o Options) (*Server, error) {
-	s := &Server{dir: o.Dir, Kubeconfig: filepath.Join(o.Dir, "kubeconfig")}
+	s := &Server{dir: o.Dir, issued: map[rpc.Role]rpc.TLS{}, Kubeconfig: filepath.Join(o.Dir, "kubeconfig")}
 	log.SetLogger(logr.Discard())
 	crds := envtest.CRDInstallOptions{Paths: []string{filepath.Join("deploy", "crd")}, ErrorIfPathMissing: true}
 	if err := envtest.ReadCRDFiles(&crds); err != nil {
@@ -96,10 +101,14 @@ func Start(o Options) (*Server, error) {
 	if err != nil {
 		return s, err
 	}
+	s.issuer = issuer
 	for _, role := range o.Roles {
-		if _, err := issuer.Issue(role); err != nil {
+		if s.issued[role], err = issuer.Issue(role); err != nil {
 			return s, err
 		}
+	}
+	if s.Admin, err = issuer.IssueUser("admin", "system:masters"); err != nil {
+		return s, err
 	}
 	return s, nil
 }
@@ -117,11 +126,12 @@ func withoutStatusCalls(crds *envtest.CRDInstallOptions) {
 	}
 }
 
-// TLS is the certificate of a role that was asked for.
-func (s *Server) TLS(role rpc.Role) rpc.TLS {
-	return rpc.TLS{
-		CertFile: filepath.Join(s.dir, string(role)+".crt"), KeyFile: filepath.Join(s.dir, string(role)+".key"), CAFile: filepath.Join(s.dir, "ca.crt"),
-	}
+// TLS returns the certificates of a role that was asked for.
+func (s *Server) TLS(role rpc.Role) rpc.TLS { return s.issued[role] }
+
+// AgentTLS issues the certificate of an agent.
+func (s *Server) AgentTLS(info *agentv1.AgentInfo) (rpc.TLS, error) {
+	return s.issuer.IssueAgent(rpc.AgentID{Namespace: info.GetNamespace(), Pod: info.GetPodName(), UID: info.GetPodUid()})
 }
 
 // User makes a user who may do everything, under a name by which the API server knows who asks, and returns a kubeconfig file.

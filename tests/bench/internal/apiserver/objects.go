@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/convert"
@@ -17,12 +18,20 @@ import (
 // Agent makes the Pod of an agent that runs, of the namespace, pool, Pod's name, node and IP address in info, and sets the
 // Pod's uid there.
 func (s *Server) Agent(ctx context.Context, info *agentv1.AgentInfo) error {
+	pool := &v1alpha1.SandboxPool{}
+	err := s.Kube.Get(ctx, client.ObjectKey{Namespace: info.GetNamespace(), Name: info.GetPool()}, pool)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reading the pool of an agent's Pod: %w", err)
+	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: info.GetNamespace(), Name: info.GetPodName(),
 			Labels: map[string]string{v1alpha1.LabelComponent: v1alpha1.ComponentAgent, v1alpha1.LabelPool: info.GetPool()},
 		},
 		Spec: corev1.PodSpec{NodeName: info.GetNodeName(), Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
+	}
+	if pool.UID != "" { // the allocator takes no other Pod for an agent's
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1alpha1.GroupVersion.WithKind("SandboxPool"))}
 	}
 	if err := s.Kube.Create(ctx, pod); err != nil {
 		return fmt.Errorf("making an agent's Pod: %w", err)

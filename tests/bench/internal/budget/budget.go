@@ -62,12 +62,13 @@ func Burst() []Budget {
 	}
 }
 
-// Registry is that of the Registry's Allocate.
+// Registry is that of the Registry's Allocate, and of what the checks of a caller cost before it (issue 13).
 func Registry() []Budget {
 	return []Budget{
 		{Key: "ns_per_op_1000", Limit: 2000, What: "Allocate at 1,000 agents, ns"},
 		{Key: "growth_100_to_100000", Limit: 3, What: "Allocate at 100,000 agents over 100 agents"},
 		{Key: "allocs_per_op_max", Limit: 0, What: "allocations of one Allocate, at any number of agents"},
+		{Key: "cached_call_ns", Limit: 50_000, What: "a user's call through all interceptors, the decision remembered, ns"},
 	}
 }
 

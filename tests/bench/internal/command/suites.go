@@ -48,7 +48,7 @@ func registrySuite(fs *pflag.FlagSet) suite {
 	o := gobench.Options{}
 	fs.IntVar(&o.Count, "count", 3, "`number` of runs of each benchmark; the median counts")
 	fs.StringVar(&o.Time, "benchtime", "1s", "`time` of each run, as go test takes it")
-	return suite{"registry", "the Registry's Allocate by the number of agents", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+	return suite{"registry", "what a create passes in memory: the Registry's Allocate, and the checks of its caller", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return gobench.Run(ctx, o, r)
 	}}

@@ -45,7 +45,6 @@ type candidate struct {
 	// limit bounds how long it is watched at the tree; 0 is to the end.
 	limit   time.Duration
 	program string
-	scheme  string
 	flags   func(w *testbed, port string) []string
 }
 
@@ -56,16 +55,16 @@ func candidates(o Options) []candidate {
 	}
 	program := filepath.Join("k8s", controllerManager)
 	return []candidate{
-		{key: Ours, title: "services/gc, its defaults but for --mode=enforce --max-delete-share=1 --leader-elect=false --profiling", program: "gc", scheme: "http",
+		{key: Ours, title: "services/gc, its defaults but for --mode=enforce --max-delete-share=1 --leader-elect=false --profiling", program: "gc",
 			flags: func(w *testbed, port string) []string {
 				tls := w.api.TLS(rpc.RoleGC)
 				return []string{"--kubeconfig", w.api.Kubeconfig, "--mode=enforce", "--max-delete-share=1", "--leader-elect=false", "--namespace", "default",
-					"--bind-address=127.0.0.1:0", "--health-probe-bind-address=0", "--metrics-bind-address", "127.0.0.1:" + port, "--profiling",
+					"--bind-address=127.0.0.1:0", "--health-socket=0", "--metrics-bind-address", "127.0.0.1:" + port, "--profiling",
 					"--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile}
 			}},
-		{key: Default, title: "kube-controller-manager, its two garbage collectors alone, default limits", program: program, scheme: "https", limit: o.DefaultFor,
+		{key: Default, title: "kube-controller-manager, its two garbage collectors alone, default limits", program: program, limit: o.DefaultFor,
 			flags: func(w *testbed, port string) []string { return builtin(w, port) }},
-		{key: Lifted, title: "the same with --kube-api-qps=" + lifted + " --kube-api-burst=" + lifted, program: program, scheme: "https",
+		{key: Lifted, title: "the same with --kube-api-qps=" + lifted + " --kube-api-burst=" + lifted, program: program,
 			flags: func(w *testbed, port string) []string {
 				return builtin(w, port, "--kube-api-qps="+lifted, "--kube-api-burst="+lifted)
 			}},
@@ -77,7 +76,8 @@ type collector struct {
 	*process.Process
 	candidate
 
-	heap string // URL of its heap profile
+	heap   string // URL of its heap profile
+	client *http.Client
 }
 
 // start starts a candidate. The caller must kill it.
@@ -93,7 +93,23 @@ func (w *testbed) start(c candidate, round int) (*collector, error) {
 	p, err := process.Start(process.Config{
 		Name: fmt.Sprintf("%s-%d", c.key, round), Dir: w.dir, Path: filepath.Join(w.bin, c.program), Args: c.flags(w, port), Env: []string{"PATH=/usr/bin:/bin"},
 	})
-	return &collector{Process: p, candidate: c, heap: c.scheme + "://" + address + "/debug/pprof/heap?gc=1&debug=1"}, err
+	if err != nil {
+		return nil, err
+	}
+	client, err := w.profiler(c)
+	return &collector{Process: p, candidate: c, heap: "https://" + address + "/debug/pprof/heap?gc=1&debug=1", client: client}, err
+}
+
+// profiler returns a client that reads profiles of a candidate.
+func (w *testbed) profiler(c candidate) (*http.Client, error) {
+	secure := &tls.Config{InsecureSkipVerify: true} // a certificate that it made itself, on this machine
+	if c.key == Ours {
+		var err error
+		if secure, err = w.api.TLS(rpc.RoleMetrics).ClientConfig(rpc.RoleGC.ServerName()); err != nil {
+			return nil, err
+		}
+	}
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: secure}}, nil
 }
 
 // collects waits until a collector deletes an object whose owner does not exist.
@@ -141,13 +157,11 @@ func (p *collector) memory(ctx context.Context) (m Memory, err error) {
 
 // live is the heap that is in use after a garbage collection.
 func (p *collector) live(ctx context.Context) (int64, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // a certificate that it made itself, on this machine
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.heap, nil)
 	if err != nil {
 		return 0, fmt.Errorf("asking %s for its heap: %w", p.key, err)
 	}
-	resp, err := client.Do(req)
+	resp, err := p.client.Do(req)
 	if err != nil {
 		return 0, fmt.Errorf("asking %s for its heap: %w", p.key, err)
 	}

@@ -41,7 +41,7 @@ func newTestbed(o Options, bin, dir string) (*testbed, error) {
 	}
 	w.Say("starting an API server")
 	var err error
-	if w.api, err = apiserver.Start(apiserver.Options{Bin: bin, Dir: dir, Roles: []rpc.Role{rpc.RoleGC}}); err != nil {
+	if w.api, err = apiserver.Start(apiserver.Options{Bin: bin, Dir: dir, Roles: []rpc.Role{rpc.RoleGC, rpc.RoleMetrics}}); err != nil {
 		return w, err
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", w.api.Kubeconfig)

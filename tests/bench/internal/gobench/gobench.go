@@ -1,4 +1,5 @@
-// Package gobench runs the Go benchmark of the Registry's Allocate and reads its output with benchfmt.
+// Package gobench runs the Go benchmarks of what every fast create passes in the allocator's memory, the Registry's Allocate and the
+// checks of its caller, and reads their output with benchfmt.
 package gobench
 
 import (
@@ -19,10 +20,14 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/stat"
 )
 
-const (
-	target    = "./services/allocator/internal/registry"
-	benchmark = "BenchmarkAllocate"
-)
+// benchmark is a Go benchmark with sub-benchmarks that are named by one parameter, as in BenchmarkAllocate/agents=1000-2.
+type benchmark struct{ target, name, parameter string }
+
+func allocate() benchmark {
+	return benchmark{"./services/allocator/internal/registry", "BenchmarkAllocate", "agents"}
+}
+
+func cachedCall() benchmark { return benchmark{"./internal/rpc", "BenchmarkCachedCall", "caller"} }
 
 // Options set the number of runs.
 type Options struct {
@@ -41,103 +46,141 @@ type Result struct {
 
 // Run measures and fills the report. It needs the sources and a Go toolchain, and no cluster.
 func Run(ctx context.Context, o Options, r *report.Report) error {
-	o.Say("running %s in %s", benchmark, target)
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "-", "-bench", "^"+benchmark+"$", "-benchmem",
-		"-count", strconv.Itoa(o.Count), "-benchtime", o.Time, "-timeout", "30m", target)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("running %s: %w\n%s%s", benchmark, err, out, stderr.String())
+	var commands []string
+	measured := map[benchmark]Runs{}
+	for _, b := range []benchmark{allocate(), cachedCall()} {
+		o.Say("running %s in %s", b.name, b.target)
+		cmd := exec.CommandContext(ctx, "go", "test", "-run", "-", "-bench", "^"+b.name+"$", "-benchmem",
+			"-count", strconv.Itoa(o.Count), "-benchtime", o.Time, "-timeout", "30m", b.target)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return fmt.Errorf("running %s: %w\n%s%s", b.name, err, out, stderr.String())
+		}
+		if measured[b], err = b.parse(string(out)); err != nil {
+			return err
+		}
+		commands = append(commands, strings.Join(cmd.Args, " "))
 	}
-	runs, err := Parse(string(out))
-	if err != nil {
-		return err
-	}
-	r.Fact("command", strings.Join(cmd.Args, " "))
+	r.Fact("commands", commands)
 	r.Fact("samples", fmt.Sprintf("%d runs of %s each; the median counts", o.Count, o.Time))
 	r.Fact("concurrency", 1)
-	r.Fact("cache", "warm: one Registry allocates one agent after the other")
-	Sum(r, runs)
+	r.Fact("cache", "warm: one Registry allocates one agent after the other; what the API server says of the caller is remembered")
+	if err := Allocations(r, measured[allocate()]); err != nil {
+		return err
+	}
+	Calls(r, measured[cachedCall()])
 	r.Judge(budget.Registry())
 	return nil
 }
 
-// measurement is one run of the benchmark.
+// measurement is one run of a benchmark.
 type measurement struct{ nanos, bytes, allocs float64 }
 
-// Runs are all runs by the number of agents.
-type Runs map[int][]measurement
+// Runs are all runs of a benchmark by its parameter.
+type Runs map[string][]measurement
 
-// Parse reads the output of go test, whose benchmark is named by the number of agents: BenchmarkAllocate/agents=1000-2.
-func Parse(out string) (Runs, error) {
+// ParseAllocations reads the output of the benchmark of Allocate, by the number of agents.
+func ParseAllocations(out string) (Runs, error) { return allocate().parse(out) }
+
+// ParseCalls reads the output of the benchmark of calls, by their caller.
+func ParseCalls(out string) (Runs, error) { return cachedCall().parse(out) }
+
+// parse reads the output of go test.
+func (b benchmark) parse(out string) (Runs, error) {
 	runs := Runs{}
 	for results := benchfmt.NewReader(strings.NewReader(out), "go test"); results.Scan(); {
 		switch record := results.Result().(type) {
 		case *benchfmt.SyntaxError:
 			return nil, fmt.Errorf("reading the output of go test: %w", record)
 		case *benchfmt.Result:
-			agents, m, err := read(record)
+			parameter, m, err := b.read(record)
 			if err != nil {
 				return nil, fmt.Errorf("reading %s: %w", record.Name, err)
 			}
 			if m != nil {
-				runs[agents] = append(runs[agents], *m)
+				runs[parameter] = append(runs[parameter], *m)
 			}
 		}
 	}
 	if len(runs) == 0 {
-		return nil, fmt.Errorf("the output of go test has no result of %s:\n%s", benchmark, out)
+		return nil, fmt.Errorf("the output of go test has no result of %s:\n%s", b.name, out)
 	}
 	return runs, nil
 }
 
 // read reads one result; nil for that of another benchmark.
-func read(record *benchfmt.Result) (agents int, m *measurement, err error) {
+func (b benchmark) read(record *benchfmt.Result) (parameter string, m *measurement, err error) {
 	base, parts := record.Name.Parts()
-	if "Benchmark"+string(base) != benchmark || len(parts) == 0 {
-		return 0, nil, nil
+	if "Benchmark"+string(base) != b.name || len(parts) == 0 {
+		return "", nil, nil
 	}
-	if agents, err = strconv.Atoi(strings.TrimPrefix(string(parts[0][1:]), "agents=")); err != nil {
-		return 0, nil, fmt.Errorf("reading the number of agents: %w", err)
-	}
+	parameter = strings.TrimPrefix(string(parts[0][1:]), b.parameter+"=")
 	m = &measurement{}
 	for unit, value := range map[string]*float64{"sec/op": &m.nanos, "B/op": &m.bytes, "allocs/op": &m.allocs} {
 		var ok bool
 		if *value, ok = record.Value(unit); !ok {
-			return 0, nil, fmt.Errorf("it has no %s", unit)
+			return "", nil, fmt.Errorf("it has no %s", unit)
 		}
 	}
 	m.nanos = math.Round(m.nanos*1e12) / 1e3 // benchfmt converts nanoseconds to seconds; go test prints them to a thousandth at most
-	return agents, m, nil
+	return parameter, m, nil
 }
 
-// Sum adds the runs to the report.
-func Sum(r *report.Report, runs Runs) {
-	agents := map[string]Result{}
+// result adds the samples of runs to the report, and returns their medians and the most allocations.
+func result(r *report.Report, series string, runs []measurement) Result {
+	var times, sizes, counts []float64
+	for i, x := range runs {
+		times, sizes, counts = append(times, x.nanos), append(sizes, x.bytes), append(counts, x.allocs)
+		r.Sample(series, i, r.Began, x.nanos, "ns/op", "")
+	}
+	return Result{stat.Quantile(times, 0.5), slices.Max(counts), stat.Quantile(sizes, 0.5), len(times)}
+}
+
+// Allocations adds the runs of Allocate to the report.
+func Allocations(r *report.Report, runs Runs) error {
 	table := report.Table{Key: "rows", Title: "One Allocate on the success path, with images and ports", Columns: []string{"agents", "runs", "ns_per_op", "bytes_per_op", "allocs_per_op"}}
 	line := report.Line{Name: "Allocate"}
-	nanos, allocs := map[int]float64{}, 0.0
-	for _, n := range slices.Sorted(maps.Keys(runs)) {
-		var times, sizes, counts []float64
-		for i, x := range runs[n] {
-			times, sizes, counts = append(times, x.nanos), append(sizes, x.bytes), append(counts, x.allocs)
-			r.Sample(strconv.Itoa(n), i, r.Began, x.nanos, "ns/op", "")
+	byAgents, names := map[int]Result{}, map[string]Result{}
+	for name := range runs {
+		n, err := strconv.Atoi(name)
+		if err != nil {
+			return fmt.Errorf("reading the number of agents: %w", err)
 		}
-		x := Result{stat.Quantile(times, 0.5), slices.Max(counts), stat.Quantile(sizes, 0.5), len(times)}
-		agents[strconv.Itoa(n)] = x
+		byAgents[n] = Result{}
+	}
+	allocs := 0.0
+	for _, n := range slices.Sorted(maps.Keys(byAgents)) {
+		name := strconv.Itoa(n)
+		x := result(r, name, runs[name])
+		byAgents[n], names[name] = x, x
 		table.Rows = append(table.Rows, []any{n, x.Runs, x.NanosPerOp, x.BytesPerOp, x.AllocsPerOp})
 		line.Points = append(line.Points, [2]float64{float64(n), x.NanosPerOp})
-		nanos[n], allocs = x.NanosPerOp, max(allocs, x.AllocsPerOp)
+		allocs = max(allocs, x.AllocsPerOp)
 	}
-	if x, ok := nanos[1000]; ok {
-		r.Value("ns_per_op_1000", x, "ns", "one Allocate at 1,000 agents")
+	if x, ok := byAgents[1000]; ok {
+		r.Value("ns_per_op_1000", x.NanosPerOp, "ns", "one Allocate at 1,000 agents")
 	}
-	if nanos[100] > 0 && nanos[100_000] > 0 {
-		r.Value("growth_100_to_100000", nanos[100_000]/nanos[100], "", "Allocate at 100,000 agents over 100 agents")
+	if few, many := byAgents[100].NanosPerOp, byAgents[100_000].NanosPerOp; few > 0 && many > 0 {
+		r.Value("growth_100_to_100000", many/few, "", "Allocate at 100,000 agents over 100 agents")
 	}
 	r.Value("allocs_per_op_max", allocs, "", "allocations of one Allocate, the most at any number of agents")
-	r.Extra = map[string]any{"agents": agents}
+	r.Extra = map[string]any{"agents": names}
 	r.Tables = append(r.Tables, table)
 	r.Figure = report.Figure{Title: "One Allocate", X: "agents", Y: "nanoseconds", LogX: true, LogY: true, Lines: []report.Line{line}}
+	return nil
+}
+
+// Calls adds the runs of calls to the report.
+func Calls(r *report.Report, runs Runs) {
+	table := report.Table{Key: "calls", Title: "A call through all interceptors of a server, without its transport and its handler", Columns: []string{"caller", "runs", "ns_per_op", "bytes_per_op", "allocs_per_op"}}
+	for _, caller := range slices.Sorted(maps.Keys(runs)) {
+		x := result(r, caller, runs[caller])
+		table.Rows = append(table.Rows, []any{caller, x.Runs, x.NanosPerOp, x.BytesPerOp, x.AllocsPerOp})
+		if caller == "token" {
+			r.Value("cached_call_ns", x.NanosPerOp, "ns", "a call of a user with a token through all interceptors, with the decision remembered")
+		}
+	}
+	r.Tables = append(r.Tables, table)
 }

@@ -21,15 +21,22 @@ BenchmarkAllocate/agents=100-2         	 2000000	       500.0 ns/op	       0 B/o
 BenchmarkAllocate/agents=100-2         	 2000000	       900.0 ns/op	       0 B/op	       0 allocs/op
 BenchmarkAllocate/agents=1000-2        	 1000000	       800.5 ns/op	       0 B/op	       0 allocs/op
 BenchmarkAllocate/agents=100000        	  500000	      1200 ns/op	       8 B/op	       1 allocs/op
+BenchmarkCachedCall/caller=token-2     	   50000	     20000 ns/op	    6000 B/op	      90 allocs/op
+BenchmarkCachedCall/caller=token-2     	   50000	     60000 ns/op	    6000 B/op	      90 allocs/op
+BenchmarkCachedCall/caller=token-2     	   50000	     50001 ns/op	    6000 B/op	      90 allocs/op
+BenchmarkCachedCall/caller=component-2 	   90000	     10000 ns/op	    3000 B/op	      50 allocs/op
 PASS
 ok  	github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry	9.1s
 `
 
 func TestParseAndSum(t *testing.T) {
-	runs, err := gobench.Parse(output)
+	runs, err := gobench.ParseAllocations(output)
+	require.NoError(t, err)
+	calls, err := gobench.ParseCalls(output)
 	require.NoError(t, err)
 	r := &report.Report{}
-	gobench.Sum(r, runs)
+	require.NoError(t, gobench.Allocations(r, runs))
+	gobench.Calls(r, calls)
 	require.Equal(t, map[string]gobench.Result{
 		"100":    {NanosPerOp: 600, Runs: 3},
 		"1000":   {NanosPerOp: 800.5, Runs: 1},
@@ -40,16 +47,19 @@ func TestParseAndSum(t *testing.T) {
 	for _, v := range r.Budgets {
 		outcomes[v.Key] = v.Outcome
 	}
-	require.Equal(t, map[string]budget.Outcome{"ns_per_op_1000": budget.Met, "growth_100_to_100000": budget.Met, "allocs_per_op_max": budget.Missed}, outcomes)
-	require.Len(t, r.Samples, 5)
+	require.Equal(t, map[string]budget.Outcome{"ns_per_op_1000": budget.Met, "growth_100_to_100000": budget.Met, "allocs_per_op_max": budget.Missed, "cached_call_ns": budget.Missed}, outcomes)
+	require.Len(t, r.Samples, 9)
+	x, ok := r.Number("cached_call_ns")
+	require.True(t, ok)
+	require.InDelta(t, 50_001, x, 0)
 }
 
 // What was not run is not measured, and no zero.
 func TestSumOfSome(t *testing.T) {
-	runs, err := gobench.Parse("BenchmarkAllocate/1000-2 \t 10 \t 700 ns/op \t 0 B/op \t 0 allocs/op\n")
+	runs, err := gobench.ParseAllocations("BenchmarkAllocate/1000-2 \t 10 \t 700 ns/op \t 0 B/op \t 0 allocs/op\n")
 	require.NoError(t, err)
 	r := &report.Report{}
-	gobench.Sum(r, runs)
+	require.NoError(t, gobench.Allocations(r, runs))
 	_, ok := r.Number("growth_100_to_100000")
 	require.False(t, ok)
 	x, ok := r.Number("ns_per_op_1000")
@@ -58,8 +68,12 @@ func TestSumOfSome(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	for _, bad := range []string{"", "PASS\n", "BenchmarkOther/agents=1-2 10 5 ns/op\n", "BenchmarkAllocate/agents=1-2 10 5 ns/op\n", "BenchmarkAllocate/agents=1-2 10 five ns/op 0 B/op 0 allocs/op\n"} {
-		_, err := gobench.Parse(bad)
+	for _, bad := range []string{"", "PASS\n", "BenchmarkOther/agents=1-2 10 5 ns/op\n", "BenchmarkAllocate/agents=1-2 10 5 ns/op\n", "BenchmarkAllocate/agents=1-2 10 five ns/op 0 B/op 0 allocs/op\n",
+		"BenchmarkAllocate/agents=many-2 10 5 ns/op 0 B/op 0 allocs/op\n"} {
+		runs, err := gobench.ParseAllocations(bad)
+		if err == nil {
+			err = gobench.Allocations(&report.Report{}, runs)
+		}
 		require.Error(t, err, bad)
 	}
 }

@@ -26,7 +26,7 @@ func WorkspaceAt(dir, content, cgroup string) *workspace {
 }
 
 // Has reports whether a process belongs to the workspace.
-func (p *workspace) Has(cmdline, cgroups string) bool { return p.has(cmdline, cgroups) }
+func (p *workspace) Has(exe, cmdline, cgroups string) bool { return p.has(exe, cmdline, cgroups) }
 
 // Acquire acquires the workspace.
 func (p *workspace) Acquire() error { return p.acquire() }

@@ -118,7 +118,7 @@ func (w *testbed) start(ctx context.Context) (err error) {
 		return fmt.Errorf("writing the audit policy: %w", err)
 	}
 	w.api, err = apiserver.Start(apiserver.Options{
-		Bin: w.bin, Dir: dir, Roles: []rpc.Role{rpc.RoleJanitor},
+		Bin: w.bin, Dir: dir, Roles: []rpc.Role{rpc.RoleJanitor, rpc.RoleMetrics},
 		Flags: map[string]string{"audit-policy-file": rules, "audit-log-path": w.audit},
 	})
 	if err != nil {

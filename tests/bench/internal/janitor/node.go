@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
@@ -168,9 +167,8 @@ func (n *node) check(ctx context.Context, want int) error {
 func (n *node) shims() []int {
 	var out []int
 	for _, pid := range n.workspace.processes() {
-		// One that has ended meanwhile has no command line.
-		raw, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline"))
-		if name, _, _ := strings.Cut(string(raw), "\x00"); filepath.Base(name) == shimName {
+		// One that has ended meanwhile executes nothing.
+		if exe, _ := os.Readlink(filepath.Join("/proc", fmt.Sprint(pid), "exe")); filepath.Base(exe) == shimName {
 			out = append(out, pid)
 		}
 	}

@@ -46,6 +46,7 @@ type keeper struct {
 	*process.Process
 
 	metrics string
+	client  *http.Client // of metrics
 }
 
 // keep starts a janitor with all that it has in a cluster, but for how often it scans.
@@ -60,7 +61,7 @@ func (w *testbed) keep(interval time.Duration) (*keeper, error) {
 		Name: fmt.Sprint("janitor-", w.keepers), Dir: w.workspace.dir, Path: filepath.Join(w.bin, "janitor"), Env: []string{"PATH=/usr/bin:/bin"},
 		Args: []string{
 			"--node-name", nodeName, "--kubeconfig", w.kubeconfig, "--bind-address", "127.0.0.1:0", "--metrics-bind-address", metrics,
-			"--health-probe-bind-address", "0", "--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile,
+			"--health-socket", "0", "--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile,
 			"--containerd-socket", w.node.socket, "--containerd-state", w.node.path("s"), "--log-root", w.node.path("log"), "--fifo-root", w.node.path("fifo"),
 			"--cgroup-parents", w.workspace.cgroup, "--scan-interval", interval.String(),
 		},
@@ -68,7 +69,8 @@ func (w *testbed) keep(interval time.Duration) (*keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &keeper{p, metrics}, nil
+	secure, err := w.api.TLS(rpc.RoleMetrics).ClientConfig(rpc.RoleJanitor.ServerName())
+	return &keeper{p, metrics, &http.Client{Transport: &http.Transport{TLSClientConfig: secure}}}, err
 }
 
 // readings are the values of metrics by their names with labels.
@@ -79,18 +81,18 @@ func (k *keeper) read(ctx context.Context) (readings, error) {
 	if err := k.Alive(); err != nil {
 		return nil, err
 	}
-	return scrape(ctx, "http://"+k.metrics+"/metrics")
+	return scrape(ctx, k.client, "https://"+k.metrics+"/metrics")
 }
 
 // scrape reads metrics.
-func scrape(ctx context.Context, url string) (readings, error) {
+func scrape(ctx context.Context, client *http.Client, url string) (readings, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, fmt.Errorf("reading metrics: %w", err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("reading metrics: %w", err)
 	}
@@ -155,7 +157,7 @@ type counters struct {
 // count reads the counters. Calls are read at the outer side of a window, so that reading them is no part of it.
 func (w *testbed) count(ctx context.Context, k *keeper, shims []int, end bool) (c counters, err error) {
 	calls := func() error {
-		c.calls, err = scrape(ctx, "http://"+w.node.metrics+"/v1/metrics")
+		c.calls, err = scrape(ctx, http.DefaultClient, "http://"+w.node.metrics+"/v1/metrics")
 		return err
 	}
 	if !end && calls() != nil {

@@ -98,30 +98,31 @@ func (p *workspace) processes() []int {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// Both are empty if the process has ended meanwhile.
+		// All are empty if the process has ended meanwhile.
+		exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		cgroups, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
-		if p.has(string(cmdline), string(cgroups)) {
+		if p.has(exe, string(cmdline), string(cgroups)) {
 			out = append(out, pid)
 		}
 	}
 	return out
 }
 
-// programs are those that a run starts, or that they start.
+// programs are the files that a run executes, or what it executes does. The last is kube-apiserver and etcd in one.
 func programs() []string {
-	return []string{"janitor", "containerd", shimName, "runc", "kube-apiserver", "etcd"}
+	return []string{"janitor", "containerd", shimName, "runc", "kube-apiserver", "etcd", "fsb-local"}
 }
 
-// has reports, by a process's command line and cgroups, whether it belongs to the workspace.
-func (p *workspace) has(cmdline, cgroups string) bool {
+// has reports whether a process belongs to the workspace: by its cgroups, or by the program that the kernel executes and its arguments.
+func (p *workspace) has(exe, cmdline, cgroups string) bool {
 	for line := range strings.Lines(cgroups) {
 		if strings.Contains(strings.TrimSpace(line)+"/", ":"+p.cgroup+"/") {
 			return true
 		}
 	}
 	args := strings.Split(cmdline, "\x00")
-	return slices.Contains(programs(), filepath.Base(args[0])) &&
+	return slices.Contains(programs(), filepath.Base(strings.TrimSuffix(exe, " (deleted)"))) &&
 		slices.ContainsFunc(args, func(arg string) bool { return strings.Contains(arg, p.dir+"/") })
 }
 

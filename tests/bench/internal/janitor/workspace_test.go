@@ -16,24 +16,25 @@ import (
 func TestHas(t *testing.T) {
 	p := janitor.WorkspaceAt("/run/bench", "/var/tmp/bench", "/bench")
 	tests := []struct {
-		name, cmdline, cgroups string
-		want                   bool
+		name, exe, cmdline, cgroups string
+		want                        bool
 	}{
-		{"its containerd", "/bin/containerd/containerd\x00--config\x00/run/bench/containerd.toml\x00", "0::/\n", true},
-		{"a shim", "/x/containerd-shim-runc-v2\x00-id\x00slot.1\x00-address\x00/run/bench/c.sock\x00", "", true},
-		{"its etcd", "k8s/etcd\x00--data-dir=/run/bench/kube/etcd\x00", "", true},
-		{"its janitor", "/x/janitor\x00--kubeconfig\x00/run/bench/kube/a\x00", "", true},
-		{"a sandbox", "/busybox\x00sleep\x002000000000\x00", "12:pids:/bench/pod1/fsb-slot.1\n0::/\n", true},
-		{"a sandbox, one hierarchy", "", "0::/bench/pod1/fsb-slot.1\n", true},
-		{"a process right in its cgroup", "", "0::/bench\n", true},
-		{"another containerd", "/bin/containerd\x00--config\x00/etc/containerd.toml\x00", "0::/\n", false},
-		{"the workspace of another run", "/bin/containerd\x00--config\x00/run/bench2/containerd.toml\x00", "0::/bench2/x\n", false},
-		{"a reader of its log", "less\x00/run/bench/containerd.log\x00", "0::/\n", false},
-		{"a cgroup further down", "", "0::/other/bench/x\n", false},
-		{"a kernel thread", "", "", false},
+		{"its containerd", "/bin/containerd/containerd", "/bin/containerd/containerd\x00--config\x00/run/bench/containerd.toml\x00", "0::/\n", true},
+		{"a shim", "/x/containerd-shim-runc-v2", "/x/containerd-shim-runc-v2\x00-id\x00slot.1\x00-address\x00/run/bench/c.sock\x00", "", true},
+		{"its etcd", "/bin/fsb-local", "k8s/etcd\x00--data-dir=/run/bench/kube/etcd\x00", "", true},
+		{"its janitor", "/x/janitor (deleted)", "/x/janitor\x00--kubeconfig\x00/run/bench/kube/a\x00", "", true},
+		{"a sandbox", "/busybox", "/busybox\x00sleep\x002000000000\x00", "12:pids:/bench/pod1/fsb-slot.1\n0::/\n", true},
+		{"a sandbox, one hierarchy", "", "", "0::/bench/pod1/fsb-slot.1\n", true},
+		{"a process right in its cgroup", "", "", "0::/bench\n", true},
+		{"another containerd", "/bin/containerd", "/bin/containerd\x00--config\x00/etc/containerd.toml\x00", "0::/\n", false},
+		{"the workspace of another run", "/bin/containerd", "/bin/containerd\x00--config\x00/run/bench2/containerd.toml\x00", "0::/bench2/x\n", false},
+		{"a reader of its log", "/bin/less", "less\x00/run/bench/containerd.log\x00", "0::/\n", false},
+		{"one that calls itself containerd", "/bin/less", "containerd\x00/run/bench/containerd.log\x00", "0::/\n", false},
+		{"a cgroup further down", "", "", "0::/other/bench/x\n", false},
+		{"a kernel thread", "", "", "", false},
 	}
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.want, p.Has(test.cmdline, test.cgroups)) })
+		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.want, p.Has(test.exe, test.cmdline, test.cgroups)) })
 	}
 }
 
@@ -48,9 +49,12 @@ func TestWorkspace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "workspace")
 	p := janitor.WorkspaceAt(dir, dir+"-content", "/fsb-bench-test-no-such-cgroup")
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "old"), 0o700))
-	// It is taken for a shim: a process is recognized by its name and its arguments.
-	sleeper := exec.Command("/bin/sh")
-	sleeper.Args = []string{"containerd-shim-runc-v2", "-c", "read forever", filepath.Join(dir, "c.sock")}
+	// It is taken for a shim: a process is recognized by its program and its arguments.
+	shell, err := os.ReadFile("/bin/sh")
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "containerd-shim-runc-v2")
+	require.NoError(t, os.WriteFile(program, shell, 0o700))
+	sleeper := exec.Command(program, "-c", "read forever", filepath.Join(dir, "c.sock"))
 	stdin, err := sleeper.StdinPipe()
 	require.NoError(t, err)
 	defer stdin.Close()

@@ -58,14 +58,15 @@ func (w *testbed) start() (*allocator, error) {
 		Args: []string{
 			"--kubeconfig", w.api.Kubeconfig, "--bind-address", a.address, "--advertise-address", a.address, "--agent-port", strconv.Itoa(w.port),
 			"--tls-cert-file", tls.CertFile, "--tls-key-file", tls.KeyFile, "--tls-ca-file", tls.CAFile,
-			"--metrics-bind-address", "0", "--health-probe-bind-address", "0", "--namespace", namespace, "--pod-name", a.name,
+			"--tls-client-cert-file", tls.ClientCertFile, "--tls-client-key-file", tls.ClientKeyFile,
+			"--metrics-bind-address", "0", "--health-socket", "0", "--namespace", namespace, "--pod-name", a.name,
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	w.allocators = append(w.allocators, a)
-	if a.conn, err = rpc.Dial(a.address, rpc.ClientConfig{TLS: w.api.TLS(rpc.RoleClient), ServerName: rpc.RoleAllocator.ServerName()}); err != nil {
+	if a.conn, err = rpc.Dial(a.address, rpc.ClientConfig{TLS: w.api.Admin, ServerName: rpc.RoleAllocator.ServerName()}); err != nil {
 		return nil, err
 	}
 	a.sandboxes, a.agents = sandboxv1.NewSandboxServiceClient(a.conn), allocatorv1.NewAllocatorServiceClient(a.conn)

@@ -126,7 +126,7 @@ func conditions(r *report.Report, o Options, m *Measured) {
 	r.Fact("samples", fmt.Sprintf("%d creates and %d deletes in %s", len(m.Creates), m.Deletes, o.Duration))
 	r.Fact("concurrency", fmt.Sprintf("%g creates a second, whether or not earlier ones are answered, and as many deletes", o.Rate))
 	r.Fact("cache", "the Registry is warm; custom resources of all sandboxes are in the API server")
-	r.Fact("security", "mutual TLS everywhere; the simulated agents share one certificate")
+	r.Fact("security", "mutual TLS everywhere; each simulated agent has a certificate of its own")
 	r.Fact("beside_it", fmt.Sprintf("on the same %d cores: etcd (which does not sync), kube-apiserver, a standby allocator, all agents and the clients", runtime.NumCPU()))
 	r.Fact("lease", fmt.Sprintf("duration %s, retry %s", leader.DefaultLeaseDuration, leader.DefaultRetryPeriod))
 }

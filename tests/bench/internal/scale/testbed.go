@@ -39,7 +39,7 @@ func newTestbed(o Options, bin, dir string) (*testbed, error) {
 	w := &testbed{Options: o, bin: bin, dir: dir}
 	w.Say("starting an API server")
 	var err error
-	w.api, err = apiserver.Start(apiserver.Options{Bin: bin, Dir: dir, Roles: []rpc.Role{rpc.RoleAgent, rpc.RoleAllocator, rpc.RoleClient}})
+	w.api, err = apiserver.Start(apiserver.Options{Bin: bin, Dir: dir, Roles: []rpc.Role{rpc.RoleAgent, rpc.RoleAllocator}})
 	if err != nil {
 		return w, err
 	}
@@ -92,7 +92,13 @@ func (w *testbed) populate(ctx context.Context) error {
 			reports = append(reports, r)
 			resources = append(resources, apiserver.Sandbox(info, r, w.port))
 		}
-		w.swarm.Add(info, images(), reports)
+		files, err := w.api.AgentTLS(info)
+		if err != nil {
+			return err
+		}
+		if err := w.swarm.Add(info, files, images(), reports); err != nil {
+			return err
+		}
 	}
 	began = time.Now()
 	if err := apiserver.Each(ctx, len(resources), func(ctx context.Context, i int) error {

@@ -1,4 +1,4 @@
-// Package swarm is many simulated agents in one process: each listens on a loopback address of its own and keeps
+// Package swarm is many simulated agents in one process: each listens on a loopback address of its own, has a certificate of its own and keeps
 // AgentService's contract as far as an allocator can observe it (records, persistence, tombstones, status streams with
 // heartbeats), without any container. All methods may be called concurrently.
 //
@@ -8,6 +8,7 @@ package swarm
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -31,7 +32,8 @@ type Swarm struct {
 	agentv1.UnimplementedAgentServiceServer
 	heartbeat time.Duration
 	server    *grpc.Server
-	agents    map[string]*agent // by IP; not changed once it serves
+	agents    map[string]*agent          // by IP; not changed once it serves
+	certs     map[string]tls.Certificate // by IP; not changed once it serves
 	serving   sync.WaitGroup
 }
 
@@ -52,21 +54,38 @@ type watcher struct {
 	wake  chan struct{}
 }
 
-// New returns a swarm without agents. heartbeat is the interval of heartbeats.
-func New(tls rpc.TLS, heartbeat time.Duration) (*Swarm, error) {
-	config, err := tls.ServerConfig()
+// New returns a swarm without agents. heartbeat is the interval of heartbeats. files has the authorities that it trusts; each agent has a
+// certificate of its own.
+func New(files rpc.TLS, heartbeat time.Duration) (*Swarm, error) {
+	config, err := files.ServerConfig(false)
 	if err != nil {
 		return nil, err
 	}
-	s := &Swarm{heartbeat: heartbeat, agents: map[string]*agent{}, server: grpc.NewServer(
+	s := &Swarm{heartbeat: heartbeat, agents: map[string]*agent{}, certs: map[string]tls.Certificate{}}
+	current := config.GetConfigForClient
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		c, err := current(hello)
+		if err != nil {
+			return nil, err
+		}
+		host, _, err := net.SplitHostPort(hello.Conn.LocalAddr().String())
+		c.Certificates = []tls.Certificate{s.certs[host]}
+		return c, err
+	}
+	s.server = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(config)),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))}
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	agentv1.RegisterAgentServiceServer(s.server, s)
 	return s, nil
 }
 
-// Add adds an agent with what it has, before Serve. The swarm keeps the messages; the caller must not change them afterwards.
-func (s *Swarm) Add(info *agentv1.AgentInfo, images []string, sandboxes []*agentv1.SandboxReport) {
+// Add adds an agent with its certificate and what it has, before Serve. The swarm keeps the messages; the caller must not change them
+// afterwards.
+func (s *Swarm) Add(info *agentv1.AgentInfo, files rpc.TLS, images []string, sandboxes []*agentv1.SandboxReport) error {
+	cert, err := tls.LoadX509KeyPair(files.CertFile, files.KeyFile)
+	if err != nil {
+		return fmt.Errorf("reading the certificate of agent %s: %w", info.GetPodName(), err)
+	}
 	a := &agent{
 		info: info, images: images, sandboxes: make(map[string]*agentv1.SandboxReport, len(sandboxes)),
 		tombstones: map[string]*agentv1.Tombstone{}, watchers: map[*watcher]struct{}{},
@@ -74,7 +93,8 @@ func (s *Swarm) Add(info *agentv1.AgentInfo, images []string, sandboxes []*agent
 	for _, r := range sandboxes {
 		a.sandboxes[uidOf(r.GetRecord().GetFence())] = r
 	}
-	s.agents[info.GetPodIp()] = a
+	s.agents[info.GetPodIp()], s.certs[info.GetPodIp()] = a, cert
+	return nil
 }
 
 // Serve has all agents listen, each on its address and all on one port.

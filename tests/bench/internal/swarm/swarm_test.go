@@ -35,9 +35,12 @@ func start(t *testing.T, heartbeat time.Duration) (*swarm.Swarm, map[string]agen
 	issuer := pki.New(t)
 	s, err := swarm.New(issuer.TLS(t, rpc.RoleAgent), heartbeat)
 	require.NoError(t, err)
-	s.Add(&agentv1.AgentInfo{PodUid: "one", PodIp: "127.1.0.1", Capacity: 3}, []string{"busybox"},
-		[]*agentv1.SandboxReport{swarm.Running(record("one", "old"), "127.1.0.1", true)})
-	s.Add(&agentv1.AgentInfo{PodUid: "two", PodIp: "127.1.0.2", Capacity: 3}, nil, nil)
+	certificate := func(uid string) rpc.TLS {
+		return issuer.Agent(t, rpc.AgentID{Namespace: "ns", Pod: "pod-" + uid, UID: uid})
+	}
+	require.NoError(t, s.Add(&agentv1.AgentInfo{PodUid: "one", PodIp: "127.1.0.1", Capacity: 3}, certificate("one"), []string{"busybox"},
+		[]*agentv1.SandboxReport{swarm.Running(record("one", "old"), "127.1.0.1", true)}))
+	require.NoError(t, s.Add(&agentv1.AgentInfo{PodUid: "two", PodIp: "127.1.0.2", Capacity: 3}, certificate("two"), nil, nil))
 	// A port that is free on one loopback address is almost certainly free on the others.
 	l, err := net.Listen("tcp", "127.1.0.1:0")
 	require.NoError(t, err)
@@ -49,7 +52,7 @@ func start(t *testing.T, heartbeat time.Duration) (*swarm.Swarm, map[string]agen
 	clients := map[string]agentv1.AgentServiceClient{}
 	for uid, ip := range map[string]string{"one": "127.1.0.1", "two": "127.1.0.2"} {
 		address := net.TCPAddr{IP: net.ParseIP(ip), Port: port}
-		conn, err := rpc.Dial(address.String(), rpc.ClientConfig{TLS: tls, ServerName: rpc.RoleAgent.ServerName()})
+		conn, err := rpc.Dial(address.String(), rpc.ClientConfig{TLS: tls, AgentUID: uid})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, conn.Close()) })
 		clients[uid] = agentv1.NewAgentServiceClient(conn)

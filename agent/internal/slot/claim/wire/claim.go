@@ -159,6 +159,9 @@ func (c *Claim) decodeConfinement(t tag, value string) (bool, error) {
 		if len(value) != 20 {
 			return true, malformed("a limit is not a resource and two values")
 		}
+		if len(c.Rlimits) == maxRlimits {
+			return true, tooManyRlimits()
+		}
 		c.Rlimits = append(c.Rlimits, Rlimit{Resource: parseUint32(value), Soft: parseUint64(value[4:]), Hard: parseUint64(value[12:])})
 	case tagSeccomp:
 		c.Seccomp = []byte(value)
@@ -193,6 +196,9 @@ func (c *Claim) decodeGroups(value string) error {
 }
 
 func (c *Claim) decodeMount(value string) error {
+	if len(c.Mounts) == MaxMounts { // before they take much more memory than the message
+		return tooManyMounts()
+	}
 	var m Mount
 	err := fields(value, func(t tag, value string) (bool, error) {
 		switch t {

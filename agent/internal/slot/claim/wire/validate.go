@@ -31,7 +31,7 @@ func (c *Claim) validate() error {
 	case len(c.Groups) > maxGroups:
 		return &Failure{Stage: StageUser, Errno: syscall.EINVAL, Detail: "groups"}
 	case len(c.Rlimits) > maxRlimits:
-		return &Failure{Stage: StageRlimit, Errno: syscall.EINVAL}
+		return tooManyRlimits()
 	case len(c.Seccomp) > maxFilter || len(c.Seccomp)%8 != 0:
 		return &Failure{Stage: StageSeccomp, Errno: syscall.EINVAL}
 	case len(c.AppArmorProfile) > maxProfile || hasZero(c.AppArmorProfile):
@@ -39,7 +39,7 @@ func (c *Claim) validate() error {
 	case c.Umask != nil && *c.Umask > 0o777:
 		return malformed("the umask is not a file mode")
 	case len(c.Mounts) > MaxMounts:
-		return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "too many of them"}
+		return tooManyMounts()
 	}
 	for _, m := range c.Mounts {
 		if !isPath(m.Destination) || (m.Path != "" && !isPath(m.Path)) {
@@ -48,6 +48,12 @@ func (c *Claim) validate() error {
 	}
 	return nil
 }
+
+func tooManyMounts() error {
+	return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "too many of them"}
+}
+
+func tooManyRlimits() error { return &Failure{Stage: StageRlimit, Errno: syscall.EINVAL} }
 
 func tooLong() error { return &Failure{Stage: StageExec, Errno: syscall.E2BIG} }
 

@@ -341,7 +341,9 @@ type Pool struct {
 	// How long sandboxes that set none are kept after their process has ended. Unset: 1 h.
 	TtlAfterFinished *durationpb.Duration `protobuf:"bytes,19,opt,name=ttl_after_finished,json=ttlAfterFinished,proto3" json:"ttl_after_finished,omitempty"`
 	// Images that each agent pulls ahead and keeps.
-	Images        []string `protobuf:"bytes,20,rep,name=images,proto3" json:"images,omitempty"`
+	Images []string `protobuf:"bytes,20,rep,name=images,proto3" json:"images,omitempty"`
+	// Largest limits that a sandbox may ask for. Unset fields have no maximum.
+	MaxResources  *v11.ResourceLimits `protobuf:"bytes,21,opt,name=max_resources,json=maxResources,proto3" json:"max_resources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -516,6 +518,13 @@ func (x *Pool) GetImages() []string {
 	return nil
 }
 
+func (x *Pool) GetMaxResources() *v11.ResourceLimits {
+	if x != nil {
+		return x.MaxResources
+	}
+	return nil
+}
+
 // AllocateRequest describes the sandbox to reserve capacity for.
 type AllocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -535,6 +544,8 @@ type AllocateRequest struct {
 	Ports []int32 `protobuf:"varint,7,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Uids of agent Pods that must not be chosen, for instance because they refused a moment ago.
 	ExcludeAgents []string `protobuf:"bytes,8,rep,name=exclude_agents,json=excludeAgents,proto3" json:"exclude_agents,omitempty"`
+	// Limits that the sandbox's spec sets. They count against the quotas of the namespace, with the pool's defaults for others.
+	Resources     *v11.ResourceLimits `protobuf:"bytes,9,opt,name=resources,proto3" json:"resources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -621,6 +632,13 @@ func (x *AllocateRequest) GetPorts() []int32 {
 func (x *AllocateRequest) GetExcludeAgents() []string {
 	if x != nil {
 		return x.ExcludeAgents
+	}
+	return nil
+}
+
+func (x *AllocateRequest) GetResources() *v11.ResourceLimits {
+	if x != nil {
+		return x.Resources
 	}
 	return nil
 }
@@ -1595,7 +1613,7 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\fwanted_slots\x18\t \x01(\x05R\vwantedSlots\x12(\n" +
 	"\x10slots_off_reason\x18\n" +
 	" \x01(\tR\x0eslotsOffReason\x12F\n" +
-	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\x92\x06\n" +
+	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\xdf\x06\n" +
 	"\x04Pool\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
@@ -1621,11 +1639,12 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\tslots_min\x18\x11 \x01(\x05H\x00R\bslotsMin\x88\x01\x01\x12 \n" +
 	"\tslots_max\x18\x12 \x01(\x05H\x01R\bslotsMax\x88\x01\x01\x12G\n" +
 	"\x12ttl_after_finished\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\x10ttlAfterFinished\x12\x16\n" +
-	"\x06images\x18\x14 \x03(\tR\x06imagesB\f\n" +
+	"\x06images\x18\x14 \x03(\tR\x06images\x12K\n" +
+	"\rmax_resources\x18\x15 \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\fmaxResourcesB\f\n" +
 	"\n" +
 	"_slots_minB\f\n" +
 	"\n" +
-	"_slots_max\"\x85\x03\n" +
+	"_slots_max\"\xcb\x03\n" +
 	"\x0fAllocateRequest\x12F\n" +
 	"\tnamespace\x18\x01 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
 	"\x04name\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04name\x12*\n" +
@@ -1636,7 +1655,8 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\x05image\x18\x06 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\x12*\n" +
 	"\x05ports\x18\a \x03(\x05B\x14\xbaH\x11\x92\x01\x0e\x10@\x18\x01\"\b\x1a\x06\x18\xff\xff\x03(\x01R\x05ports\x120\n" +
-	"\x0eexclude_agents\x18\b \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\xe8\aR\rexcludeAgents\"\xad\x01\n" +
+	"\x0eexclude_agents\x18\b \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\xe8\aR\rexcludeAgents\x12D\n" +
+	"\tresources\x18\t \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\tresources\"\xad\x01\n" +
 	"\x10AllocateResponse\x12D\n" +
 	"\n" +
 	"assignment\x18\x01 \x01(\v2$.fastsandbox.allocator.v1.AssignmentR\n" +
@@ -1768,41 +1788,43 @@ var file_fastsandbox_allocator_v1_allocator_service_proto_depIdxs = []int32{
 	26, // 4: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
 	24, // 5: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
 	27, // 6: fastsandbox.allocator.v1.Pool.ttl_after_finished:type_name -> google.protobuf.Duration
-	1,  // 7: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
-	26, // 8: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	22, // 9: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	2,  // 10: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
-	0,  // 11: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
-	2,  // 12: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
-	28, // 13: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	27, // 14: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
-	3,  // 15: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
-	3,  // 16: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
-	18, // 17: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
-	19, // 18: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
-	29, // 19: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	30, // 20: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
-	4,  // 21: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
-	6,  // 22: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
-	8,  // 23: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
-	10, // 24: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
-	12, // 25: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
-	14, // 26: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
-	16, // 27: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
-	20, // 28: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
-	5,  // 29: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
-	7,  // 30: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
-	9,  // 31: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
-	11, // 32: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
-	13, // 33: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
-	15, // 34: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
-	17, // 35: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
-	21, // 36: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
-	29, // [29:37] is the sub-list for method output_type
-	21, // [21:29] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	26, // 7: fastsandbox.allocator.v1.Pool.max_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	26, // 8: fastsandbox.allocator.v1.AllocateRequest.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	1,  // 9: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
+	26, // 10: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	22, // 11: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	2,  // 12: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
+	0,  // 13: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
+	2,  // 14: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
+	28, // 15: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	27, // 16: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
+	3,  // 17: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
+	3,  // 18: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
+	18, // 19: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
+	19, // 20: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
+	29, // 21: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	30, // 22: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	4,  // 23: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
+	6,  // 24: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
+	8,  // 25: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
+	10, // 26: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
+	12, // 27: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
+	14, // 28: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
+	16, // 29: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
+	20, // 30: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
+	5,  // 31: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
+	7,  // 32: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
+	9,  // 33: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
+	11, // 34: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
+	13, // 35: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
+	15, // 36: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
+	17, // 37: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
+	21, // 38: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
+	31, // [31:39] is the sub-list for method output_type
+	23, // [23:31] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_allocator_v1_allocator_service_proto_init() }

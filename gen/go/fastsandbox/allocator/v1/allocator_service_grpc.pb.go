@@ -38,7 +38,8 @@ const (
 type AllocatorServiceClient interface {
 	// Allocate reserves capacity on the best agent of the pool: one with free capacity and none of the ports in use, preferably
 	// one that has the image, and of those the least loaded. A reservation ends by Release, or when the agent does not report
-	// the sandbox within 30 s. Safe to retry: the same sandbox uid and attempt returns the same agent.
+	// the sandbox within 30 s. A sandbox that would exceed a quota of its namespace on cpu or memory is refused with QUOTA_EXCEEDED.
+	// Safe to retry: the same sandbox uid and attempt returns the same agent.
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
 	// Release ends a reservation. It succeeds if there is none. Safe to retry.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
@@ -172,7 +173,8 @@ type AllocatorService_PullImageClient = grpc.ServerStreamingClient[PullImageResp
 type AllocatorServiceServer interface {
 	// Allocate reserves capacity on the best agent of the pool: one with free capacity and none of the ports in use, preferably
 	// one that has the image, and of those the least loaded. A reservation ends by Release, or when the agent does not report
-	// the sandbox within 30 s. Safe to retry: the same sandbox uid and attempt returns the same agent.
+	// the sandbox within 30 s. A sandbox that would exceed a quota of its namespace on cpu or memory is refused with QUOTA_EXCEEDED.
+	// Safe to retry: the same sandbox uid and attempt returns the same agent.
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
 	// Release ends a reservation. It succeeds if there is none. Safe to retry.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)

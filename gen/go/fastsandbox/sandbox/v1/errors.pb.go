@@ -66,7 +66,7 @@ const (
 	ErrorReason_ERROR_REASON_DEADLINE_EXCEEDED ErrorReason = 18
 	// ABORTED: the sandbox is being deleted.
 	ErrorReason_ERROR_REASON_SANDBOX_TERMINATING ErrorReason = 19
-	// PERMISSION_DENIED: the caller's certificate does not allow the call.
+	// PERMISSION_DENIED: the caller may not do this; metadata `user`, `verb`, `resource`, `namespace`.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 20
 	// INTERNAL: a defect of the server, whose log has the cause.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 21
@@ -84,8 +84,18 @@ const (
 	ErrorReason_ERROR_REASON_LEADER_SUPERSEDED ErrorReason = 28
 	// UNAVAILABLE: the agent is draining and accepts no new sandboxes.
 	ErrorReason_ERROR_REASON_AGENT_DRAINING ErrorReason = 29
-	// FAILED_PRECONDITION: the image was pulled and cannot be used: a layer or its configuration is invalid.
+	// FAILED_PRECONDITION: the image cannot be used: a layer, its configuration or a file in it is invalid, or it exceeds a limit.
 	ErrorReason_ERROR_REASON_IMAGE_INVALID ErrorReason = 30
+	// UNAUTHENTICATED: the call carries no valid credentials.
+	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 31
+	// NOT_FOUND: there is no such ServiceAccount.
+	ErrorReason_ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND ErrorReason = 32
+	// RESOURCE_EXHAUSTED: a ResourceQuota of the namespace does not allow the sandbox; metadata `quota`, `resource`, `requested`,
+	// `used` and `allowed`, unless the API server refused it.
+	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 33
+	// RESOURCE_EXHAUSTED: the caller has made too many requests in a second, or has too many creates or streams open; metadata
+	// `limit` and `allowed`. Retry after RetryInfo.
+	ErrorReason_ERROR_REASON_CALLER_LIMIT_EXCEEDED ErrorReason = 34
 )
 
 // Enum value maps for ErrorReason.
@@ -121,38 +131,46 @@ var (
 		28: "ERROR_REASON_LEADER_SUPERSEDED",
 		29: "ERROR_REASON_AGENT_DRAINING",
 		30: "ERROR_REASON_IMAGE_INVALID",
+		31: "ERROR_REASON_UNAUTHENTICATED",
+		32: "ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND",
+		33: "ERROR_REASON_QUOTA_EXCEEDED",
+		34: "ERROR_REASON_CALLER_LIMIT_EXCEEDED",
 	}
 	ErrorReason_value = map[string]int32{
-		"ERROR_REASON_UNSPECIFIED":            0,
-		"ERROR_REASON_INVALID_FIELD":          1,
-		"ERROR_REASON_POOL_NOT_FOUND":         2,
-		"ERROR_REASON_SANDBOX_NOT_FOUND":      3,
-		"ERROR_REASON_SANDBOX_EXISTS":         4,
-		"ERROR_REASON_REQUEST_ID_REUSED":      5,
-		"ERROR_REASON_NO_CAPACITY":            6,
-		"ERROR_REASON_PORT_CONFLICT":          7,
-		"ERROR_REASON_IMAGE_NOT_FOUND":        8,
-		"ERROR_REASON_IMAGE_PULL_FAILED":      9,
-		"ERROR_REASON_COMMAND_NOT_FOUND":      10,
-		"ERROR_REASON_COMMAND_NOT_EXECUTABLE": 11,
-		"ERROR_REASON_USER_NOT_FOUND":         12,
-		"ERROR_REASON_WORKING_DIR_INVALID":    13,
-		"ERROR_REASON_FENCE_MISMATCH":         14,
-		"ERROR_REASON_AGENT_UNAVAILABLE":      15,
-		"ERROR_REASON_RUNTIME_UNAVAILABLE":    16,
-		"ERROR_REASON_NOT_LEADER":             17,
-		"ERROR_REASON_DEADLINE_EXCEEDED":      18,
-		"ERROR_REASON_SANDBOX_TERMINATING":    19,
-		"ERROR_REASON_PERMISSION_DENIED":      20,
-		"ERROR_REASON_INTERNAL":               21,
-		"ERROR_REASON_OVERLOADED":             22,
-		"ERROR_REASON_PHASE_CONFLICT":         23,
-		"ERROR_REASON_API_UNAVAILABLE":        24,
-		"ERROR_REASON_CANCELLED":              26,
-		"ERROR_REASON_REQUEST_TOO_LARGE":      27,
-		"ERROR_REASON_LEADER_SUPERSEDED":      28,
-		"ERROR_REASON_AGENT_DRAINING":         29,
-		"ERROR_REASON_IMAGE_INVALID":          30,
+		"ERROR_REASON_UNSPECIFIED":               0,
+		"ERROR_REASON_INVALID_FIELD":             1,
+		"ERROR_REASON_POOL_NOT_FOUND":            2,
+		"ERROR_REASON_SANDBOX_NOT_FOUND":         3,
+		"ERROR_REASON_SANDBOX_EXISTS":            4,
+		"ERROR_REASON_REQUEST_ID_REUSED":         5,
+		"ERROR_REASON_NO_CAPACITY":               6,
+		"ERROR_REASON_PORT_CONFLICT":             7,
+		"ERROR_REASON_IMAGE_NOT_FOUND":           8,
+		"ERROR_REASON_IMAGE_PULL_FAILED":         9,
+		"ERROR_REASON_COMMAND_NOT_FOUND":         10,
+		"ERROR_REASON_COMMAND_NOT_EXECUTABLE":    11,
+		"ERROR_REASON_USER_NOT_FOUND":            12,
+		"ERROR_REASON_WORKING_DIR_INVALID":       13,
+		"ERROR_REASON_FENCE_MISMATCH":            14,
+		"ERROR_REASON_AGENT_UNAVAILABLE":         15,
+		"ERROR_REASON_RUNTIME_UNAVAILABLE":       16,
+		"ERROR_REASON_NOT_LEADER":                17,
+		"ERROR_REASON_DEADLINE_EXCEEDED":         18,
+		"ERROR_REASON_SANDBOX_TERMINATING":       19,
+		"ERROR_REASON_PERMISSION_DENIED":         20,
+		"ERROR_REASON_INTERNAL":                  21,
+		"ERROR_REASON_OVERLOADED":                22,
+		"ERROR_REASON_PHASE_CONFLICT":            23,
+		"ERROR_REASON_API_UNAVAILABLE":           24,
+		"ERROR_REASON_CANCELLED":                 26,
+		"ERROR_REASON_REQUEST_TOO_LARGE":         27,
+		"ERROR_REASON_LEADER_SUPERSEDED":         28,
+		"ERROR_REASON_AGENT_DRAINING":            29,
+		"ERROR_REASON_IMAGE_INVALID":             30,
+		"ERROR_REASON_UNAUTHENTICATED":           31,
+		"ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND": 32,
+		"ERROR_REASON_QUOTA_EXCEEDED":            33,
+		"ERROR_REASON_CALLER_LIMIT_EXCEEDED":     34,
 	}
 )
 
@@ -187,7 +205,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xa7\b\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xbe\t\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -219,7 +237,11 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x1eERROR_REASON_REQUEST_TOO_LARGE\x10\x1b\x12\"\n" +
 	"\x1eERROR_REASON_LEADER_SUPERSEDED\x10\x1c\x12\x1f\n" +
 	"\x1bERROR_REASON_AGENT_DRAINING\x10\x1d\x12\x1e\n" +
-	"\x1aERROR_REASON_IMAGE_INVALID\x10\x1e\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
+	"\x1aERROR_REASON_IMAGE_INVALID\x10\x1e\x12 \n" +
+	"\x1cERROR_REASON_UNAUTHENTICATED\x10\x1f\x12*\n" +
+	"&ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND\x10 \x12\x1f\n" +
+	"\x1bERROR_REASON_QUOTA_EXCEEDED\x10!\x12&\n" +
+	"\"ERROR_REASON_CALLER_LIMIT_EXCEEDED\x10\"\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (

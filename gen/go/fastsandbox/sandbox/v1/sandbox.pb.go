@@ -442,7 +442,7 @@ type SandboxSpec struct {
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// A value later than the accepted one resets the sandbox: a new container replaces its container.
 	ResetRevision *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=reset_revision,json=resetRevision,proto3" json:"reset_revision,omitempty"`
-	// Resource limits. Unset fields default to those of the pool.
+	// Resource limits, at most the maxima of the pool. Unset fields default to those of the pool.
 	Resources *ResourceLimits `protobuf:"bytes,12,opt,name=resources,proto3" json:"resources,omitempty"`
 	// Network of the sandbox. Unspecified: NETWORK_MODE_AGENT.
 	Network NetworkMode `protobuf:"varint,13,opt,name=network,proto3,enum=fastsandbox.sandbox.v1.NetworkMode" json:"network,omitempty"`
@@ -599,7 +599,8 @@ func (x *SandboxSpec) GetTtlAfterFinished() *durationpb.Duration {
 	return nil
 }
 
-// ResourceLimits are the cgroup limits of a sandbox. Zero: the pool's default, or no limit if the pool has none.
+// ResourceLimits are the cgroup limits of a sandbox. Zero: the pool's default, or else 1 CPU, 512 MiB and 1,024 processes, or the
+// pool's maximum if that is less.
 type ResourceLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// CPU time in thousandths of a core.

@@ -1021,6 +1021,170 @@ func (x *StreamLogsResponse) GetData() []byte {
 	return nil
 }
 
+// CreateLogTicketRequest names a sandbox.
+type CreateLogTicketRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace of the sandbox.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the sandbox.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateLogTicketRequest) Reset() {
+	*x = CreateLogTicketRequest{}
+	mi := &file_fastsandbox_sandbox_v1_sandbox_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateLogTicketRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateLogTicketRequest) ProtoMessage() {}
+
+func (x *CreateLogTicketRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_sandbox_v1_sandbox_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateLogTicketRequest.ProtoReflect.Descriptor instead.
+func (*CreateLogTicketRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CreateLogTicketRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *CreateLogTicketRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// CreateLogTicketResponse has the ticket and where it is valid.
+type CreateLogTicketResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ticket, to be sent to the agent as a bearer token.
+	Ticket string `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	// When the ticket ends. A stream that has begun continues.
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// Identity of the container, for the agent's StreamLogs.
+	SandboxUid string `protobuf:"bytes,3,opt,name=sandbox_uid,json=sandboxUid,proto3" json:"sandbox_uid,omitempty"`
+	// Number of the container of the sandbox.
+	Attempt int64 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Uid of the agent's Pod.
+	AgentUid string `protobuf:"bytes,5,opt,name=agent_uid,json=agentUid,proto3" json:"agent_uid,omitempty"`
+	// Name of the agent's Pod, which is in the namespace of the sandbox.
+	AgentPod string `protobuf:"bytes,6,opt,name=agent_pod,json=agentPod,proto3" json:"agent_pod,omitempty"`
+	// Node of the agent's Pod.
+	NodeName string `protobuf:"bytes,7,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Port of the agent's gRPC server.
+	Port          int32 `protobuf:"varint,8,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateLogTicketResponse) Reset() {
+	*x = CreateLogTicketResponse{}
+	mi := &file_fastsandbox_sandbox_v1_sandbox_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateLogTicketResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateLogTicketResponse) ProtoMessage() {}
+
+func (x *CreateLogTicketResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_sandbox_v1_sandbox_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateLogTicketResponse.ProtoReflect.Descriptor instead.
+func (*CreateLogTicketResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CreateLogTicketResponse) GetTicket() string {
+	if x != nil {
+		return x.Ticket
+	}
+	return ""
+}
+
+func (x *CreateLogTicketResponse) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *CreateLogTicketResponse) GetSandboxUid() string {
+	if x != nil {
+		return x.SandboxUid
+	}
+	return ""
+}
+
+func (x *CreateLogTicketResponse) GetAttempt() int64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *CreateLogTicketResponse) GetAgentUid() string {
+	if x != nil {
+		return x.AgentUid
+	}
+	return ""
+}
+
+func (x *CreateLogTicketResponse) GetAgentPod() string {
+	if x != nil {
+		return x.AgentPod
+	}
+	return ""
+}
+
+func (x *CreateLogTicketResponse) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *CreateLogTicketResponse) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 var File_fastsandbox_sandbox_v1_sandbox_service_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDesc = "" +
@@ -1106,7 +1270,22 @@ const file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05sinceB\r\n" +
 	"\v_tail_lines\"(\n" +
 	"\x12StreamLogsResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xbb\t\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x9e\x01\n" +
+	"\x16CreateLogTicketRequest\x12F\n" +
+	"\tnamespace\x18\x01 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
+	"\x04name\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04name\"\x94\x02\n" +
+	"\x17CreateLogTicketResponse\x12\x16\n" +
+	"\x06ticket\x18\x01 \x01(\tR\x06ticket\x12;\n" +
+	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12\x1f\n" +
+	"\vsandbox_uid\x18\x03 \x01(\tR\n" +
+	"sandboxUid\x12\x18\n" +
+	"\aattempt\x18\x04 \x01(\x03R\aattempt\x12\x1b\n" +
+	"\tagent_uid\x18\x05 \x01(\tR\bagentUid\x12\x1b\n" +
+	"\tagent_pod\x18\x06 \x01(\tR\bagentPod\x12\x1b\n" +
+	"\tnode_name\x18\a \x01(\tR\bnodeName\x12\x12\n" +
+	"\x04port\x18\b \x01(\x05R\x04port2\xaf\n" +
+	"\n" +
 	"\x0eSandboxService\x12\x9d\x01\n" +
 	"\rCreateSandbox\x12,.fastsandbox.sandbox.v1.CreateSandboxRequest\x1a-.fastsandbox.sandbox.v1.CreateSandboxResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/v1/namespaces/{namespace}/sandboxes\x12\xa1\x01\n" +
 	"\rDeleteSandbox\x12,.fastsandbox.sandbox.v1.DeleteSandboxRequest\x1a-.fastsandbox.sandbox.v1.DeleteSandboxResponse\"3\x82\xd3\xe4\x93\x02-*+/v1/namespaces/{namespace}/sandboxes/{name}\x12\xba\x01\n" +
@@ -1116,7 +1295,8 @@ const file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\rListSandboxes\x12,.fastsandbox.sandbox.v1.ListSandboxesRequest\x1a-.fastsandbox.sandbox.v1.ListSandboxesResponse\"=\x82\xd3\xe4\x93\x027Z\x0f\x12\r/v1/sandboxes\x12$/v1/namespaces/{namespace}/sandboxes\x12\xbc\x01\n" +
 	"\x0eWatchSandboxes\x12-.fastsandbox.sandbox.v1.WatchSandboxesRequest\x1a..fastsandbox.sandbox.v1.WatchSandboxesResponse\"I\x82\xd3\xe4\x93\x02CZ\x15\x12\x13/v1/sandboxes:watch\x12*/v1/namespaces/{namespace}/sandboxes:watch0\x01\x12\x9f\x01\n" +
 	"\n" +
-	"StreamLogs\x12).fastsandbox.sandbox.v1.StreamLogsRequest\x1a*.fastsandbox.sandbox.v1.StreamLogsResponse\"8\x82\xd3\xe4\x93\x022\x120/v1/namespaces/{namespace}/sandboxes/{name}:logs0\x01B\xf9\x01\n" +
+	"StreamLogs\x12).fastsandbox.sandbox.v1.StreamLogsRequest\x1a*.fastsandbox.sandbox.v1.StreamLogsResponse\"8\x82\xd3\xe4\x93\x022\x120/v1/namespaces/{namespace}/sandboxes/{name}:logs0\x01\x12r\n" +
+	"\x0fCreateLogTicket\x12..fastsandbox.sandbox.v1.CreateLogTicketRequest\x1a/.fastsandbox.sandbox.v1.CreateLogTicketResponseB\xf9\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\x13SandboxServiceProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
@@ -1132,7 +1312,7 @@ func file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDescGZIP() []byte {
 }
 
 var file_fastsandbox_sandbox_v1_sandbox_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fastsandbox_sandbox_v1_sandbox_service_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_fastsandbox_sandbox_v1_sandbox_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_fastsandbox_sandbox_v1_sandbox_service_proto_goTypes = []any{
 	(WatchSandboxesResponse_Type)(0), // 0: fastsandbox.sandbox.v1.WatchSandboxesResponse.Type
 	(*CreateSandboxRequest)(nil),     // 1: fastsandbox.sandbox.v1.CreateSandboxRequest
@@ -1149,55 +1329,60 @@ var file_fastsandbox_sandbox_v1_sandbox_service_proto_goTypes = []any{
 	(*WatchSandboxesResponse)(nil),   // 12: fastsandbox.sandbox.v1.WatchSandboxesResponse
 	(*StreamLogsRequest)(nil),        // 13: fastsandbox.sandbox.v1.StreamLogsRequest
 	(*StreamLogsResponse)(nil),       // 14: fastsandbox.sandbox.v1.StreamLogsResponse
-	nil,                              // 15: fastsandbox.sandbox.v1.CreateSandboxRequest.LabelsEntry
-	(*SandboxSpec)(nil),              // 16: fastsandbox.sandbox.v1.SandboxSpec
-	(*Sandbox)(nil),                  // 17: fastsandbox.sandbox.v1.Sandbox
-	(ConsistencyMode)(0),             // 18: fastsandbox.sandbox.v1.ConsistencyMode
-	(*StageTiming)(nil),              // 19: fastsandbox.sandbox.v1.StageTiming
-	(StartPath)(0),                   // 20: fastsandbox.sandbox.v1.StartPath
-	(*durationpb.Duration)(nil),      // 21: google.protobuf.Duration
-	(*fieldmaskpb.FieldMask)(nil),    // 22: google.protobuf.FieldMask
-	(Phase)(0),                       // 23: fastsandbox.sandbox.v1.Phase
-	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
+	(*CreateLogTicketRequest)(nil),   // 15: fastsandbox.sandbox.v1.CreateLogTicketRequest
+	(*CreateLogTicketResponse)(nil),  // 16: fastsandbox.sandbox.v1.CreateLogTicketResponse
+	nil,                              // 17: fastsandbox.sandbox.v1.CreateSandboxRequest.LabelsEntry
+	(*SandboxSpec)(nil),              // 18: fastsandbox.sandbox.v1.SandboxSpec
+	(*Sandbox)(nil),                  // 19: fastsandbox.sandbox.v1.Sandbox
+	(ConsistencyMode)(0),             // 20: fastsandbox.sandbox.v1.ConsistencyMode
+	(*StageTiming)(nil),              // 21: fastsandbox.sandbox.v1.StageTiming
+	(StartPath)(0),                   // 22: fastsandbox.sandbox.v1.StartPath
+	(*durationpb.Duration)(nil),      // 23: google.protobuf.Duration
+	(*fieldmaskpb.FieldMask)(nil),    // 24: google.protobuf.FieldMask
+	(Phase)(0),                       // 25: fastsandbox.sandbox.v1.Phase
+	(*timestamppb.Timestamp)(nil),    // 26: google.protobuf.Timestamp
 }
 var file_fastsandbox_sandbox_v1_sandbox_service_proto_depIdxs = []int32{
-	16, // 0: fastsandbox.sandbox.v1.CreateSandboxRequest.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	15, // 1: fastsandbox.sandbox.v1.CreateSandboxRequest.labels:type_name -> fastsandbox.sandbox.v1.CreateSandboxRequest.LabelsEntry
-	17, // 2: fastsandbox.sandbox.v1.CreateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	18, // 3: fastsandbox.sandbox.v1.CreateSandboxResponse.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
-	19, // 4: fastsandbox.sandbox.v1.CreateSandboxResponse.timings:type_name -> fastsandbox.sandbox.v1.StageTiming
-	20, // 5: fastsandbox.sandbox.v1.CreateSandboxResponse.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
-	21, // 6: fastsandbox.sandbox.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
-	17, // 7: fastsandbox.sandbox.v1.DeleteSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	17, // 8: fastsandbox.sandbox.v1.UpdateSandboxRequest.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	22, // 9: fastsandbox.sandbox.v1.UpdateSandboxRequest.update_mask:type_name -> google.protobuf.FieldMask
-	17, // 10: fastsandbox.sandbox.v1.UpdateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	17, // 11: fastsandbox.sandbox.v1.GetSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	23, // 12: fastsandbox.sandbox.v1.ListSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
-	17, // 13: fastsandbox.sandbox.v1.ListSandboxesResponse.sandboxes:type_name -> fastsandbox.sandbox.v1.Sandbox
-	23, // 14: fastsandbox.sandbox.v1.WatchSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
+	18, // 0: fastsandbox.sandbox.v1.CreateSandboxRequest.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	17, // 1: fastsandbox.sandbox.v1.CreateSandboxRequest.labels:type_name -> fastsandbox.sandbox.v1.CreateSandboxRequest.LabelsEntry
+	19, // 2: fastsandbox.sandbox.v1.CreateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	20, // 3: fastsandbox.sandbox.v1.CreateSandboxResponse.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
+	21, // 4: fastsandbox.sandbox.v1.CreateSandboxResponse.timings:type_name -> fastsandbox.sandbox.v1.StageTiming
+	22, // 5: fastsandbox.sandbox.v1.CreateSandboxResponse.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	23, // 6: fastsandbox.sandbox.v1.DeleteSandboxRequest.grace_period:type_name -> google.protobuf.Duration
+	19, // 7: fastsandbox.sandbox.v1.DeleteSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	19, // 8: fastsandbox.sandbox.v1.UpdateSandboxRequest.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	24, // 9: fastsandbox.sandbox.v1.UpdateSandboxRequest.update_mask:type_name -> google.protobuf.FieldMask
+	19, // 10: fastsandbox.sandbox.v1.UpdateSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	19, // 11: fastsandbox.sandbox.v1.GetSandboxResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	25, // 12: fastsandbox.sandbox.v1.ListSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
+	19, // 13: fastsandbox.sandbox.v1.ListSandboxesResponse.sandboxes:type_name -> fastsandbox.sandbox.v1.Sandbox
+	25, // 14: fastsandbox.sandbox.v1.WatchSandboxesRequest.phases:type_name -> fastsandbox.sandbox.v1.Phase
 	0,  // 15: fastsandbox.sandbox.v1.WatchSandboxesResponse.type:type_name -> fastsandbox.sandbox.v1.WatchSandboxesResponse.Type
-	17, // 16: fastsandbox.sandbox.v1.WatchSandboxesResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
-	24, // 17: fastsandbox.sandbox.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
-	1,  // 18: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:input_type -> fastsandbox.sandbox.v1.CreateSandboxRequest
-	3,  // 19: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:input_type -> fastsandbox.sandbox.v1.DeleteSandboxRequest
-	5,  // 20: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:input_type -> fastsandbox.sandbox.v1.UpdateSandboxRequest
-	7,  // 21: fastsandbox.sandbox.v1.SandboxService.GetSandbox:input_type -> fastsandbox.sandbox.v1.GetSandboxRequest
-	9,  // 22: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:input_type -> fastsandbox.sandbox.v1.ListSandboxesRequest
-	11, // 23: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:input_type -> fastsandbox.sandbox.v1.WatchSandboxesRequest
-	13, // 24: fastsandbox.sandbox.v1.SandboxService.StreamLogs:input_type -> fastsandbox.sandbox.v1.StreamLogsRequest
-	2,  // 25: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:output_type -> fastsandbox.sandbox.v1.CreateSandboxResponse
-	4,  // 26: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:output_type -> fastsandbox.sandbox.v1.DeleteSandboxResponse
-	6,  // 27: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:output_type -> fastsandbox.sandbox.v1.UpdateSandboxResponse
-	8,  // 28: fastsandbox.sandbox.v1.SandboxService.GetSandbox:output_type -> fastsandbox.sandbox.v1.GetSandboxResponse
-	10, // 29: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:output_type -> fastsandbox.sandbox.v1.ListSandboxesResponse
-	12, // 30: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:output_type -> fastsandbox.sandbox.v1.WatchSandboxesResponse
-	14, // 31: fastsandbox.sandbox.v1.SandboxService.StreamLogs:output_type -> fastsandbox.sandbox.v1.StreamLogsResponse
-	25, // [25:32] is the sub-list for method output_type
-	18, // [18:25] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	19, // 16: fastsandbox.sandbox.v1.WatchSandboxesResponse.sandbox:type_name -> fastsandbox.sandbox.v1.Sandbox
+	26, // 17: fastsandbox.sandbox.v1.StreamLogsRequest.since:type_name -> google.protobuf.Timestamp
+	26, // 18: fastsandbox.sandbox.v1.CreateLogTicketResponse.expire_time:type_name -> google.protobuf.Timestamp
+	1,  // 19: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:input_type -> fastsandbox.sandbox.v1.CreateSandboxRequest
+	3,  // 20: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:input_type -> fastsandbox.sandbox.v1.DeleteSandboxRequest
+	5,  // 21: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:input_type -> fastsandbox.sandbox.v1.UpdateSandboxRequest
+	7,  // 22: fastsandbox.sandbox.v1.SandboxService.GetSandbox:input_type -> fastsandbox.sandbox.v1.GetSandboxRequest
+	9,  // 23: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:input_type -> fastsandbox.sandbox.v1.ListSandboxesRequest
+	11, // 24: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:input_type -> fastsandbox.sandbox.v1.WatchSandboxesRequest
+	13, // 25: fastsandbox.sandbox.v1.SandboxService.StreamLogs:input_type -> fastsandbox.sandbox.v1.StreamLogsRequest
+	15, // 26: fastsandbox.sandbox.v1.SandboxService.CreateLogTicket:input_type -> fastsandbox.sandbox.v1.CreateLogTicketRequest
+	2,  // 27: fastsandbox.sandbox.v1.SandboxService.CreateSandbox:output_type -> fastsandbox.sandbox.v1.CreateSandboxResponse
+	4,  // 28: fastsandbox.sandbox.v1.SandboxService.DeleteSandbox:output_type -> fastsandbox.sandbox.v1.DeleteSandboxResponse
+	6,  // 29: fastsandbox.sandbox.v1.SandboxService.UpdateSandbox:output_type -> fastsandbox.sandbox.v1.UpdateSandboxResponse
+	8,  // 30: fastsandbox.sandbox.v1.SandboxService.GetSandbox:output_type -> fastsandbox.sandbox.v1.GetSandboxResponse
+	10, // 31: fastsandbox.sandbox.v1.SandboxService.ListSandboxes:output_type -> fastsandbox.sandbox.v1.ListSandboxesResponse
+	12, // 32: fastsandbox.sandbox.v1.SandboxService.WatchSandboxes:output_type -> fastsandbox.sandbox.v1.WatchSandboxesResponse
+	14, // 33: fastsandbox.sandbox.v1.SandboxService.StreamLogs:output_type -> fastsandbox.sandbox.v1.StreamLogsResponse
+	16, // 34: fastsandbox.sandbox.v1.SandboxService.CreateLogTicket:output_type -> fastsandbox.sandbox.v1.CreateLogTicketResponse
+	27, // [27:35] is the sub-list for method output_type
+	19, // [19:27] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_sandbox_v1_sandbox_service_proto_init() }
@@ -1213,7 +1398,7 @@ func file_fastsandbox_sandbox_v1_sandbox_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDesc), len(file_fastsandbox_sandbox_v1_sandbox_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

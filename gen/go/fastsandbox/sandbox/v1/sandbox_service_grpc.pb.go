@@ -19,13 +19,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	SandboxService_CreateSandbox_FullMethodName  = "/fastsandbox.sandbox.v1.SandboxService/CreateSandbox"
-	SandboxService_DeleteSandbox_FullMethodName  = "/fastsandbox.sandbox.v1.SandboxService/DeleteSandbox"
-	SandboxService_UpdateSandbox_FullMethodName  = "/fastsandbox.sandbox.v1.SandboxService/UpdateSandbox"
-	SandboxService_GetSandbox_FullMethodName     = "/fastsandbox.sandbox.v1.SandboxService/GetSandbox"
-	SandboxService_ListSandboxes_FullMethodName  = "/fastsandbox.sandbox.v1.SandboxService/ListSandboxes"
-	SandboxService_WatchSandboxes_FullMethodName = "/fastsandbox.sandbox.v1.SandboxService/WatchSandboxes"
-	SandboxService_StreamLogs_FullMethodName     = "/fastsandbox.sandbox.v1.SandboxService/StreamLogs"
+	SandboxService_CreateSandbox_FullMethodName   = "/fastsandbox.sandbox.v1.SandboxService/CreateSandbox"
+	SandboxService_DeleteSandbox_FullMethodName   = "/fastsandbox.sandbox.v1.SandboxService/DeleteSandbox"
+	SandboxService_UpdateSandbox_FullMethodName   = "/fastsandbox.sandbox.v1.SandboxService/UpdateSandbox"
+	SandboxService_GetSandbox_FullMethodName      = "/fastsandbox.sandbox.v1.SandboxService/GetSandbox"
+	SandboxService_ListSandboxes_FullMethodName   = "/fastsandbox.sandbox.v1.SandboxService/ListSandboxes"
+	SandboxService_WatchSandboxes_FullMethodName  = "/fastsandbox.sandbox.v1.SandboxService/WatchSandboxes"
+	SandboxService_StreamLogs_FullMethodName      = "/fastsandbox.sandbox.v1.SandboxService/StreamLogs"
+	SandboxService_CreateLogTicket_FullMethodName = "/fastsandbox.sandbox.v1.SandboxService/CreateLogTicket"
 )
 
 // SandboxServiceClient is the client API for SandboxService service.
@@ -60,6 +61,9 @@ type SandboxServiceClient interface {
 	// StreamLogs sends the output of the sandbox's process to stdout and stderr. With follow it continues until the process has
 	// ended and everything is sent.
 	StreamLogs(ctx context.Context, in *StreamLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamLogsResponse], error)
+	// CreateLogTicket returns a ticket by which the caller can read the output of a sandbox from its agent, without this server in
+	// between. The caller needs the right to read the output here, and a way to the agent: fsb-ctl uses a port-forward.
+	CreateLogTicket(ctx context.Context, in *CreateLogTicketRequest, opts ...grpc.CallOption) (*CreateLogTicketResponse, error)
 }
 
 type sandboxServiceClient struct {
@@ -158,6 +162,16 @@ func (c *sandboxServiceClient) StreamLogs(ctx context.Context, in *StreamLogsReq
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SandboxService_StreamLogsClient = grpc.ServerStreamingClient[StreamLogsResponse]
 
+func (c *sandboxServiceClient) CreateLogTicket(ctx context.Context, in *CreateLogTicketRequest, opts ...grpc.CallOption) (*CreateLogTicketResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateLogTicketResponse)
+	err := c.cc.Invoke(ctx, SandboxService_CreateLogTicket_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SandboxServiceServer is the server API for SandboxService service.
 // All implementations must embed UnimplementedSandboxServiceServer
 // for forward compatibility.
@@ -190,6 +204,9 @@ type SandboxServiceServer interface {
 	// StreamLogs sends the output of the sandbox's process to stdout and stderr. With follow it continues until the process has
 	// ended and everything is sent.
 	StreamLogs(*StreamLogsRequest, grpc.ServerStreamingServer[StreamLogsResponse]) error
+	// CreateLogTicket returns a ticket by which the caller can read the output of a sandbox from its agent, without this server in
+	// between. The caller needs the right to read the output here, and a way to the agent: fsb-ctl uses a port-forward.
+	CreateLogTicket(context.Context, *CreateLogTicketRequest) (*CreateLogTicketResponse, error)
 	mustEmbedUnimplementedSandboxServiceServer()
 }
 
@@ -220,6 +237,9 @@ func (UnimplementedSandboxServiceServer) WatchSandboxes(*WatchSandboxesRequest, 
 }
 func (UnimplementedSandboxServiceServer) StreamLogs(*StreamLogsRequest, grpc.ServerStreamingServer[StreamLogsResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamLogs not implemented")
+}
+func (UnimplementedSandboxServiceServer) CreateLogTicket(context.Context, *CreateLogTicketRequest) (*CreateLogTicketResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateLogTicket not implemented")
 }
 func (UnimplementedSandboxServiceServer) mustEmbedUnimplementedSandboxServiceServer() {}
 func (UnimplementedSandboxServiceServer) testEmbeddedByValue()                        {}
@@ -354,6 +374,24 @@ func _SandboxService_StreamLogs_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SandboxService_StreamLogsServer = grpc.ServerStreamingServer[StreamLogsResponse]
 
+func _SandboxService_CreateLogTicket_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateLogTicketRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxServiceServer).CreateLogTicket(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxService_CreateLogTicket_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxServiceServer).CreateLogTicket(ctx, req.(*CreateLogTicketRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SandboxService_ServiceDesc is the grpc.ServiceDesc for SandboxService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -380,6 +418,10 @@ var SandboxService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListSandboxes",
 			Handler:    _SandboxService_ListSandboxes_Handler,
+		},
+		{
+			MethodName: "CreateLogTicket",
+			Handler:    _SandboxService_CreateLogTicket_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -264,7 +264,7 @@ func (c *cluster) enableJanitor(ctx context.Context, enabled bool) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		d := &appsv1.DaemonSet{}
-		d.Namespace, d.Name = system, janitor
+		d.Namespace, d.Name = janitors, janitor
 		if err := c.kube.Patch(ctx, d, patch); err != nil {
 			return fmt.Errorf("changing the janitor: %w", err)
 		}
@@ -279,7 +279,7 @@ func (c *cluster) enableJanitor(ctx context.Context, enabled bool) error {
 	}
 	return poll(ctx, readyTime, func(ctx context.Context) error {
 		var pods corev1.PodList
-		if err := c.kube.List(ctx, &pods, client.InNamespace(system), client.MatchingLabels{"app.kubernetes.io/name": janitor}); err != nil {
+		if err := c.kube.List(ctx, &pods, client.InNamespace(janitors), client.MatchingLabels{"app.kubernetes.io/name": janitor}); err != nil {
 			return fmt.Errorf("listing the janitor's Pods: %w", err)
 		}
 		if len(pods.Items) > 0 {

@@ -28,6 +28,7 @@ import (
 const (
 	namespace = "default"
 	system    = "fast-sandbox-system"
+	janitors  = "fast-sandbox-janitor"
 	image     = "docker.io/fast-sandbox/busybox:demo"
 	// connections is the number of clients. The last one uses REST through the gateway, the others gRPC.
 	connections = 4
@@ -107,7 +108,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 // prepare creates the pool and the parts of the harness.
 func (h *harness) prepare(ctx context.Context, prefix string) error {
 	real := h.clock
-	h.striker = &strike.Striker{Kube: h.cluster.kube, Clock: real, Namespace: namespace, Pool: pool, System: system}
+	h.striker = &strike.Striker{Kube: h.cluster.kube, Clock: real, Namespace: namespace, Pool: pool, System: system, Janitors: janitors}
 	if err := h.cluster.sweep(ctx); err != nil { // what a killed harness has left
 		return err
 	}

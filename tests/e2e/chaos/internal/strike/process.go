@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
 )
@@ -27,6 +28,8 @@ const (
 	gateway    = "gateway"
 	// systemCgroup is where fsb-local keeps the node's own components.
 	systemCgroup = "fsb-local/system"
+	// multiCall is the program that is every component of Kubernetes on the node.
+	multiCall = "fsb-local"
 )
 
 // podOf returns the Pod of a Lease's holder. An identity is the Pod's name, a `_`, and an id of the process.
@@ -45,14 +48,45 @@ func belongs(name string, pods []corev1.Pod) bool {
 }
 
 // insiders returns all processes of a Pod. Among them is that of the pause container, which remains when others are killed.
-func insiders(podUID string) []int { return find(func(string) bool { return true }, podUID) }
+func insiders(podUID string) []int { return find(func(int) bool { return true }, podUID) }
 
-// processes finds processes by their program, and a part of their cgroup's path.
+// processes finds processes by the program that the kernel executes, and a part of their cgroup's path: by its path in its image, or
+// by its name if it runs on the node. A sandbox, which is in the cgroup of its agent's Pod, is none of them, whatever it executes.
 func processes(program, cgroup string) []int {
-	return find(func(p string) bool { return p == program }, cgroup)
+	return find(func(pid int) bool { return runs(pid, program) && !isSandbox(pid) }, cgroup)
 }
 
-func find(match func(program string) bool, cgroup string) []int {
+// runs reports whether a process executes a program. fsb-local is many programs in one, which differ by their first argument.
+func runs(pid int, program string) bool {
+	exe, err := os.Readlink(procFile(pid, "exe"))
+	if err != nil {
+		return false // a thread of the kernel, or it has ended
+	}
+	exe = strings.TrimSuffix(exe, " (deleted)") // rebuilt meanwhile
+	if filepath.IsAbs(program) {
+		return exe == program
+	}
+	if filepath.Base(exe) != multiCall {
+		return filepath.Base(exe) == program
+	}
+	command, err := os.ReadFile(procFile(pid, "cmdline"))
+	first, _, _ := bytes.Cut(command, []byte{0})
+	return err == nil && string(first) == program
+}
+
+// isSandbox reports whether a process is in a sandbox's cgroup.
+func isSandbox(pid int) bool {
+	groups, _ := os.ReadFile(procFile(pid, "cgroup"))
+	for line := range strings.Lines(string(groups)) {
+		if strings.HasPrefix(filepath.Base(strings.TrimSpace(line)), ctrd.CgroupPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// find returns the processes in a cgroup that match, except those that have ended.
+func find(match func(pid int) bool, cgroup string) []int {
 	entries, _ := os.ReadDir("/proc")
 	var out []int
 	for _, e := range entries {
@@ -60,18 +94,18 @@ func find(match func(program string) bool, cgroup string) []int {
 		if err != nil {
 			continue
 		}
-		command, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		first, _, _ := bytes.Cut(command, []byte{0})
-		if err != nil || len(first) == 0 || !match(string(first)) {
+		if _, err := os.Readlink(procFile(pid, "exe")); err != nil {
 			continue
 		}
-		groups, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
-		if err == nil && strings.Contains(string(groups), cgroup) {
+		groups, err := os.ReadFile(procFile(pid, "cgroup"))
+		if err == nil && strings.Contains(string(groups), cgroup) && match(pid) {
 			out = append(out, pid)
 		}
 	}
 	return out
 }
+
+func procFile(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
 // signal sends a signal to a program's processes in a Pod, or on the node, and returns their pids as text.
 func signal(program, cgroup string, sig syscall.Signal) (string, error) {

@@ -29,8 +29,8 @@ const lookTimeout = 3 * time.Second
 type Striker struct {
 	Kube  client.Client
 	Clock clock.WithTicker
-	// Namespace and Pool of the agents; System is the namespace of allocator and controller.
-	Namespace, Pool, System string
+	// Namespace and Pool of the agents; Janitors is the namespace of the janitors, System that of the other components.
+	Namespace, Pool, System, Janitors string
 
 	// The last known state, for times without an API server.
 	holders map[string]string
@@ -162,7 +162,11 @@ func (s *Striker) leader(ctx context.Context, component string) (corev1.Pod, err
 
 // component lists the Pods of a component of the mesh.
 func (s *Striker) component(ctx context.Context, name string) ([]corev1.Pod, error) {
-	return s.pods(ctx, s.System, name, client.MatchingLabels{"app.kubernetes.io/name": name})
+	namespace := s.System
+	if name == janitor {
+		namespace = s.Janitors
+	}
+	return s.pods(ctx, namespace, name, client.MatchingLabels{"app.kubernetes.io/name": name})
 }
 
 func (s *Striker) agents(ctx context.Context) ([]corev1.Pod, error) {

@@ -92,7 +92,7 @@ func report(agent string, s *agentv1.SandboxReport) audit.Report {
 func (o *Observer) snapshot(ctx context.Context, pod *corev1.Pod) (*agentv1.AgentSnapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	conn, err := rpc.Dial(net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(agentPort)), rpc.ClientConfig{TLS: o.tls, ServerName: rpc.RoleAgent.ServerName()})
+	conn, err := rpc.Dial(net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(agentPort)), rpc.ClientConfig{TLS: o.tls, AgentUID: string(pod.UID)})
 	if err != nil {
 		return nil, err
 	}

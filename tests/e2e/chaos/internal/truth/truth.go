@@ -24,7 +24,7 @@ import (
 )
 
 // secretName is the Secret with a certificate that may read agents' reports.
-const secretName = "allocator-tls"
+const secretName = "allocator-client-tls"
 
 // Observer reads the state from all three sources.
 type Observer struct {

@@ -1,0 +1,98 @@
+package wire_test
+
+import (
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+)
+
+// allocated returns how many bytes do allocates.
+func allocated(do func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	do()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// FuzzClaim decodes arbitrary bytes. What the decoder accepts encodes to the same claim, and is within the limits of the protocol.
+// A decoder allocates at most a multiple of what it was sent.
+func FuzzClaim(f *testing.F) {
+	payload, err := wire.EncodeClaim(full())
+	require.NoError(f, err)
+	for _, seed := range []string{
+		string(payload), string(payload[:len(payload)-1]), string(payload[1:]), "\x01\x80\xff\xff\xff\xff", "\x10\x80\x06\x00\x00\x00\x01\x80\xff\xff\xff\xff",
+		strings.Repeat("\x10\x80\x00\x00\x00\x00", 20_000), strings.Repeat("\x0a\x80\x14\x00\x00\x00"+strings.Repeat("\x00", 20), 2000),
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, payload string) {
+		var c *wire.Claim
+		var err error
+		used := allocated(func() { c, err = wire.DecodeClaim(payload) })
+		require.LessOrEqual(t, used, uint64(24*len(payload)+64<<10))
+		if err != nil {
+			var failure *wire.Failure
+			require.ErrorAs(t, err, &failure)
+			return
+		}
+		require.LessOrEqual(t, len(c.Mounts), wire.MaxMounts)
+		require.NotContains(t, strings.Join(append(c.Args, c.Env...), ""), "\x00")
+		require.NotEqual(t, ^uint32(0), c.UID, "setresuid(2) ignores it, which leaves root")
+		require.NotEqual(t, ^uint32(0), c.GID)
+		require.NotContains(t, c.Groups, ^uint32(0))
+		again, err := wire.EncodeClaim(c)
+		require.NoError(t, err)
+		twice, err := wire.DecodeClaim(string(again))
+		require.NoError(t, err)
+		if len(c.Seccomp) == 0 {
+			c.SeccompFlags, c.Seccomp = 0, nil // ignored without a filter
+		}
+		if c.Groups == nil {
+			c.Groups = []uint32{}
+		}
+		for i := range c.Mounts {
+			if c.Mounts[i].Path != "" {
+				c.Mounts[i].FD = 0 // the path takes precedence
+			}
+		}
+		require.Equal(t, c, twice)
+	})
+}
+
+// FuzzReply decodes what a slot, which may be hostile, sends to the agent: a frame's header, a greeting and a failure.
+func FuzzReply(f *testing.F) {
+	f.Add(string(wire.EncodeHello(1)))
+	f.Add(string(wire.EncodeFailure(&wire.Failure{Stage: wire.StageExec, Errno: syscall.ENOENT, Detail: "x"})))
+	f.Add(string(wire.Frame(wire.TypeFailure, wire.EncodeFailure(&wire.Failure{Stage: wire.StageLookup}))))
+	f.Add(strings.Repeat("\x03\x00\x00\x00\x00\x00", 1000))
+	f.Fuzz(func(t *testing.T, payload string) {
+		used := allocated(func() {
+			if version, err := wire.DecodeHello(payload); err == nil {
+				require.NotZero(t, version)
+			}
+			if failure, err := wire.DecodeFailure(payload); err == nil {
+				require.NotEmpty(t, failure.Error())
+				require.LessOrEqual(t, len(failure.Detail), 1024)
+				require.Less(t, failure.Errno, syscall.Errno(4096))
+				twice, err := wire.DecodeFailure(string(wire.EncodeFailure(failure)))
+				require.NoError(t, err)
+				require.Equal(t, failure, twice)
+			}
+		})
+		require.LessOrEqual(t, used, uint64(len(payload)+64<<10))
+		if len(payload) < wire.HeaderSize {
+			return
+		}
+		header := [wire.HeaderSize]byte([]byte(payload))
+		if kind, n, err := wire.ParseHeader(header); err == nil {
+			require.LessOrEqual(t, n, wire.MaxMessage)
+			require.Equal(t, header[:], wire.AppendHeader(nil, kind, n))
+		}
+	})
+}

@@ -1,0 +1,49 @@
+package fastpath
+
+import (
+	"context"
+	"net"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
+)
+
+// CreateLogTicket implements sandboxv1.SandboxServiceServer.
+func (s *Server) CreateLogTicket(ctx context.Context, req *sandboxv1.CreateLogTicketRequest) (*sandboxv1.CreateLogTicketResponse, error) {
+	fence, err := s.container(store.Key{Namespace: req.GetNamespace(), Name: req.GetName()})
+	if err != nil {
+		return nil, err
+	}
+	agent, ok := s.config.Fleet.Agent(fence.GetAgentUid())
+	if !ok {
+		return nil, fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent of sandbox %s/%s is gone", req.GetNamespace(), req.GetName())
+	}
+	_, text, err := net.SplitHostPort(agent.GetAddress())
+	if err != nil {
+		return nil, err
+	}
+	port, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	caller, _ := auth.CallerOf(ctx)
+	ticket := auth.Ticket{
+		User: caller.User, Method: agentv1.AgentService_StreamLogs_FullMethodName,
+		AgentUID: fence.GetAgentUid(), SandboxUID: fence.GetSandboxUid(), Attempt: fence.GetAttempt(), Expires: s.config.Clock.Now().Add(auth.TicketLife),
+	}
+	signed, err := s.config.Sign(ticket)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.CreateLogTicketResponse{
+		Ticket: signed, ExpireTime: timestamppb.New(ticket.Expires), SandboxUid: ticket.SandboxUID, Attempt: ticket.Attempt, AgentUid: ticket.AgentUID,
+		AgentPod: agent.GetInfo().GetPodName(), NodeName: agent.GetInfo().GetNodeName(), Port: int32(port),
+	}, nil
+}
