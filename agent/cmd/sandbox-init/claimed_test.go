@@ -74,6 +74,29 @@ func TestClaims(t *testing.T) {
 	}
 }
 
+// TestRenamesElsewhere renames a file all the time, as a sandbox of another tenant may: the kernel resolves no ".." in a root meanwhile.
+func TestRenamesElsewhere(t *testing.T) {
+	dir := workspace(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), nil, 0o600))
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for from, to := filepath.Join(dir, "a"), filepath.Join(dir, "b"); ; from, to = to, from {
+			select {
+			case <-done:
+				return
+			default:
+				_ = unix.Rename(from, to)
+			}
+		}
+	}()
+	defer func() { close(done); <-stopped }()
+	what := newClaim(t, 0, "sh", "-c", "cat /etc/hostname")
+	what.Mounts[0].Destination = "/" + strings.Repeat("etc/../", 200) + "etc/hostname"
+	s := start(t)
+	require.Equal(t, "box\n", s.become(t, image(t, nil), what))
+}
+
 // TestMountByDescriptor attaches a detached mount that the agent created.
 func TestMountByDescriptor(t *testing.T) {
 	volume := workspace(t)

@@ -45,10 +45,12 @@ func allowed(target int) error {
 // mountpoint opens the path in the root, and creates its missing parts, as runc does for its mounts.
 func mountpoint(path string, dir bool) (int, error) {
 	fd, err := inRoot(path, 0)
-	if !errors.Is(err, unix.ENOENT) {
+	// EAGAIN: a file anywhere on the node was renamed, or a file system mounted, while the kernel resolved "..". A sandbox that renames
+	// files all the time must not make the mounts of others fail.
+	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAGAIN) {
 		return fd, err
 	}
-	// Component by component, each looked up below a path that has no link in it.
+	// Component by component, each looked up below a path that has neither a link nor ".." in it.
 	resolved, rest := "", path
 	for links := 0; ; {
 		name, tail := component(rest)

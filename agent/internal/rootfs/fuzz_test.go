@@ -95,7 +95,7 @@ func kernelView(t *testing.T, lower string, names ...string) ([]string, error) {
 	defer unix.Close(tree)
 	out := make([]string, len(names))
 	for i, name := range names {
-		fd, err := unix.Openat2(tree, name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+		fd, err := openInRoot(tree, name)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 			continue
 		}
@@ -115,4 +115,15 @@ func kernelView(t *testing.T, lower string, names ...string) ([]string, error) {
 		out[i] = string(raw)
 	}
 	return out, nil
+}
+
+// openInRoot opens a file as the kernel resolves it in a root. It tries again while renames and mounts elsewhere on the machine disturb
+// that: tests beside it make some.
+func openInRoot(root int, name string) (int, error) {
+	for {
+		fd, err := unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+		if !errors.Is(err, unix.EAGAIN) {
+			return fd, err
+		}
+	}
 }
