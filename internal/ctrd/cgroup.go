@@ -12,9 +12,9 @@ import (
 // CgroupPrefix begins the name of every sandbox's cgroup, which ends in the container's id.
 const CgroupPrefix = "fsb-"
 
-// cgroupPath returns the path of a cgroup below the hierarchies' roots, given the OCI spec's value: a path, or, for systemd,
+// CgroupPath returns the path of a cgroup below the hierarchies' roots, given the OCI spec's value: a path, or, for systemd,
 // slice:prefix:name (`a-b.slice:fsb:u-1` is /a.slice/a-b.slice/fsb-u-1.scope).
-func cgroupPath(spec string) string {
+func CgroupPath(spec string) string {
 	parts := strings.Split(spec, ":")
 	if len(parts) != 3 || !strings.HasSuffix(parts[0], ".slice") {
 		return spec

@@ -47,16 +47,18 @@ func TestHandlerOptions(t *testing.T) {
 	for _, c := range []struct {
 		handler string
 		systemd bool
+		shim    string
 		want    *runcoptions.Options
 	}{
-		{"runc", false, nil},
-		{"runc", true, &runcoptions.Options{SystemdCgroup: true}},
-		{"crun", false, &runcoptions.Options{BinaryName: "crun"}},
-		{"runsc", true, nil},
+		{"runc", false, "", nil},
+		{"runc", false, "/pod1/shims", &runcoptions.Options{ShimCgroup: "/pod1/shims"}},
+		{"runc", true, "", &runcoptions.Options{SystemdCgroup: true}},
+		{"crun", false, "", &runcoptions.Options{BinaryName: "crun"}},
+		{"runsc", true, "/pod1/shims", nil},
 	} {
 		h, err := ctrd.ParseHandler(c.handler)
 		require.NoError(t, err)
-		raw, err := h.Options(c.systemd)
+		raw, err := h.Options(c.systemd, c.shim)
 		require.NoError(t, err)
 		if c.want == nil {
 			require.Nil(t, raw)

@@ -12,7 +12,7 @@ import (
 var (
 	ValidID = validID
 
-	ExpandCgroup = cgroupPath
+	ExpandCgroup = CgroupPath
 	Unescape     = unescape
 	PodOf        = podOf
 	Documents    = func(s content.Store) content.Store { return documents{s} }

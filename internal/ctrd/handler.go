@@ -41,12 +41,13 @@ func ParseHandler(handler string) (Handler, error) {
 func (h Handler) IsRunc() bool { return h.Name == runcV2 }
 
 // Options returns the runtime options of a task; nil if there are none. systemd reports whether the cgroup path is in systemd's
-// form (slice:prefix:name).
-func (h Handler) Options(systemd bool) (*anypb.Any, error) {
-	if !h.IsRunc() || (h.binary == "" && !systemd) {
+// form (slice:prefix:name). shimCgroup is the path of an existing cgroup, below the hierarchies' roots, in which a new shim of
+// containerd's is; empty for that of containerd.
+func (h Handler) Options(systemd bool, shimCgroup string) (*anypb.Any, error) {
+	if !h.IsRunc() || (h.binary == "" && !systemd && shimCgroup == "") {
 		return nil, nil //nolint:nilnil // no options is a valid answer
 	}
-	raw, err := anypb.New(&runcoptions.Options{BinaryName: h.binary, SystemdCgroup: systemd})
+	raw, err := anypb.New(&runcoptions.Options{BinaryName: h.binary, SystemdCgroup: systemd, ShimCgroup: shimCgroup})
 	if err != nil {
 		return nil, fmt.Errorf("encoding runtime options: %w", err)
 	}

@@ -157,7 +157,7 @@ func (r *Remover) inspect(ctx context.Context, id string) (holdings, error) {
 	}
 	if info.Spec != nil {
 		known := parseSpec(info.Spec.GetValue())
-		h.cgroup = cgroupPath(known.Linux.CgroupsPath)
+		h.cgroup = CgroupPath(known.Linux.CgroupsPath)
 		if identity.IsSlotID(id) {
 			h.group = known.Annotations[GroupAnnotation]
 		}

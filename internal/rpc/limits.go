@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"crypto/tls"
 	"net"
 	"sync"
 	"time"
@@ -56,11 +57,12 @@ const (
 	// rateHosts bounds the addresses that are remembered, rateIdle is for how long: a bucket is full again before.
 	rateHosts = 16 << 10
 	rateIdle  = 10 * time.Second
-)
 
-// MaxStrangerCalls is how many calls of one connection may lack valid credentials before it is closed. What reads the frames of a flood
-// would otherwise take a processor.
-const MaxStrangerCalls = 16
+	// maxStrangerCalls is how many calls of one connection may lack valid credentials before it is closed. What reads the frames of a
+	// flood would otherwise take a processor. Such a connection counts as strangerCost: otherwise their handshakes would.
+	maxStrangerCalls = 16
+	strangerCost     = 20
+)
 
 // Limit returns a listener that closes connections at once: those beyond a number, in all and from one address, and those that one
 // address opens too fast.
@@ -97,7 +99,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		if h, _, err := net.SplitHostPort(host); err == nil {
 			host = h
 		}
-		limited := &limitedConn{Conn: conn}
+		limited := &limitedConn{Conn: conn, listener: l, host: host}
 		limited.release = sync.OnceFunc(func() { l.release(host, limited) })
 		if l.take(host, limited) {
 			return limited, nil
@@ -122,14 +124,30 @@ func (l *limitedListener) take(host string, conn *limitedConn) bool {
 func (l *limitedListener) stranger(address string) {
 	l.mu.Lock()
 	conn := l.conns[address]
-	if conn != nil {
-		conn.strangers++
-	}
-	closing := conn != nil && conn.strangers == MaxStrangerCalls
 	l.mu.Unlock()
-	if closing {
+	if conn != nil && l.strange(conn) {
 		_ = conn.Close()
 	}
+}
+
+func (l *limitedListener) strange(conn *limitedConn) (closing bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	conn.strangers++
+	if conn.strangers == maxStrangerCalls {
+		l.rate(conn.host).ReserveN(time.Now(), strangerCost-1)
+	}
+	return conn.strangers >= maxStrangerCalls
+}
+
+// Strange counts a call without valid credentials of a connection that Limit has accepted, TLS or not, and reports whether the
+// connection has to end. Servers of this package need not call it.
+func Strange(conn net.Conn) bool {
+	if wrapped, ok := conn.(*tls.Conn); ok {
+		conn = wrapped.NetConn()
+	}
+	limited, ok := conn.(*limitedConn)
+	return ok && limited.listener.strange(limited)
 }
 
 // rate returns the bucket of an address. mu is held.
@@ -156,6 +174,8 @@ func (l *limitedListener) release(host string, conn *limitedConn) {
 
 type limitedConn struct {
 	net.Conn
+	listener  *limitedListener
+	host      string // address of the peer, without its port
 	release   func()
 	strangers int // calls without valid credentials; the listener's mutex guards it
 }

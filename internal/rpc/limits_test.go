@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,6 +95,41 @@ func TestListenerLimitsTheRate(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, n, 1000)
 	require.Eventually(t, served, testkit.Timeout, testkit.Tick)
+}
+
+// TestStrangersLimitTheRate: an address whose connections lack valid credentials may open far fewer of them.
+func TestStrangersLimitTheRate(t *testing.T) {
+	inner, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := rpc.Limit(inner, 10, 10)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	var strange atomic.Int64
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			calls := 1
+			for !rpc.Strange(c) {
+				calls++
+			}
+			if calls == 16 {
+				strange.Add(1)
+			}
+			_ = c.Close()
+		}
+	}()
+	for range 400 {
+		c, err := (&net.Dialer{Timeout: testkit.Timeout}).DialContext(t.Context(), "tcp", inner.Addr().String())
+		require.NoError(t, err)
+		_, err = c.Read(make([]byte, 1)) // it is accepted and closed
+		require.Error(t, err)
+		_ = c.Close()
+	}
+	require.Positive(t, strange.Load())
+	require.Less(t, strange.Load(), int64(100))
+	require.False(t, rpc.Strange(nil), "a connection of another listener")
 }
 
 // limited serves with limits and returns a client, and the relay that counts its connections.

@@ -18,6 +18,8 @@ import (
 const (
 	// keepInterval is how often logs are checked. In between, a log may grow beyond its bound.
 	keepInterval = 250 * time.Millisecond
+	// growingInterval is how often a log is checked that grows fast.
+	growingInterval = 20 * time.Millisecond
 	// indexInterval is the resolution of the index.
 	indexInterval = time.Second
 	entrySize     = 16
@@ -39,6 +41,9 @@ type keeper struct {
 	released bool       // no more checks
 	loaded   bool
 	hole     int64 // bytes before it are freed
+	size     int64 // at the last check
+	measured int64 // size at the end of the last interval
+	grows    bool  // by much in an interval
 	last     entry
 	entries  int
 }
@@ -71,6 +76,7 @@ func (k *keeper) keep(now func() time.Time) error {
 	}
 	// The time is taken after the size: all before the size was written by then.
 	at, size := now(), info.Size()
+	k.size = size
 	if size-k.hole > k.max {
 		if err := k.punch(f, size); err != nil {
 			return err
@@ -80,6 +86,20 @@ func (k *keeper) keep(now func() time.Time) error {
 		return nil
 	}
 	return k.index(entry{at, size})
+}
+
+// measure is called at the end of each interval: it determines whether the log grows so fast that it exceeds its bound by much in the next.
+func (k *keeper) measure() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.grows = k.size-k.measured > k.max/8
+	k.measured = k.size
+}
+
+func (k *keeper) growing() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.grows && !k.released
 }
 
 // load reads, once, what an earlier process left. A crash of the node may have left an index with a torn entry, after which the

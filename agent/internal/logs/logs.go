@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -250,32 +251,53 @@ func (s *Store) Sweep(keep map[string]bool) ([]string, error) {
 
 // Run bounds and indexes all logs until ctx ends.
 func (s *Store) Run(ctx context.Context) error {
-	ticker := s.config.Clock.NewTicker(keepInterval)
-	defer ticker.Stop()
 	log := logr.FromContextOrDiscard(ctx)
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-			s.Keep(log)
+		s.Keep(log)
+		next := s.config.Clock.NewTimer(keepInterval)
+		for waiting := true; waiting; {
+			growing := s.keepers((*keeper).growing)
+			var soon <-chan time.Time
+			if len(growing) > 0 {
+				soon = s.config.Clock.After(growingInterval)
+			}
+			select {
+			case <-ctx.Done():
+				next.Stop()
+				return nil
+			case <-soon:
+				s.keep(log, growing)
+			case <-next.C():
+				waiting = false
+			}
 		}
 	}
 }
 
 // Keep checks every log once, as Run does several times a second.
 func (s *Store) Keep(log logr.Logger) {
-	s.mu.Lock()
-	files := make(map[string]*keeper, len(s.files))
-	for id, f := range s.files {
-		files[id] = f
+	all := s.keepers(func(*keeper) bool { return true })
+	s.keep(log, all)
+	for _, f := range all {
+		f.measure()
 	}
-	s.mu.Unlock()
+}
+
+func (s *Store) keep(log logr.Logger, files map[string]*keeper) {
 	for id, f := range files {
 		if err := f.keep(s.config.Clock.Now); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			log.V(2).Info("keeping log failed", obs.KeyContainer, id, obs.KeyError, err.Error())
 		}
 	}
+}
+
+// keepers returns the logs to check, by the id of their containers.
+func (s *Store) keepers(which func(*keeper) bool) map[string]*keeper {
+	s.mu.Lock()
+	all := maps.Clone(s.files)
+	s.mu.Unlock()
+	maps.DeleteFunc(all, func(_ string, f *keeper) bool { return !which(f) })
+	return all
 }
 
 func (s *Store) dir(id string) (string, error) {

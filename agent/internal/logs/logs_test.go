@@ -299,6 +299,27 @@ func TestRunKeepsUntilTheEnd(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
+// TestFastLogs writes twice the bound between two checks of all logs.
+func TestFastLogs(t *testing.T) {
+	s := newStore(t, 128<<10)
+	text := strings.Repeat(strings.Repeat("w", 99)+"\n", 2600)
+	s.write(t, text)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	require.Eventually(t, func() bool { return allocated(t, s.out) <= 128<<10+8<<10 }, testkit.Timeout, testkit.Tick)
+	s.write(t, text)
+	steps := 0
+	require.Eventually(t, func() bool {
+		steps++
+		s.clock.Step(time.Millisecond)
+		return allocated(t, s.out) <= 128<<10+8<<10
+	}, testkit.Timeout, testkit.Tick)
+	require.Less(t, steps, 200, "before all logs are checked again")
+	cancel()
+	require.NoError(t, <-done)
+}
+
 // TestNothingIsMadeInALogThatIsReleased is for those who remove the directory: a file that comes while they do makes the
 // removal fail.
 func TestNothingIsMadeInALogThatIsReleased(t *testing.T) {

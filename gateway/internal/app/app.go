@@ -30,11 +30,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	return Serve(ctx, cfg, rpc.Limit(listener, maxConnections, maxPerHost))
+	return Serve(ctx, cfg, listener)
 }
 
 // Serve is Run on an open listener, which it closes. options are added to both connections.
 func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...grpc.DialOption) error {
+	listener = rpc.Limit(listener, maxConnections, maxPerHost)
 	defer listener.Close()
 	allocator, err := rpc.Dial(cfg.AllocatorAddress, rpc.ClientConfig{
 		TLS: cfg.TLS, ServerName: rpc.RoleAllocator.ServerName(), Silence: rpc.DefaultSilence, Options: options,

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
@@ -47,17 +46,17 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 	})
 }
 
-type strangersKey struct{}
+type connKey struct{}
 
 // ConnContext returns the context of the requests of a connection. It is http.Server.ConnContext.
-func ConnContext(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, strangersKey{}, new(atomic.Int32))
+func ConnContext(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
 }
 
 // tooStrange counts a request without valid credentials, and reports whether its connection has to end.
 func tooStrange(ctx context.Context) bool {
-	count, ok := ctx.Value(strangersKey{}).(*atomic.Int32)
-	return ok && count.Add(1) >= rpc.MaxStrangerCalls
+	conn, ok := ctx.Value(connKey{}).(net.Conn)
+	return ok && rpc.Strange(conn)
 }
 
 // recordRefusal records a request that no server authorizes, because it does not say who makes it.

@@ -38,7 +38,7 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	if err != nil {
 		return fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)
 	}
-	options, err := r.config.Handler.Options(pod.systemd())
+	options, err := r.config.Handler.Options(pod.systemd(), pod.shims)
 	if err != nil {
 		return err
 	}

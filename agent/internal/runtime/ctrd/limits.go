@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
 // setting is one file of a cgroup.
@@ -22,7 +24,7 @@ type setting struct {
 // setLimits gives an existing cgroup the limits that the OCI runtime would have given it at its creation. It writes the
 // cgroup's files itself: the runtime's update command costs as much as starting a container.
 func setLimits(root, cgroupsPath string, r *specs.LinuxResources) error {
-	path := hierarchyPath(cgroupsPath)
+	path := shared.CgroupPath(cgroupsPath)
 	one := unified()
 	for _, s := range settings(r, one) {
 		file := filepath.Join(root, s.controller, path, s.file)
@@ -88,7 +90,7 @@ func boundCPU(millis int64, root, cgroupsPath string, one bool) int64 {
 	if one {
 		return millis
 	}
-	parent := filepath.Join(root, "cpu", filepath.Dir(hierarchyPath(cgroupsPath)))
+	parent := filepath.Join(root, "cpu", filepath.Dir(shared.CgroupPath(cgroupsPath)))
 	read := func(file string) int64 {
 		raw, err := os.ReadFile(filepath.Join(parent, file))
 		if err != nil {
@@ -102,21 +104,4 @@ func boundCPU(millis int64, root, cgroupsPath string, one bool) int64 {
 		return millis
 	}
 	return min(millis, quota*1000/period)
-}
-
-// hierarchyPath returns the path of a cgroup below a hierarchy's root: `/a/b` is itself, `a-b.slice:fsb:id` is
-// `/a.slice/a-b.slice/fsb-id.scope`.
-func hierarchyPath(cgroupsPath string) string {
-	parts := strings.Split(cgroupsPath, ":")
-	if len(parts) != 3 {
-		return cgroupsPath
-	}
-	slice, prefix, name := strings.TrimSuffix(parts[0], ".slice"), parts[1], parts[2]
-	path, above := "/", ""
-	for part := range strings.SplitSeq(slice, "-") {
-		above += part
-		path = filepath.Join(path, above+".slice")
-		above += "-"
-	}
-	return filepath.Join(path, prefix+"-"+name+".scope")
 }

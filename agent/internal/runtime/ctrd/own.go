@@ -29,7 +29,7 @@ func (r *Runtime) LimitOwnMemory(ctx context.Context, bytes int64) (int64, error
 	if unified() {
 		parent, file = r.config.CgroupRoot, "memory.max"
 	}
-	parent = filepath.Join(parent, filepath.Dir(hierarchyPath(p.cgroup("agent"))))
+	parent = filepath.Join(parent, filepath.Dir(shared.CgroupPath(p.cgroup("agent"))))
 	dir, err := cgroupOf(os.Getpid(), parent)
 	if err != nil {
 		return 0, err

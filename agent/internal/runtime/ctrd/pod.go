@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,6 +36,8 @@ type pod struct {
 	netns string
 	// cgroupParent is a path (/kubepods/pod1) or, for systemd, a slice (kubepods-pod1.slice).
 	cgroupParent string
+	// shims is the cgroup of the shims, below the hierarchies' roots; empty for that of containerd.
+	shims string
 	// hosts and resolv are files on the host; empty for none.
 	hosts, resolv string
 }
@@ -81,10 +84,35 @@ func (f *podFinder) find(ctx context.Context) (*pod, error) {
 	if f.config.CgroupParent != "" {
 		p.cgroupParent = f.config.CgroupParent
 	}
+	var err error
+	if p.shims, err = makeShimCgroup(f.config.CgroupRoot, p); err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	f.pod = p
 	f.mu.Unlock()
 	return p, nil
+}
+
+// shimCgroup is the name of the cgroup of the shims. It must not begin like that of a container.
+const shimCgroup = "shims"
+
+// makeShimCgroup makes a cgroup in that of the Pod for the shims, and returns its path; empty if it cannot have one. A shim copies the
+// output of its containers, so that one that prints without end takes as much processor time as its Pod may have. Among the
+// daemons of the node, where containerd is, it would take that of the other Pods. systemd does not permit such a cgroup in its slices.
+func makeShimCgroup(root string, p *pod) (string, error) {
+	if p.cgroupParent == "" || p.systemd() || root == "" {
+		return "", nil
+	}
+	name := path.Join("/", p.cgroupParent, shimCgroup)
+	dir := filepath.Join(root, "cpu", name) // of the legacy hierarchies only this one
+	if unified() {
+		dir = filepath.Join(root, name)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as all cgroups
+		return "", fmt.Errorf("making the cgroup of the shims: %w", err)
+	}
+	return name, nil
 }
 
 // read fills in what the containers of the Pod say.

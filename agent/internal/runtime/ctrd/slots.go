@@ -140,7 +140,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err != nil {
 		return fmt.Errorf("encoding the OCI spec of slot %s: %w", s.ID, err)
 	}
-	options, err := r.config.Handler.Options(pod.systemd())
+	options, err := r.config.Handler.Options(pod.systemd(), pod.shims)
 	if err != nil {
 		return err
 	}

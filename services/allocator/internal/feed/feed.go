@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -22,6 +24,14 @@ import (
 
 // DefaultSilence is how long a stream may send nothing before it is opened again. Agents send something every second.
 const DefaultSilence = 5 * time.Second
+
+// What one agent reports is read at this rate, so that one that reports without end takes little of the allocator. A message has one unit
+// for each KiB that it has, and one more. An agent has far less to say, and what is not read yet waits with it.
+const (
+	readRate  = 2_000
+	readBurst = 20_000
+	readUnit  = 1 << 10
+)
 
 // Sink receives the agents and their states.
 type Sink interface {
@@ -62,6 +72,7 @@ type link struct {
 	info               *agentv1.AgentInfo // what the Pod says
 	stop               chan struct{}      // closed to end the goroutine
 	done               chan struct{}      // closed when it has ended
+	pace               *rate.Limiter
 
 	client agentv1.AgentServiceClient // nil until dialed; guarded by Feed.mu
 }
@@ -88,6 +99,7 @@ func (f *Feed) SetPod(info *agentv1.AgentInfo, address string) {
 	}
 	l := &link{
 		uid: info.GetPodUid(), name: info.GetPodName(), address: address, info: info, stop: make(chan struct{}), done: make(chan struct{}),
+		pace: rate.NewLimiter(readRate, readBurst),
 	}
 	f.links[l.uid] = l
 	delete(f.held, l.uid)
@@ -235,6 +247,9 @@ func (f *Feed) watch(ctx context.Context, l *link, received func()) error {
 			f.config.Sink.Delta(l.uid, c.Delta)
 		default:
 			f.config.Sink.Heartbeat(l.uid)
+		}
+		if err := l.pace.WaitN(ctx, 1+min(proto.Size(m)/readUnit, readBurst-1)); err != nil {
+			return errors.Join(err, context.Cause(ctx))
 		}
 	}
 }

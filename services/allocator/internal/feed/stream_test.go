@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -125,6 +126,23 @@ func TestStreamIsChecked(t *testing.T) {
 			require.Equal(t, test.again, agent.count() == 2)
 		})
 	}
+}
+
+// TestAgentThatReportsWithoutEnd: what is read of it is bounded, over all its streams.
+func TestAgentThatReportsWithoutEnd(t *testing.T) {
+	script := []*agentv1.WatchStatusResponse{snapshot("a", 1, "e")}
+	for n := int64(2); n < 60_000; n++ {
+		script = append(script, delta(n, "e"))
+	}
+	f, s := serve(t, &scripted{script: script}, 0)
+	begin := time.Now()
+	f.SetPod(&agentv1.AgentInfo{PodUid: "a"}, "a:1")
+	deltas := 0
+	require.Eventually(t, s.is(func() bool { deltas = len(s.deltas); return deltas > 25_000 }), testkit.Timeout, testkit.Tick)
+	most := 20_000 + 2_000*time.Since(begin).Seconds()
+	require.LessOrEqual(t, float64(deltas), most+1)
+	f.RemovePod("a")
+	require.Eventually(t, s.is(func() bool { return s.left == 1 }), testkit.Timeout, testkit.Tick, "while it waits")
 }
 
 // TestDialIsRepeated: until then there is no connection, and the agent is not gone.

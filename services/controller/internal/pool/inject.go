@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -157,6 +158,22 @@ func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mount
 		c.SecurityContext = &corev1.SecurityContext{}
 	}
 	secure(c.SecurityContext)
+	request(&c.Resources)
+}
+
+// defaultCPU is requested for an agent whose template neither requests nor limits processor time. Its sandboxes have that share of a busy
+// node: they are in the cgroup of its Pod, whose weight is the sum of its requests. Without any they would wait for all other Pods.
+const defaultCPU = "200m"
+
+func request(r *corev1.ResourceRequirements) {
+	_, limited := r.Limits[corev1.ResourceCPU] // without a request, the limit is one
+	if _, ok := r.Requests[corev1.ResourceCPU]; ok || limited {
+		return
+	}
+	if r.Requests == nil {
+		r.Requests = corev1.ResourceList{}
+	}
+	r.Requests[corev1.ResourceCPU] = resource.MustParse(defaultCPU)
 }
 
 // secure fills in what the template does not set. The agent runs as root, because containerd's socket and directories belong

@@ -71,7 +71,7 @@ spec:
     - {name: side, image: side, resources: {}}
     - name: agent
       image: agent:1
-      resources: {}
+      resources: {requests: {cpu: 200m}}
       volumeMounts:
         - {name: fsb-containerd-run, mountPath: /run/containerd}
         - {name: fsb-containerd-root, mountPath: /var/lib/containerd}
@@ -160,6 +160,24 @@ func TestTemplateIsKept(t *testing.T) {
 	at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/run/containerd" })
 	require.Equal(t, "fsb-containerd-run", c.VolumeMounts[at].Name)
 	require.Equal(t, "/mine", c.VolumeMounts[0].MountPath)
+}
+
+func TestCPURequest(t *testing.T) {
+	list := func(name corev1.ResourceName, value string) corev1.ResourceList {
+		return corev1.ResourceList{name: resource.MustParse(value)}
+	}
+	for name, c := range map[string]struct{ template, want corev1.ResourceRequirements }{
+		"none":           {corev1.ResourceRequirements{}, corev1.ResourceRequirements{Requests: list(corev1.ResourceCPU, "200m")}},
+		"a request":      {corev1.ResourceRequirements{Requests: list(corev1.ResourceCPU, "50m")}, corev1.ResourceRequirements{Requests: list(corev1.ResourceCPU, "50m")}},
+		"a limit":        {corev1.ResourceRequirements{Limits: list(corev1.ResourceCPU, "2")}, corev1.ResourceRequirements{Limits: list(corev1.ResourceCPU, "2")}},
+		"limited memory": {corev1.ResourceRequirements{Limits: list(corev1.ResourceMemory, "2Gi")}, corev1.ResourceRequirements{Limits: list(corev1.ResourceMemory, "2Gi"), Requests: list(corev1.ResourceCPU, "200m")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := injection().Pod(newPool(func(s *corev1.PodSpec) { s.Containers[1].Resources = c.template }), "py-agent-x")
+			require.NoError(t, err)
+			require.Empty(t, cmp.Diff(c.want, got.Spec.Containers[1].Resources))
+		})
+	}
 }
 
 func TestInsecureAgentsHaveNoCertificate(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -107,6 +108,8 @@ type PoolOptions struct {
 	Env map[string]string
 	// Agents is their number, Capacity that of each of them, and Slots how many are kept on each.
 	Agents, Capacity, Slots int32
+	// CPU is what each agent requests; empty for that of the default pool.
+	CPU string
 }
 
 // MakePool makes a pool like the default one.
@@ -126,6 +129,13 @@ func (m *Mesh) MakePool(ctx context.Context, namespace, name string, o PoolOptio
 		}
 		if o.Image != "" {
 			c.Image, c.ImagePullPolicy = o.Image, corev1.PullNever
+		}
+		if o.CPU != "" {
+			cpu, err := resource.ParseQuantity(o.CPU)
+			if err != nil {
+				return fmt.Errorf("making pool %s/%s: %w", namespace, name, err)
+			}
+			c.Resources.Requests[corev1.ResourceCPU] = cpu
 		}
 		for k, v := range o.Env {
 			c.Env = append(c.Env, corev1.EnvVar{Name: k, Value: v})

@@ -43,6 +43,9 @@ const (
 	coldPool        = "cold"
 	capacity        = 12
 	slots           = 3
+	// victimCPU is twice the request of the hostile agents. Requests are what divides processor time between Pods, and with equal ones
+	// a sandbox that takes all that it may has half of each processor: the neighbor's work would take twice as long by right.
+	victimCPU = "400m"
 	// The ports of the neighbor and of the roommate.
 	neighborPort, roommatePort = "7001", "7002"
 	abstractName               = "escape-roommate"
@@ -212,7 +215,7 @@ func (r *runner) prepare(ctx context.Context) error {
 		namespace, name string
 		options         mesh.PoolOptions
 	}{
-		{victim, victimPool, mesh.PoolOptions{Agents: 1, Capacity: capacity, Slots: 1}},
+		{victim, victimPool, mesh.PoolOptions{Agents: 1, Capacity: capacity, Slots: 1, CPU: victimCPU}},
 		{hostile, hostilePool, mesh.PoolOptions{Agents: 1, Capacity: capacity, Slots: slots, Env: pressure.AgentEnv()}},
 		{hostile, coldPool, mesh.PoolOptions{Agents: 1, Capacity: capacity}},
 	} {

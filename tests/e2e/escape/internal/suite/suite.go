@@ -12,6 +12,8 @@ import (
 const (
 	// UserNamespaces is the issue that gives each sandbox ids of its own.
 	UserNamespaces = "issue 14: user namespaces"
+	// Shim is the issue that bounds the rate of output: until then containerd's own shim writes it to the disk as fast as it comes.
+	Shim = "issue 14: a shim of our own"
 	// Network is the issue that gives each sandbox a network of its own.
 	Network = "issue 16: a network for each sandbox"
 )
