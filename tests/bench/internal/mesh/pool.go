@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -46,11 +47,8 @@ func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 	if err := m.Remove(ctx, want.Name); err != nil {
 		return Slots{}, err
 	}
-	// The namespace stays when the pools go: the controller believes for a minute that a namespace still has the Secret with
-	// the agents' certificate, and agents in a new namespace would wait for it.
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
-	if err := m.Kube.Create(ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {
-		return Slots{}, fmt.Errorf("making the namespace: %w", err)
+	if err := m.openNamespace(ctx); err != nil {
+		return Slots{}, err
 	}
 	var like v1alpha1.SandboxPool
 	if err := m.Kube.Get(ctx, client.ObjectKey{Namespace: "default", Name: "default"}, &like); err != nil {
@@ -68,6 +66,24 @@ func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 		return Slots{}, fmt.Errorf("making pool %s: %w", want.Name, err)
 	}
 	return m.AwaitSlots(ctx, want.Name)
+}
+
+// openNamespace makes the namespace, which stays when the pools go, and permits the controller to run agents in it.
+func (m *Mesh) openNamespace(ctx context.Context) error {
+	objects := []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}},
+		&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "controller"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "fast-sandbox-pool-namespace"},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: system, Name: "controller"}},
+		},
+	}
+	for _, o := range objects {
+		if err := m.Kube.Create(ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("making the namespace: %w", err)
+		}
+	}
+	return nil
 }
 
 // AwaitSlots waits until the pool's agent is ready and has as many free slots as it means to have.
