@@ -12,6 +12,9 @@ import (
 // CgroupPrefix begins the name of every sandbox's cgroup, which ends in the container's id.
 const CgroupPrefix = "fsb-"
 
+// ShimCgroup is the name of the cgroup, in that of an agent's Pod, with the shims of its containers. It goes with the Pod.
+const ShimCgroup = "shims"
+
 // CgroupPath returns the path of a cgroup below the hierarchies' roots, given the OCI spec's value: a path, or, for systemd,
 // slice:prefix:name (`a-b.slice:fsb:u-1` is /a.slice/a-b.slice/fsb-u-1.scope).
 func CgroupPath(spec string) string {

@@ -59,7 +59,7 @@ func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	for _, dir := range cgroupDirs(s.CgroupParent) {
 		children, _ := os.ReadDir(dir)
 		for _, c := range children {
-			if c.IsDir() {
+			if c.IsDir() && c.Name() != ctrd.ShimCgroup { // it stays as long as the Pod
 				left = append(left, "cgroup "+filepath.Join(dir, c.Name()))
 			}
 		}

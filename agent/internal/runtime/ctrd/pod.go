@@ -94,9 +94,6 @@ func (f *podFinder) find(ctx context.Context) (*pod, error) {
 	return p, nil
 }
 
-// shimCgroup is the name of the cgroup of the shims. It must not begin like that of a container.
-const shimCgroup = "shims"
-
 // makeShimCgroup makes a cgroup in that of the Pod for the shims, and returns its path; empty if it cannot have one. A shim copies the
 // output of its containers, so that one that prints without end takes as much processor time as its Pod may have. Among the
 // daemons of the node, where containerd is, it would take that of the other Pods. systemd does not permit such a cgroup in its slices.
@@ -104,7 +101,7 @@ func makeShimCgroup(root string, p *pod) (string, error) {
 	if p.cgroupParent == "" || p.systemd() || root == "" {
 		return "", nil
 	}
-	name := path.Join("/", p.cgroupParent, shimCgroup)
+	name := path.Join("/", p.cgroupParent, shared.ShimCgroup)
 	dir := filepath.Join(root, "cpu", name) // of the legacy hierarchies only this one
 	if unified() {
 		dir = filepath.Join(root, name)
