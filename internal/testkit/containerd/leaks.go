@@ -190,11 +190,12 @@ func cgroupDirs(path string) []string {
 	return slices.DeleteFunc(dirs, func(d string) bool { _, err := os.Stat(d); return err != nil })
 }
 
-// RemoveCgroup removes an empty cgroup that a test created below CgroupParent.
+// RemoveCgroup removes a cgroup that stands for a Pod's, below CgroupParent, as the kubelet does when the Pod is gone.
 func (s *Server) RemoveCgroup(name string) { removeCgroups(filepath.Join(s.CgroupParent, name)) }
 
 func removeCgroups(path string) {
 	for _, dir := range cgroupDirs(path) {
+		_ = syscall.Rmdir(filepath.Join(dir, ctrd.ShimCgroup))
 		_ = syscall.Rmdir(dir)
 	}
 }
