@@ -9,7 +9,10 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-const runcV2 = "io.containerd.runc.v2"
+const (
+	runcV2 = "io.containerd.runc.v2"
+	own    = "io.containerd.fsb.v1"
+)
 
 // Handler is a pool's runtime handler in containerd's terms.
 type Handler struct {
@@ -19,12 +22,14 @@ type Handler struct {
 	binary string
 }
 
-// ParseHandler parses a runtime handler: runc, crun, runsc, kata, or a containerd runtime name, which contains dots.
+// ParseHandler parses a runtime handler: fsb, runc, crun, runsc, kata, or a containerd runtime name, which contains dots.
 // Anything else is errdefs.ErrInvalidArgument.
 func ParseHandler(handler string) (Handler, error) {
 	switch {
 	case handler == "runc":
 		return Handler{Name: runcV2}, nil
+	case handler == "fsb":
+		return Handler{Name: own}, nil
 	case handler == "crun":
 		return Handler{Name: runcV2, binary: "crun"}, nil
 	case handler == "runsc":
@@ -34,8 +39,11 @@ func ParseHandler(handler string) (Handler, error) {
 	case strings.Contains(handler, "."):
 		return Handler{Name: handler}, nil
 	}
-	return Handler{}, fmt.Errorf("invalid runtime handler %q, want runc, crun, runsc, kata or a containerd runtime name: %w", handler, errdefs.ErrInvalidArgument)
+	return Handler{}, fmt.Errorf("invalid runtime handler %q, want fsb, runc, crun, runsc, kata or a containerd runtime name: %w", handler, errdefs.ErrInvalidArgument)
 }
+
+// IsOwn reports whether the runtime is our own shim. Its name in a record is the path of its binary.
+func (h Handler) IsOwn() bool { return h.Name == own }
 
 // IsRunc reports whether the runtime uses containerd's runc shim.
 func (h Handler) IsRunc() bool { return h.Name == runcV2 }

@@ -158,7 +158,7 @@ func (r *Remover) inspect(ctx context.Context, id string) (holdings, error) {
 	if info.Spec != nil {
 		known := parseSpec(info.Spec.GetValue())
 		h.cgroup = CgroupPath(known.Linux.CgroupsPath)
-		if identity.IsSlotID(id) {
+		if identity.IsSlotID(id) || info.SandboxID != "" {
 			h.group = known.Annotations[GroupAnnotation]
 		}
 	}

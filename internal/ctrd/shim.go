@@ -8,7 +8,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -70,6 +73,9 @@ func (r *Remover) endShim(ctx context.Context, id, group string) error {
 	if group == "" || (r.JoinsGroup != nil && r.JoinsGroup(group)) {
 		return nil
 	}
+	if identity.IsShimID(group) {
+		return r.endAnchor(ctx, group)
+	}
 	host := r.processes()
 	shims := host.shims(group, id)
 	if len(shims) == 0 {
@@ -98,6 +104,46 @@ func (r *Remover) endShim(ctx context.Context, id, group string) error {
 			return fmt.Errorf("ending the shim of group %s: %w", group, err)
 		}
 	}
+}
+
+// endAnchor ends a shim of ours, by its anchor, if no other container of the shim has a record.
+func (r *Remover) endAnchor(ctx context.Context, anchor string) error {
+	used, err := r.groupHasRecord(ctx, anchor, r.leaving.of(anchor))
+	if err != nil || used {
+		return err
+	}
+	if _, err := r.tasks().remove(ctx, anchor); err != nil {
+		return fmt.Errorf("ending shim %s: %w", anchor, err)
+	}
+	step, cancel := r.step(ctx)
+	defer cancel()
+	return RemoveAnchor(step, r.Client, anchor)
+}
+
+// RemoveAnchor removes the anchor of a shim of ours, with its task if it has one.
+func RemoveAnchor(ctx context.Context, c *client.Client, anchor string) error {
+	service := c.TaskService()
+	for _, call := range []func() error{
+		func() error {
+			_, err := service.Kill(ctx, &tasks.KillRequest{ContainerID: anchor, Signal: uint32(syscall.SIGKILL), All: true})
+			return err
+		},
+		func() error {
+			_, err := service.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: anchor})
+			return err
+		},
+	} {
+		if err := errgrpc.ToNative(call()); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+			return fmt.Errorf("ending shim %s: %w", anchor, err)
+		}
+	}
+	if err := c.ContainerService().Delete(ctx, anchor); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("removing the anchor of shim %s: %w", anchor, err)
+	}
+	if err := c.SandboxStore().Delete(ctx, anchor); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("removing the record of shim %s: %w", anchor, err)
+	}
+	return nil
 }
 
 // groupHasRecord reports whether a container of the group has a record, besides those in except.

@@ -24,6 +24,8 @@ const (
 	KeyState            = "fast-sandbox.io/state"
 	KeyPersisted        = "fast-sandbox.io/persisted"
 	KeyAgentProcess     = "fast-sandbox.io/agent-process"
+	// KeyShim is on anchors alone, which stand for a shim of ours. It has the uid of the agent's Pod.
+	KeyShim = "fast-sandbox.io/shim"
 )
 
 // States of a container.
@@ -65,6 +67,15 @@ func SlotID(unique string) string { return slotPrefix + unique }
 
 // IsSlotID reports whether a container with this id was started as a slot.
 func IsSlotID(id string) bool { return strings.HasPrefix(id, slotPrefix) }
+
+// shimPrefix is the prefix of the id of every anchor, the container that stands for a shim of ours.
+const shimPrefix = "shim."
+
+// ShimID returns the id of an anchor. The name must never be used twice on a node.
+func ShimID(unique string) string { return shimPrefix + unique }
+
+// IsShimID reports whether a container with this id is an anchor.
+func IsShimID(id string) bool { return strings.HasPrefix(id, shimPrefix) }
 
 // IsContainerID reports whether an id has the form of our containers: that of a slot, or a sandbox uid followed by an
 // attempt. It identifies remnants of containers whose record no longer exists.

@@ -72,13 +72,8 @@ func prepare(c *wire.Claim) *wire.Failure {
 		return failure
 	}
 	if c.OOMScoreAdj != nil {
-		const path = "/proc/self/oom_score_adj"
-		value := strconv.Itoa(int(*c.OOMScoreAdj))
-		// An unchanged value is not written: even that may need a capability that the host does not grant.
-		if now, err := read(path); err != nil || now != value+"\n" {
-			if err := write(path, value); err != nil {
-				return failed(wire.StageOOM, err, value)
-			}
+		if failure := adjustOOMScore(int(*c.OOMScoreAdj)); failure != nil {
+			return failure
 		}
 	}
 	if c.AppArmorProfile != "" {

@@ -29,6 +29,11 @@ const (
 
 func main() {
 	runtime.LockOSThread()
+	if setUp() {
+		if code := setup(); code != 0 {
+			unix.Exit(code)
+		}
+	}
 	fd, err := accept(socket)
 	if err != nil {
 		// This goes to the slot's log, which no sandbox inherits.
@@ -36,6 +41,13 @@ func main() {
 		unix.Exit(exitNoSocket)
 	}
 	unix.Exit(serve(&channel{fd: fd}))
+}
+
+// setUp reports whether a shim of ours has started this process, which makes the slot itself then. An OCI runtime has made the slot
+// otherwise. Package os, which has the arguments, is not used: the socket of the shim tells.
+func setUp() bool {
+	family, err := unix.GetsockoptInt(wire.SetupFD, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	return err == nil && family == unix.AF_UNIX
 }
 
 // serve takes the one claim. It returns only if that failed, with the exit code.

@@ -219,7 +219,7 @@ func makeLog(t *testing.T, path string) {
 
 func failedCreate(t *testing.T, s *suite) {
 	c := s.container(t, "nope")
-	require.Error(t, s.Runtime.Create(s.ctx, c, func(runtime.Stage) {}))
+	require.Error(t, s.launch(c))
 	require.NoError(t, s.Runtime.Delete(s.ctx, c.ID))
 	// The id can be used again.
 	c.Command = []string{"sleep", "1000"}

@@ -74,7 +74,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 	var g errgroup.Group
 	g.Go(func() error { return r.recordClaim(ctx, c, held.group, img, spec) })
 	g.Go(func() error {
-		if err := setLimits(r.config.CgroupRoot, spec.Linux.CgroupsPath, spec.Linux.Resources); err != nil {
+		if err := r.limit(spec); err != nil {
 			return errors.Join(runtime.ErrSlotLost, err)
 		}
 		if err := os.WriteFile(c.HostnamePath, []byte(c.Hostname+"\n"), 0o644); err != nil { //nolint:gosec // any user of the sandbox reads it
@@ -141,6 +141,11 @@ func (r *Runtime) recordClaim(ctx context.Context, c runtime.Container, group st
 	ctx, span := obs.Tracer().Start(ctx, "container")
 	defer span.End()
 	spec.Annotations = map[string]string{shared.GroupAnnotation: group} // it stays in its shim
+	if r.config.Handler.IsOwn() {
+		if err := r.annotate(spec, group, ""); err != nil {
+			return err
+		}
+	}
 	raw, err := json.Marshal(spec)
 	if err != nil {
 		return fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)

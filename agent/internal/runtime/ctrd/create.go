@@ -30,6 +30,9 @@ const specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 // Create creates a container up to its task. The snapshot and the record, which do not depend on each other, are created
 // concurrently; the package comment says what protects them.
 func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
+	if r.config.Handler.IsOwn() {
+		return r.createOwn(ctx, c, reached)
+	}
 	pod, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
 		return err
@@ -81,7 +84,7 @@ func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached 
 		return nil, nil, nil, err
 	}
 	reached(runtime.StageImage)
-	c.Limits.CPUMillis = boundCPU(c.Limits.CPUMillis, r.config.CgroupRoot, p.cgroup(c.ID), unified())
+	c.Limits.CPUMillis = r.boundCPU(c.Limits.CPUMillis, p.cgroup(c.ID))
 	spec, err := r.specs.sandbox(ctx, c, img, p)
 	return p, img, spec, err
 }

@@ -17,6 +17,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,9 +25,11 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -59,6 +62,8 @@ type Config struct {
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
 	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
 	SlotRoot, SandboxInit string
+	// Shim is the binary of the shim of the handler fsb. It is installed below SlotRoot.
+	Shim string
 	// Clock; nil is the real one.
 	Clock clock.WithTicker
 }
@@ -75,7 +80,10 @@ type Runtime struct {
 	specs     *specBuilder
 	slots     *slots
 	slotRoots *slotRoots
-	groups    *groups
+	groups    *groups // of containerd's shims
+	shims     *shims  // of ours
+	pending   *pendingStarts
+	cgroups   func() (*cgroup.Tree, error)
 	settled   atomic.Bool // whether settle has succeeded
 }
 
@@ -99,13 +107,17 @@ func New(cfg Config) *Runtime {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot
 	}
 	images, groups := newImageStore(cfg), newGroups()
+	roots := &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit, shim: cfg.Shim}
+	shims := newShims(cfg.Client, cfg.PodUID, roots.installShim)
 	return &Runtime{
+		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
+		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
 		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images), groups: groups,
-		slots: &slots{held: map[string]*slot{}}, slotRoots: &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit},
+		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
-			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock, JoinsGroup: groups.joined,
+			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock, JoinsGroup: func(group string) bool { return groups.joined(group) || shims.joined(group) },
 		},
 	}
 }
@@ -137,6 +149,11 @@ func (r *Runtime) settle(ctx context.Context) error {
 	}
 	if err := r.client.ContainerService().Delete(ctx, noContainer); err != nil && !errdefs.IsNotFound(err) {
 		return classify(err, "waiting for containerd's writes")
+	}
+	if r.config.Handler.IsOwn() {
+		if err := r.shims.sweep(ctx); err != nil {
+			return err
+		}
 	}
 	r.settled.Store(true)
 	return nil
@@ -185,7 +202,9 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 // Delete removes a container and everything that belongs to it.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
 	r.slots.end(id)
+	r.pending.end(id)
 	r.groups.leave(id)
+	r.shims.leave(id)
 	err := r.remover.Remove(ctx, id)
 	if err == nil {
 		return nil
@@ -215,6 +234,7 @@ func (r *Runtime) Finish(ctx context.Context, id string, report *anypb.Any) erro
 		return classify(err, "keeping the report of container %s", id)
 	}
 	r.groups.leave(id) // the shim may end with the task
+	r.shims.leave(id)
 	if err := r.remover.RemoveTask(ctx, id); err != nil {
 		return classify(err, "finishing container %s", id)
 	}
@@ -243,3 +263,24 @@ func extension(c containers.Container, key string) *anypb.Any {
 	}
 	return &anypb.Any{TypeUrl: e.GetTypeUrl(), Value: e.GetValue()}
 }
+
+// limit gives the cgroup of a container its limits.
+func (r *Runtime) limit(s *specs.Spec) error {
+	tree, err := r.cgroups()
+	if err != nil {
+		return err
+	}
+	return tree.Limit(shared.CgroupPath(s.Linux.CgroupsPath), s.Linux.Resources)
+}
+
+// boundCPU lowers a CPU limit to what the cgroup of a container can have.
+func (r *Runtime) boundCPU(millis int64, cgroupsPath string) int64 {
+	tree, err := r.cgroups()
+	if err != nil {
+		return millis
+	}
+	return tree.BoundCPU(millis, shared.CgroupPath(cgroupsPath))
+}
+
+// shimBinary returns the path of our shim on the host.
+func (r *Runtime) shimBinary() (string, error) { return r.slotRoots.installShim() }

@@ -306,26 +306,6 @@ func TestResources(t *testing.T) {
 }
 
 // TestCPULimitOfTheParent has the limit of a Pod's cgroup in a legacy hierarchy, where the kernel refuses a child with more.
-func TestCPULimitOfTheParent(t *testing.T) {
-	root := t.TempDir()
-	put := func(dir, quota string) {
-		dir = filepath.Join(root, "cpu", dir)
-		require.NoError(t, os.MkdirAll(dir, 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "cpu.cfs_quota_us"), []byte(quota+"\n"), 0o600))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "cpu.cfs_period_us"), []byte("100000\n"), 0o600))
-	}
-	put("kubepods/pod1", "50000")
-	put("kubepods/pod2", "-1")
-	put("kubepods.slice/kubepods-pod3.slice", "50000")
-	for path, want := range map[string]int64{
-		"/kubepods/pod1/fsb-1": 500, "/kubepods/pod2/fsb-1": 1000, "kubepods-pod3.slice:fsb:1": 500, "/missing/fsb-1": 1000,
-	} {
-		require.Equal(t, want, ctrd.BoundCPU(1000, root, path, false), path)
-		require.EqualValues(t, 1000, ctrd.BoundCPU(1000, root, path, true), path)
-		require.EqualValues(t, 0, ctrd.BoundCPU(0, root, path, false), path)
-	}
-}
-
 func TestPullsAreShared(t *testing.T) {
 	var runs atomic.Int32
 	release := make(chan struct{})

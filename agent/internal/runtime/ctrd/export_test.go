@@ -22,7 +22,6 @@ var (
 		return namespaces(c, &pod{netns: netns})
 	}
 	Resources   = cgroupResources
-	BoundCPU    = boundCPU
 	CgroupOf    = cgroupOf
 	Lower       = lower
 	PinChange   = pinChange

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 )
 
@@ -26,7 +27,7 @@ func (r *Runtime) LimitOwnMemory(ctx context.Context, bytes int64) (int64, error
 		return 0, fmt.Errorf("the agent's Pod has no cgroup: %w", errdefs.ErrNotFound)
 	}
 	parent, file := filepath.Join(r.config.CgroupRoot, "memory"), "memory.limit_in_bytes"
-	if unified() {
+	if cgroup.Unified() {
 		parent, file = r.config.CgroupRoot, "memory.max"
 	}
 	parent = filepath.Join(parent, filepath.Dir(shared.CgroupPath(p.cgroup("agent"))))

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -103,7 +104,7 @@ func makeShimCgroup(root string, p *pod) (string, error) {
 	}
 	name := path.Join("/", p.cgroupParent, shared.ShimCgroup)
 	dir := filepath.Join(root, "cpu", name) // of the legacy hierarchies only this one
-	if unified() {
+	if cgroup.Unified() {
 		dir = filepath.Join(root, name)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as all cgroups

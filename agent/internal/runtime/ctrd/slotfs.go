@@ -12,20 +12,9 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/mount"
-)
 
-// The contents of a slot's root, which all slots of one version of sandbox-init share and none can write to.
-const (
-	initPath   = "/sandbox-init"
-	privateDir = "/fsb"     // the slot's own directory, with its socket
-	filesDir   = "/fsb-etc" // the files that the claim mounts in /etc
-	newRootDir = "/new"     // where the claim builds the new root
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 )
-
-// Every sandbox's root has these mount points, whatever its image contains: for the slot's own mounts and for the claim's
-// files.
-func rootDirs() []string  { return []string{"proc", "dev", "sys"} }
-func rootFiles() []string { return []string{"hosts", "hostname", "resolv.conf"} }
 
 // prepareMountpoints creates, in a root that a claim will mount into, the mount points that the image lacks, as sandbox-init
 // would. Each takes an inode of the snapshot's file system, and finding a free one can take longer than the rest of the
@@ -37,26 +26,24 @@ func prepareMountpoints(root *os.File) {
 		return
 	}
 	defer dir.Close()
-	for _, name := range append(rootDirs(), "etc") {
+	for _, name := range append(layout.RootDirs(), "etc") {
 		_ = dir.Mkdir(name, 0o755)
 	}
-	for _, name := range rootFiles() {
+	for _, name := range layout.RootFiles() {
 		if f, err := dir.OpenFile(path.Join("etc", name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755); err == nil {
 			_ = f.Close()
 		}
 	}
 }
 
-// slotFile returns where a slot keeps a file that the claim mounts at destination.
-func slotFile(destination string) string { return path.Join(filesDir, path.Base(destination)) }
-
 // slotRoots is the directory for the root of slots.
 type slotRoots struct {
-	// dir is Config.SlotRoot; init is Config.SandboxInit.
-	dir, init string
+	// dir is Config.SlotRoot; init is Config.SandboxInit, and shim Config.Shim.
+	dir, init, shim string
 
 	mu     sync.Mutex
 	rootfs string // created once
+	binary string // the shim's, installed once
 }
 
 // get creates the root of slots on the host, once for each version of sandbox-init: other agents on the node, of
@@ -95,6 +82,46 @@ func (s *slotRoots) get() (string, error) {
 	return dir, nil
 }
 
+// installShim installs our shim on the host, once for each version, and returns its path. Older versions stay: containerd executes them for the
+// containers that they have started.
+func (s *slotRoots) installShim() (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.binary != "" {
+		return s.binary, nil
+	}
+	binary, err := os.ReadFile(s.shim)
+	if err != nil {
+		return "", fmt.Errorf("reading the shim: %w", err)
+	}
+	sum := sha256.Sum256(binary)
+	path := filepath.Join(s.dir, "shim-"+hex.EncodeToString(sum[:8]), shimName)
+	if there, err := os.ReadFile(path); err == nil && sha256.Sum256(there) == sum {
+		s.binary = path
+		return path, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as any directory of programs
+		return "", fmt.Errorf("installing the shim: %w", err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	if err != nil {
+		return "", fmt.Errorf("installing the shim: %w", err)
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(binary)
+	if err = errors.Join(err, tmp.Chmod(0o755), tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("installing the shim: %w", err)
+	}
+	s.binary = path
+	return path, nil
+}
+
+// shimName has the form that containerd expects of a shim.
+const shimName = "containerd-shim-fsb-v1"
+
 // tryMount mounts an empty overlay.
 func (s *slotRoots) tryMount() error {
 	dir, err := os.MkdirTemp(s.dir, ".try-")
@@ -118,17 +145,17 @@ func (s *slotRoots) tryMount() error {
 }
 
 func fillRootfs(dir string, binary []byte) error {
-	for _, d := range append(rootDirs(), privateDir, filesDir, newRootDir) {
+	for _, d := range append(layout.RootDirs(), layout.PrivateDir, layout.FilesDir, layout.NewRootDir) {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil { //nolint:gosec // as any root directory
 			return err
 		}
 	}
-	for _, f := range rootFiles() {
-		if err := os.WriteFile(filepath.Join(dir, filesDir, f), nil, 0o644); err != nil { //nolint:gosec // mount points
+	for _, f := range layout.RootFiles() {
+		if err := os.WriteFile(filepath.Join(dir, layout.FilesDir, f), nil, 0o644); err != nil { //nolint:gosec // mount points
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, initPath), binary, 0o755); err != nil { //nolint:gosec // it is executed
+	if err := os.WriteFile(filepath.Join(dir, layout.InitPath), binary, 0o755); err != nil { //nolint:gosec // it is executed
 		return err
 	}
 	return os.Chmod(dir, 0o755) //nolint:gosec // as any root directory

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -49,7 +50,9 @@ type slot struct {
 
 // close releases the connection and the root. A slot that was not claimed ends.
 func (s *slot) close() {
-	_ = s.conn.Close()
+	if s.conn != nil {
+		_ = s.conn.Close()
+	}
 	s.setRoot("", nil)
 }
 
@@ -105,7 +108,7 @@ func (r *Runtime) Unsupported(context.Context) error {
 	switch {
 	case r.config.SlotRoot == "":
 		return refuse(nil, "slots are switched off on this agent")
-	case !r.config.Handler.IsRunc():
+	case !r.config.Handler.IsRunc() && !r.config.Handler.IsOwn():
 		return refuse(nil, "slots need an OCI runtime that shares the host's kernel, %s does not", r.config.Handler.Name)
 	}
 	if err := claim.Supported(); err != nil {
@@ -135,21 +138,9 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return fmt.Errorf("starting slot %s: %w", s.ID, err)
 	}
-	s.Group = r.groups.join(s.ID, s.Group)
-	raw, err := json.Marshal(r.specs.slot(s, pod, rootfs, dir))
-	if err != nil {
-		return fmt.Errorf("encoding the OCI spec of slot %s: %w", s.ID, err)
-	}
-	options, err := r.config.Handler.Options(pod.systemd(), pod.shims)
+	record, err := r.slotRecord(ctx, &s, pod, rootfs, dir)
 	if err != nil {
 		return err
-	}
-	record := containers.Container{
-		ID: s.ID, Labels: s.Labels, Snapshotter: r.config.Snapshotter, SnapshotKey: s.ID,
-		Runtime: containers.RuntimeInfo{Name: r.config.Handler.Name}, Spec: &anypb.Any{TypeUrl: specType, Value: raw},
-	}
-	if options != nil {
-		record.Runtime.Options = options
 	}
 	// As in Create, calls that were sent are waited for.
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
@@ -157,7 +148,11 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if _, err := r.client.ContainerService().Create(held, record); err != nil {
 		return classify(err, "creating slot %s", s.ID)
 	}
-	if err := r.createTask(held, s.ID, s.LogPath, nil, options, initPath); err != nil {
+	var options *anypb.Any
+	if record.Runtime.Options != nil {
+		options = &anypb.Any{TypeUrl: record.Runtime.Options.GetTypeUrl(), Value: record.Runtime.Options.GetValue()}
+	}
+	if err := r.createTask(held, s.ID, s.LogPath, nil, options, layout.InitPath); err != nil {
 		return err
 	}
 	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: s.ID}); err != nil {
@@ -169,6 +164,43 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	}
 	r.slots.put(s.ID, &slot{conn: conn, group: s.Group})
 	return nil
+}
+
+// slotRecord returns the record of a slot, whose group it has joined.
+func (r *Runtime) slotRecord(ctx context.Context, s *runtime.Slot, p *pod, rootfs, dir string) (containers.Container, error) {
+	record := containers.Container{ID: s.ID, Labels: s.Labels, Snapshotter: r.config.Snapshotter, SnapshotKey: s.ID}
+	var err error
+	if r.config.Handler.IsOwn() {
+		s.Group, err = r.shims.join(ctx, s.ID, p)
+		record.SandboxID = s.Group
+	} else {
+		s.Group = r.groups.join(s.ID, s.Group)
+	}
+	if err != nil {
+		return record, err
+	}
+	spec := r.specs.slot(*s, p, rootfs, dir)
+	if r.config.Handler.IsOwn() {
+		if err := r.annotate(spec, s.Group, ""); err != nil {
+			return record, err
+		}
+		record.Runtime.Name, err = r.shimBinary()
+	} else {
+		record.Runtime.Name = r.config.Handler.Name
+		var options *anypb.Any
+		if options, err = r.config.Handler.Options(p.systemd(), p.shims); options != nil {
+			record.Runtime.Options = options
+		}
+	}
+	if err != nil {
+		return record, err
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return record, fmt.Errorf("encoding the OCI spec of slot %s: %w", s.ID, err)
+	}
+	record.Spec = &anypb.Any{TypeUrl: specType, Value: raw}
+	return record, nil
 }
 
 // WarmSlot creates and mounts the root for a claim with the image. A slot is warmed once.
@@ -219,7 +251,7 @@ func (r *Runtime) claimDir(id string) string { return filepath.Join(r.config.Log
 
 // claiming reports whether a container was made by a claim that is not complete.
 func (r *Runtime) claiming(c containers.Container) bool {
-	if !identity.IsSlotID(c.ID) || c.Labels[identity.KeyState] != identity.StateClaimed {
+	if c.Labels[identity.KeyState] != identity.StateClaimed {
 		return false
 	}
 	_, err := os.Stat(r.claimDir(c.ID))

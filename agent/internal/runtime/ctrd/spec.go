@@ -2,7 +2,6 @@ package ctrd
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,8 +12,10 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	filter "github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -113,15 +114,15 @@ func (b *specBuilder) slot(s runtime.Slot, p *pod, rootfs, dir string) *specs.Sp
 	list := mounts(c, p)
 	for i, m := range list {
 		if m.Type == "bind" {
-			list[i].Destination = slotFile(m.Destination)
+			list[i].Destination = layout.File(m.Destination)
 		}
 	}
-	list = append(list, specs.Mount{Destination: privateDir, Type: "bind", Source: dir, Options: []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}})
+	list = append(list, specs.Mount{Destination: layout.PrivateDir, Type: "bind", Source: dir, Options: []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}})
 	return &specs.Spec{
 		Version: specVersion,
 		Root:    &specs.Root{Path: rootfs, Readonly: true},
 		Process: &specs.Process{
-			Args: []string{initPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &b.oom, Rlimits: b.rlimits,
+			Args: []string{layout.InitPath}, Env: claim.Environment(), Cwd: "/", OOMScoreAdj: &b.oom, Rlimits: b.rlimits,
 			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 		},
 		Hostname:    "slot",
@@ -145,7 +146,7 @@ func (b *specBuilder) claim(s *specs.Spec) (*claim.Claim, error) {
 	}
 	for _, m := range s.Mounts {
 		if m.Type == "bind" { // the slot has the others already
-			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: slotFile(m.Destination), Attributes: attributes(m.Options)})
+			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: layout.File(m.Destination), Attributes: attributes(m.Options)})
 		}
 	}
 	return c, nil
@@ -242,7 +243,7 @@ func namespaces(c runtime.Container, p *pod) []specs.LinuxNamespace {
 	ns := []specs.LinuxNamespace{
 		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 	}
-	if unified() {
+	if cgroup.Unified() {
 		ns = append(ns, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	switch {
@@ -264,7 +265,7 @@ func mounts(c runtime.Container, p *pod) []specs.Mount {
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
-	if unified() {
+	if cgroup.Unified() {
 		list = append(list, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}})
 	}
 	file := func(destination, source string) {
@@ -324,14 +325,4 @@ func cgroupResources(l resources.Limits) *specs.LinuxResources {
 		res.Pids = &specs.LinuxPids{Limit: &pids}
 	}
 	return res
-}
-
-// unified reports whether the host has only the unified cgroup hierarchy.
-func unified() bool {
-	var fs unix.Statfs_t
-	if err := unix.Statfs("/sys/fs/cgroup", &fs); err != nil {
-		_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
-		return err == nil
-	}
-	return fs.Type == unix.CGROUP2_SUPER_MAGIC
 }

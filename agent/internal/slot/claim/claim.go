@@ -211,9 +211,12 @@ func (c *Conn) during(ctx context.Context, f func() error) error {
 	return err
 }
 
-func (c *Conn) read() (wire.Type, string, error) {
+func (c *Conn) read() (wire.Type, string, error) { return ReadFrame(c.conn) }
+
+// ReadFrame reads a frame of sandbox-init. The error is io.EOF if there is none.
+func ReadFrame(r io.Reader) (wire.Type, string, error) {
 	var header [wire.HeaderSize]byte
-	if _, err := io.ReadFull(c.conn, header[:]); err != nil {
+	if _, err := io.ReadFull(r, header[:]); err != nil {
 		return 0, "", err
 	}
 	kind, n, err := wire.ParseHeader(header)
@@ -221,7 +224,7 @@ func (c *Conn) read() (wire.Type, string, error) {
 		return 0, "", err
 	}
 	payload := make([]byte, n)
-	if _, err := io.ReadFull(c.conn, payload); err != nil {
+	if _, err := io.ReadFull(r, payload); err != nil {
 		return 0, "", errors.Join(io.ErrUnexpectedEOF, err)
 	}
 	return kind, string(payload), nil

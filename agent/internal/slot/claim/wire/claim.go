@@ -69,16 +69,12 @@ func EncodeClaim(c *Claim) ([]byte, error) {
 }
 
 func (c *Claim) appendConfinement(b []byte) []byte {
-	var sets []byte
-	for _, set := range []uint64{c.Capabilities.Bounding, c.Capabilities.Effective, c.Capabilities.Permitted, c.Capabilities.Inheritable, c.Capabilities.Ambient} {
-		sets = appendUint64(sets, set)
-	}
-	b = appendField(b, tagCapabilities, string(sets))
+	b = appendField(b, tagCapabilities, c.Capabilities.encode())
 	if c.NoNewPrivs {
 		b = appendField(b, tagNoNewPrivs, "\x01")
 	}
 	for _, r := range c.Rlimits {
-		b = appendField(b, tagRlimit, string(appendUint64(appendUint64(appendUint32(nil, r.Resource), r.Soft), r.Hard)))
+		b = appendField(b, tagRlimit, r.encode())
 	}
 	if len(c.Seccomp) > 0 {
 		b = appendField(b, tagSeccomp, string(c.Seccomp))
@@ -94,6 +90,39 @@ func (c *Claim) appendConfinement(b []byte) []byte {
 		b = appendNumber(b, tagUmask, *c.Umask)
 	}
 	return b
+}
+
+func (c *Capabilities) encode() string {
+	var sets []byte
+	for _, set := range []uint64{c.Bounding, c.Effective, c.Permitted, c.Inheritable, c.Ambient} {
+		sets = appendUint64(sets, set)
+	}
+	return string(sets)
+}
+
+func (c *Capabilities) decode(value string) error {
+	if len(value) != 40 {
+		return malformed("the capabilities are not five sets")
+	}
+	for i, set := range []*uint64{&c.Bounding, &c.Effective, &c.Permitted, &c.Inheritable, &c.Ambient} {
+		*set = parseUint64(value[8*i:])
+	}
+	return nil
+}
+
+func (r Rlimit) encode() string {
+	return string(appendUint64(appendUint64(appendUint32(nil, r.Resource), r.Soft), r.Hard))
+}
+
+func decodeRlimit(value string, to *[]Rlimit) error {
+	if len(value) != 20 {
+		return malformed("a limit is not a resource and two values")
+	}
+	if len(*to) == maxRlimits {
+		return tooManyRlimits()
+	}
+	*to = append(*to, Rlimit{Resource: parseUint32(value), Soft: parseUint64(value[4:]), Hard: parseUint64(value[12:])})
+	return nil
 }
 
 func (m Mount) encode() []byte {
@@ -147,22 +176,11 @@ func DecodeClaim(payload string) (*Claim, error) {
 func (c *Claim) decodeConfinement(t tag, value string) (bool, error) {
 	switch t {
 	case tagCapabilities:
-		if len(value) != 40 {
-			return true, malformed("the capabilities are not five sets")
-		}
-		for i, set := range []*uint64{&c.Capabilities.Bounding, &c.Capabilities.Effective, &c.Capabilities.Permitted, &c.Capabilities.Inheritable, &c.Capabilities.Ambient} {
-			*set = parseUint64(value[8*i:])
-		}
+		return true, c.Capabilities.decode(value)
 	case tagNoNewPrivs:
 		c.NoNewPrivs = value != "\x00"
 	case tagRlimit:
-		if len(value) != 20 {
-			return true, malformed("a limit is not a resource and two values")
-		}
-		if len(c.Rlimits) == maxRlimits {
-			return true, tooManyRlimits()
-		}
-		c.Rlimits = append(c.Rlimits, Rlimit{Resource: parseUint32(value), Soft: parseUint64(value[4:]), Hard: parseUint64(value[12:])})
+		return true, decodeRlimit(value, &c.Rlimits)
 	case tagSeccomp:
 		c.Seccomp = []byte(value)
 	case tagSeccompFlags:

@@ -10,6 +10,7 @@ const (
 	TypeReady   Type = 3
 	TypeGo      Type = 4
 	TypeFailure Type = 5
+	TypeSetup   Type = 6
 )
 
 // HeaderSize is the length of a frame's header.

@@ -1,0 +1,182 @@
+package ctrd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+)
+
+// pendingStart is a container whose sandbox-init has its claim, and waits for Start.
+type pendingStart struct {
+	slot    *slot
+	command string
+}
+
+// pendingStarts has them by container.
+type pendingStarts struct {
+	mu   sync.Mutex
+	held map[string]*pendingStart
+}
+
+func (p *pendingStarts) put(id string, s *pendingStart) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held[id] = s
+}
+
+func (p *pendingStarts) take(id string) *pendingStart {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.held[id]
+	delete(p.held, id)
+	return s
+}
+
+// end ends a container that was not started.
+func (p *pendingStarts) end(id string) {
+	if s := p.take(id); s != nil {
+		s.slot.close()
+	}
+}
+
+// annotate adds to a spec what a shim of ours needs to start sandbox-init for it.
+func (r *Runtime) annotate(spec *specs.Spec, anchor, private string) error {
+	rootfs, err := r.slotRoots.get()
+	if err != nil {
+		return err
+	}
+	if spec.Annotations == nil {
+		spec.Annotations = map[string]string{}
+	}
+	spec.Annotations[shared.GroupAnnotation] = anchor
+	spec.Annotations[plan.RootAnnotation] = rootfs
+	spec.Annotations[plan.PrivateAnnotation] = private
+	return nil
+}
+
+// createOwn creates a container whose shim is ours: the start of a slot and its claim, one after the other. The claim is sent here, and the
+// process starts with Start.
+func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
+	p, img, spec, err := r.prepareSpec(ctx, c, reached)
+	if err != nil {
+		return err
+	}
+	request, err := r.specs.claim(spec)
+	if err != nil {
+		return err
+	}
+	private := r.claimDir(c.ID)
+	if err := os.Mkdir(private, 0o700); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("creating container %s: %w", c.ID, errdefs.ErrAlreadyExists)
+		}
+		return fmt.Errorf("creating container %s: %w", c.ID, err)
+	}
+	anchor, err := r.shims.join(ctx, c.ID, p)
+	if err != nil {
+		return err
+	}
+	if err := r.annotate(spec, anchor, private); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)
+	}
+	binary, err := r.shimBinary()
+	if err != nil {
+		return err
+	}
+	record := containers.Container{
+		ID: c.ID, Labels: c.Labels, Image: img.name, Snapshotter: r.config.Snapshotter, SnapshotKey: c.ID, SandboxID: anchor,
+		Runtime: containers.RuntimeInfo{Name: binary}, Spec: &anypb.Any{TypeUrl: specType, Value: raw},
+		Extensions: map[string]typeurl.Any{shared.RecordKey: c.Record},
+	}
+	// As in Create, calls that were sent are waited for.
+	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	mounts, err := r.rootfs(held, record, img, reached)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return err
+	}
+	s := &slot{group: anchor, taken: true, chain: img.chain}
+	if s.root, err = detached(mounts); err != nil {
+		return err
+	}
+	if err := r.createTask(held, c.ID, c.LogPath, nil, nil, layout.InitPath); err != nil {
+		s.close()
+		return err
+	}
+	reached(runtime.StageTask)
+	if s.conn, err = claim.Await(held, filepath.Join(private, claim.SocketName)); err != nil {
+		s.close()
+		return classify(err, "connecting to container %s", c.ID)
+	}
+	if err := r.sendClaim(held, s, request); err != nil {
+		s.close()
+		return ownFault(err, c.ID, request.Args[0])
+	}
+	r.pending.put(c.ID, &pendingStart{slot: s, command: request.Args[0]})
+	return nil
+}
+
+func (r *Runtime) sendClaim(ctx context.Context, s *slot, request *claim.Claim) error {
+	ctx, span := obs.Tracer().Start(ctx, "claim")
+	defer span.End()
+	return s.conn.Send(ctx, request, int(s.root.Fd()))
+}
+
+// ownFault classifies the error of a claim that no slot stands behind: there is no other way to try.
+func ownFault(err error, id, command string) error {
+	if err == nil {
+		return nil
+	}
+	err = claim.Fault(err, command)
+	if fault.ReasonOf(err) != "" {
+		return err
+	}
+	return classify(err, "starting container %s", id)
+}
+
+// Start starts the task's process, or lets sandbox-init become it.
+func (r *Runtime) Start(ctx context.Context, id string) error {
+	p := r.pending.take(id)
+	if p == nil {
+		return r.taskSet.Start(ctx, id)
+	}
+	defer p.slot.close()
+	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	held, span := obs.Tracer().Start(held, "start")
+	defer span.End()
+	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: id}); err != nil {
+		return classify(errgrpc.ToNative(err), "starting container %s", id)
+	}
+	if err := ownFault(p.slot.conn.Go(held), id, p.command); err != nil {
+		return err
+	}
+	return r.SlotClaimed(id)
+}

@@ -1,0 +1,151 @@
+package ctrd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/sandbox"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/google/uuid"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+)
+
+// shimSize is how many containers share a shim. More would save memory, and lose more sandboxes with a shim.
+const shimSize = 32
+
+// shims has the containers of this process by shim of ours, from before they have a record until their task is about to be removed. A shim
+// without containers is never joined again, so that it can be ended safely.
+type shims struct {
+	client *client.Client
+	// binary returns the path of the shim on the host, which it may have to install.
+	binary func() (string, error)
+	// owner is the agent's Pod.
+	owner string
+
+	mu      sync.Mutex
+	of      map[string]string // shim by container
+	members map[string]int    // by shim; no entry for an empty one
+	current string
+}
+
+func newShims(c *client.Client, owner string, binary func() (string, error)) *shims {
+	return &shims{client: c, owner: owner, binary: binary, of: map[string]string{}, members: map[string]int{}}
+}
+
+// join adds a container and returns its shim, which it starts if there is none with room for it. mu is held over that: others would need the same
+// shim.
+func (s *shims) join(ctx context.Context, id string, p *pod) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.members[s.current]; n == 0 || n >= shimSize {
+		anchor, err := s.start(ctx, p)
+		if err != nil {
+			return "", err
+		}
+		s.current = anchor
+	}
+	s.of[id] = s.current
+	s.members[s.current]++
+	return s.current, nil
+}
+
+// leave removes a container. Safe to repeat.
+func (s *shims) leave(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	shim, ok := s.of[id]
+	if !ok {
+		return
+	}
+	delete(s.of, id)
+	if s.members[shim]--; s.members[shim] == 0 {
+		delete(s.members, shim)
+	}
+}
+
+// joined reports whether a shim has containers of this process.
+func (s *shims) joined(shim string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.members[shim] > 0
+}
+
+// start starts a shim: the record that lets containers join it, and its anchor.
+func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	binary, err := s.binary()
+	if err != nil {
+		return "", err
+	}
+	id := identity.ShimID(strings.ReplaceAll(uuid.NewString(), "-", "")[:20])
+	raw, err := json.Marshal(&specs.Spec{
+		Version: specVersion, Annotations: map[string]string{plan.AnchorAnnotation: "true", plan.ShimCgroupAnnotation: p.shims},
+	})
+	if err != nil {
+		return "", fmt.Errorf("encoding the OCI spec of shim %s: %w", id, err)
+	}
+	spec := &anypb.Any{TypeUrl: specType, Value: raw}
+	labels := map[string]string{identity.KeyShim: s.owner}
+	if _, err := s.client.SandboxStore().Create(ctx, sandbox.Sandbox{ID: id, Labels: labels, Runtime: sandbox.RuntimeOpts{Name: binary}, Spec: spec}); err != nil {
+		return "", classify(err, "recording shim %s", id)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, shared.RemoveAnchor(context.WithoutCancel(ctx), s.client, id))
+		}
+	}()
+	record := containers.Container{ID: id, Labels: labels, Runtime: containers.RuntimeInfo{Name: binary}, Spec: spec}
+	if _, err := s.client.ContainerService().Create(ctx, record); err != nil {
+		return "", classify(err, "recording shim %s", id)
+	}
+	if _, err := s.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{ContainerID: id}); err != nil {
+		return "", classify(errgrpc.ToNative(err), "starting shim %s", id)
+	}
+	if _, err := s.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
+		return "", classify(errgrpc.ToNative(err), "starting shim %s", id)
+	}
+	return id, nil
+}
+
+// sweep ends the shims that earlier processes of this agent have left without a container.
+func (s *shims) sweep(ctx context.Context) error {
+	list, err := s.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", identity.KeyShim, s.owner))
+	if err != nil {
+		return classify(err, "listing shims")
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	all, err := s.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==true", identity.KeyManaged))
+	if err != nil {
+		return classify(err, "listing containers")
+	}
+	used := map[string]bool{}
+	for _, c := range all {
+		used[c.SandboxID] = true
+	}
+	var errs []error
+	for _, c := range list {
+		if s.mu.Lock(); !used[c.ID] && c.ID != s.current {
+			if err := shared.RemoveAnchor(ctx, s.client, c.ID); err != nil && !errdefs.IsNotFound(err) {
+				errs = append(errs, classify(err, "ending shim %s", c.ID))
+			}
+		}
+		s.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}

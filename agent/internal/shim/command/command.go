@@ -1,0 +1,224 @@
+// Package command is the command line by which containerd 1.7 and later execute a shim: start, delete, -info, and the shim itself. containerd's
+// own package for that, pkg/shim, speaks only the newest form of it, and takes more memory and more time to start.
+package command
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/task"
+)
+
+// Name is the runtime's name.
+const Name = "io.containerd.fsb.v1"
+
+// cgroupRoot is where containerd's host has its cgroups.
+const cgroupRoot = "/sys/fs/cgroup"
+
+// version is that of the interface to containerd: with it, containers join a shim without another execution of this program.
+const version = 3
+
+// maxInput bounds what containerd says at the start.
+const maxInput = 10 << 20
+
+type options struct {
+	namespace, id, address, ttrpcAddress string
+	info, version                        bool
+	action                               string
+}
+
+// Run is the program. It returns the exit code.
+func Run(ctx context.Context, args []string) int {
+	if err := run(ctx, args); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err)
+		return 1
+	}
+	return 0
+}
+
+func run(ctx context.Context, args []string) error {
+	var o options
+	flags := flag.NewFlagSet(Name, flag.ContinueOnError)
+	flags.StringVar(&o.namespace, "namespace", "", "namespace of the containers")
+	flags.StringVar(&o.id, "id", "", "id of the container")
+	flags.StringVar(&o.address, "address", "", "address of containerd")
+	flags.BoolVar(&o.info, "info", false, "print what this runtime is, as a protobuf message")
+	flags.BoolVar(&o.version, "v", false, "print the name of this runtime")
+	for _, ignored := range []string{"bundle", "publish-binary", "socket", "debug-socket"} {
+		flags.String(ignored, "", "for compatibility")
+	}
+	flags.Bool("debug", false, "for compatibility")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	o.action, o.ttrpcAddress = flags.Arg(0), os.Getenv("TTRPC_ADDRESS")
+	switch {
+	case o.version:
+		fmt.Println(Name) //nolint:forbidigo // the answer
+		return nil
+	case o.info:
+		return answer(&types.RuntimeInfo{Name: Name, Version: &types.RuntimeVersion{Version: strconv.Itoa(version)}})
+	case o.namespace == "" || o.id == "":
+		return errors.New("-namespace and -id are required: this program is started by containerd")
+	}
+	switch o.action {
+	case "start":
+		return o.start(ctx)
+	case "delete":
+		return o.delete()
+	case "":
+		return o.serve(ctx)
+	}
+	return fmt.Errorf("unknown action %q", o.action)
+}
+
+func answer(m proto.Message) error {
+	raw, err := proto.Marshal(m)
+	if err == nil {
+		_, err = os.Stdout.Write(raw)
+	}
+	return err
+}
+
+// start starts the shim of an anchor. The working directory is the anchor's bundle.
+func (o *options) start(ctx context.Context) error {
+	raw, err := os.ReadFile("config.json")
+	if err != nil {
+		return err
+	}
+	p, err := plan.Parse(raw)
+	if err != nil {
+		return err
+	}
+	if !p.Anchor {
+		return fmt.Errorf("container %s names no sandbox (a shim) to be in", o.id)
+	}
+	address, err := o.socket()
+	if err != nil {
+		return err
+	}
+	listener, err := listen(strings.TrimPrefix(address, "unix://"))
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, self, "-namespace", o.namespace, "-id", o.id, "-address", o.address)
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=2", "GOGC=40")
+	cmd.ExtraFiles = []*os.File{listener}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if err := place(cmd.Process.Pid, p.ShimCgroup); err != nil {
+		return errors.Join(err, cmd.Process.Kill())
+	}
+	// Every version of containerd understands this form.
+	return json.NewEncoder(os.Stdout).Encode(map[string]any{"version": version, "address": address, "protocol": "ttrpc"})
+}
+
+// place moves a new shim into its cgroup, and makes the kernel kill it later than its containers and earlier than containerd.
+func place(pid int, group string) error {
+	if group != "" {
+		tree, err := cgroup.Open(cgroupRoot)
+		if err != nil {
+			return err
+		}
+		if err := tree.AttachShares(group, pid); err != nil {
+			return err
+		}
+	}
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", os.Getppid()))
+	if err != nil {
+		return err
+	}
+	score, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return err
+	}
+	err = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.Itoa(min(score+1, 1000))), 0)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
+}
+
+// socket returns the address of the shim: in the directory that containerd says, or in the one that it has always been in.
+func (o *options) socket() (string, error) {
+	input, err := io.ReadAll(io.LimitReader(os.Stdin, maxInput))
+	if err != nil {
+		return "", err
+	}
+	dir := "/run/containerd/s"
+	var params bootapi.BootstrapParams
+	if proto.Unmarshal(input, &params) == nil && params.GetInstanceID() == o.id && params.GetSocketDir() != "" {
+		dir = params.GetSocketDir()
+	}
+	sum := sha256.Sum256([]byte(filepath.Join(o.address, o.namespace, o.id)))
+	return fmt.Sprintf("unix://%s/%x", dir, sum), nil
+}
+
+func listen(path string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	// The id of an anchor is never used twice, so that a socket of this name is what a shim has left that could not end in order.
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	defer l.Close()
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, err
+	}
+	return l.File()
+}
+
+// delete removes what is left of a container whose shim is gone. The working directory is its bundle.
+func (o *options) delete() error {
+	raw, err := os.ReadFile("config.json")
+	if err != nil {
+		return err
+	}
+	p, err := plan.Parse(raw)
+	if err == nil && !p.Anchor {
+		var tree *cgroup.Tree
+		if tree, err = cgroup.Open(cgroupRoot); err == nil {
+			err = task.Remove(tree, p.Cgroup)
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err) // containerd shows it, and goes on
+	}
+	return answer(&taskv3.DeleteResponse{ExitStatus: 128 + uint32(unix.SIGKILL), ExitedAt: timestamppb.New(time.Now())})
+}

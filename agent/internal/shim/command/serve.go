@@ -1,0 +1,85 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/events"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/task"
+)
+
+// listenerFD is the descriptor of the socket that start has passed on.
+const listenerFD = 3
+
+// flushTime is how long the last events are waited for.
+const flushTime = 2 * time.Second
+
+// serve is the shim. It runs until containerd lets it go, which is when its anchor and all other containers are deleted.
+func (o *options) serve(ctx context.Context) error {
+	// A shim outlives who has started it, and ends only with its containers.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE, syscall.SIGTERM)
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming a reaper: %w", err)
+	}
+	file := os.NewFile(listenerFD, "listener")
+	listener, err := net.FileListener(file)
+	if err != nil {
+		return fmt.Errorf("opening the socket: %w", err)
+	}
+	_ = file.Close()
+	path := strings.TrimPrefix(listener.Addr().String(), "unix://")
+	defer func() { _ = os.Remove(path) }()
+	cgroups, err := cgroup.Open(cgroupRoot)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	publisher := events.New(o.namespace, o.ttrpcAddress)
+	publishing := make(chan struct{})
+	go func() {
+		defer close(publishing)
+		publisher.Run()
+	}()
+	empty := make(chan struct{})
+	service := task.New(task.Config{
+		Cgroups: cgroups, Starter: process.NewStarter(), Publish: publisher.Publish, Empty: sync.OnceFunc(func() { close(empty) }),
+	})
+	server, err := ttrpc.NewServer(ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()))
+	if err != nil {
+		return err
+	}
+	service.RegisterTTRPC(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving: %w", err)
+	case <-empty:
+	}
+	stopping, stop := context.WithTimeout(ctx, flushTime)
+	defer stop()
+	err = server.Shutdown(stopping)
+	publisher.Close()
+	select {
+	case <-publishing:
+	case <-stopping.Done():
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,242 @@
+// Package output copies the output of containers to where containerd wants it: to a log file, at a bounded rate and keeping a bounded part, or
+// to the FIFO of a client, as fast as that reads.
+package output
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+)
+
+// A container can print Rate bytes a second to its log, and Burst bytes at once. One that prints more waits: otherwise its output would take
+// the disk and the processors from others.
+const (
+	Rate  = 4 << 20
+	Burst = 16 << 20
+	// trimEvery is how many bytes are written between two checks of the size.
+	trimEvery = 1 << 20
+	chunk     = 32 << 10
+)
+
+var buffers = sync.Pool{New: func() any { return new([chunk]byte) }} //nolint:gochecknoglobals // a cache
+
+// Streams are the standard streams of a process. Files are for the process; once it has them, call Started.
+type Streams struct {
+	// Files are stdin, stdout and stderr.
+	Files [3]*os.File
+
+	ours    []io.Closer
+	copies  sync.WaitGroup
+	cancel  context.CancelFunc
+	ctx     context.Context //nolint:containedctx // of the copies
+	targets [2]target
+	input   io.Closer
+}
+
+type target struct {
+	pipe *os.File
+	to   *os.File
+	log  bool
+}
+
+// Open opens the streams of a process: a path that is empty is /dev/null, a regular file gets what is printed appended, and a FIFO is a
+// client's. The caller calls Close in any case.
+func Open(stdin, stdout, stderr string) (s *Streams, err error) {
+	s = &Streams{}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if err := s.openInput(stdin); err != nil {
+		return s, err
+	}
+	for i, path := range []string{stdout, stderr} {
+		if path == "" {
+			if s.Files[i+1], err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
+				return s, err
+			}
+			continue
+		}
+		if err := s.openOutput(i, path); err != nil {
+			return s, fmt.Errorf("opening the output %s: %w", path, err)
+		}
+	}
+	return s, nil
+}
+
+func (s *Streams) openInput(path string) (err error) {
+	if path == "" {
+		s.Files[0], err = os.Open(os.DevNull)
+		return err
+	}
+	// The process reads the FIFO itself. Opened for writing as well, it has no end until CloseInput.
+	if s.Files[0], err = os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0); err != nil {
+		return fmt.Errorf("opening the input %s: %w", path, err)
+	}
+	held, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("opening the input %s: %w", path, err)
+	}
+	s.input = held
+	s.ours = append(s.ours, held)
+	return unix.SetNonblock(int(s.Files[0].Fd()), false)
+}
+
+func (s *Streams) openOutput(i int, path string) error {
+	if scheme, rest, ok := strings.Cut(path, "://"); ok {
+		if scheme != "file" && scheme != "fifo" {
+			return fmt.Errorf("output to %s: %w", scheme, errors.ErrUnsupported)
+		}
+		path = rest
+	}
+	flags := os.O_WRONLY | os.O_APPEND | os.O_CREATE
+	info, err := os.Stat(path)
+	fifo := err == nil && info.Mode()&os.ModeNamedPipe != 0
+	if fifo {
+		flags = os.O_RDWR // it never blocks, and a client may come later
+	}
+	to, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return err
+	}
+	s.ours = append(s.ours, to)
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	s.Files[i+1] = os.NewFile(uintptr(fds[1]), "output") // blocking, as programs expect it
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return err
+	}
+	ours := os.NewFile(uintptr(fds[0]), "output")
+	s.ours = append(s.ours, ours)
+	s.targets[i] = target{pipe: ours, to: to, log: !fifo}
+	return nil
+}
+
+// Started begins the copies: the process has the files.
+func (s *Streams) Started() {
+	for _, f := range s.Files {
+		_ = f.Close()
+	}
+	limit := rate.NewLimiter(Rate, Burst) // of both streams
+	for _, t := range s.targets {
+		if t.pipe == nil {
+			continue
+		}
+		s.copies.Go(func() { s.copy(t, limit) })
+	}
+}
+
+func (s *Streams) copy(t target, limit *rate.Limiter) {
+	trim := trimmer(t.to)
+	conn, err := t.pipe.SyscallConn()
+	if err != nil {
+		return
+	}
+	for written := int64(0); ; {
+		// A buffer is taken when there is something to read: most containers print nothing most of the time.
+		ready := false
+		if err := conn.Read(func(fd uintptr) bool {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, _ := unix.Poll(fds, 0)
+			ready = n > 0
+			return ready
+		}); err != nil {
+			return
+		}
+		buffer := buffers.Get().(*[chunk]byte)
+		n, readErr := t.pipe.Read(buffer[:])
+		if n > 0 {
+			if _, err := t.to.Write(buffer[:n]); err != nil && t.log {
+				readErr = err // a full disk: the process is told by its own writes, once the pipe is full
+			}
+			written += int64(n)
+		}
+		buffers.Put(buffer)
+		if readErr != nil {
+			return
+		}
+		if !t.log {
+			continue
+		}
+		if written >= trimEvery {
+			trim()
+			written = 0
+		}
+		if limit.WaitN(s.ctx, n) != nil {
+			return
+		}
+	}
+}
+
+// trimmer returns what frees the oldest part of a log that takes more than twice its bound: its agent, which trims it to the bound, does not
+// run then.
+func trimmer(log *os.File) func() {
+	raw, err := os.ReadFile(filepath.Join(filepath.Dir(log.Name()), ctrd.LimitFile))
+	bound, parseErr := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+	if err != nil || parseErr != nil || bound <= 0 {
+		return func() {}
+	}
+	writable, err := os.OpenFile(log.Name(), os.O_RDWR, 0)
+	if err != nil {
+		return func() {}
+	}
+	_ = writable.Close()
+	return func() {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(log.Fd()), &st); err == nil && st.Blocks*512 > 2*bound {
+			_, _ = ctrd.TrimLog(log, st.Size, bound)
+		}
+	}
+}
+
+// CloseInput ends the input of the process.
+func (s *Streams) CloseInput() {
+	if s.input != nil {
+		_ = s.input.Close()
+	}
+}
+
+// Drained is called when the process has ended. It returns when all of its output is copied, or when ctx ends: what else holds the streams may
+// not end.
+func (s *Streams) Drained(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.copies.Wait()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.Close()
+		<-done
+	}
+}
+
+// Close releases everything. Safe to repeat.
+func (s *Streams) Close() {
+	s.cancel()
+	for _, f := range s.Files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	for _, c := range s.ours {
+		_ = c.Close()
+	}
+}

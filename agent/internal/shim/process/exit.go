@@ -1,0 +1,99 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process that was started.
+type Process struct {
+	pid  int
+	fd   *os.File // stands for the process, also when its pid is another's
+	done chan struct{}
+
+	// Set before done is closed.
+	status syscall.WaitStatus
+	at     time.Time
+}
+
+// Pid returns its id in the PID namespace of this program.
+func (p *Process) Pid() int { return p.pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Ended reports whether the process has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Exit returns how the process ended, 128 + n for signal n, and when. It is valid after Done is closed.
+func (p *Process) Exit() (code uint32, at time.Time) {
+	if p.status.Signaled() {
+		return 128 + uint32(p.status.Signal()), p.at
+	}
+	return uint32(p.status.ExitStatus()), p.at
+}
+
+// Signal sends a signal to the process. One that has ended is os.ErrProcessDone.
+func (p *Process) Signal(sig syscall.Signal) error {
+	err := unix.PidfdSendSignal(int(p.fd.Fd()), sig, nil, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EBADF) {
+		return os.ErrProcessDone
+	}
+	return err
+}
+
+// Close releases what belongs to a process that has ended.
+func (p *Process) Close() { _ = p.fd.Close() }
+
+// exits has the processes that run, by pid.
+type exits struct {
+	signals chan os.Signal
+
+	mu      sync.Mutex
+	running map[int]*Process
+}
+
+func newExits() *exits {
+	e := &exits{signals: make(chan os.Signal, 1), running: map[int]*Process{}}
+	signal.Notify(e.signals, syscall.SIGCHLD)
+	return e
+}
+
+// reap waits for children until the program ends.
+func (e *exits) reap() {
+	for range e.signals {
+		for e.reapOne() {
+		}
+	}
+}
+
+// reapOne reports whether there may be another one.
+func (e *exits) reapOne() bool {
+	// A process that is being started is registered before it can be reaped.
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var status syscall.WaitStatus
+	pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+	if err != nil || pid == 0 {
+		return errors.Is(err, syscall.EINTR)
+	}
+	if p := e.running[pid]; p != nil {
+		delete(e.running, pid)
+		p.status, p.at = status, time.Now()
+		close(p.done)
+	}
+	return true
+}

@@ -1,0 +1,131 @@
+// Package process starts the processes of containers, and reports how they end. A Starter is for the whole program, because the kernel reports
+// the end of children to the program.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spec is a process to start.
+type Spec struct {
+	// Path of the program, its arguments and environment.
+	Path string
+	Args []string
+	Env  []string
+	// Files are its descriptors from 0 on. They stay the caller's.
+	Files []*os.File
+	// Flags are CLONE_NEW* for namespaces of its own.
+	Flags uintptr
+	// Network is the path of the network namespace to start it in; empty for that of this program.
+	Network string
+	// Cgroup is the directory of a cgroup of the unified hierarchy to start it in; nil for none.
+	Cgroup *os.File
+}
+
+// Starter starts processes, one after another, from one thread.
+type Starter struct {
+	requests chan request
+	exits    *exits
+}
+
+type request struct {
+	spec  *Spec
+	reply chan<- reply
+}
+
+type reply struct {
+	process *Process
+	err     error
+}
+
+// NewStarter returns a Starter. Its thread runs until the program ends, because a process can be told to end with the thread that has started
+// it. No other part of the program may wait for children.
+func NewStarter() *Starter {
+	s := &Starter{requests: make(chan request), exits: newExits()}
+	go s.run()
+	go s.exits.reap()
+	return s
+}
+
+// Start starts a process.
+func (s *Starter) Start(ctx context.Context, spec *Spec) (*Process, error) {
+	answer := make(chan reply, 1)
+	select {
+	case s.requests <- request{spec, answer}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("starting %s: %w", spec.Path, ctx.Err())
+	}
+	r := <-answer // it has begun, so that it has to be known
+	return r.process, r.err
+}
+
+func (s *Starter) run() {
+	runtime.LockOSThread()
+	own, err := os.Open("/proc/thread-self/ns/net")
+	for r := range s.requests {
+		if err != nil {
+			r.reply <- reply{nil, fmt.Errorf("opening the network namespace of this program: %w", err)}
+			continue
+		}
+		p, startErr := s.fork(r.spec, own)
+		r.reply <- reply{p, startErr}
+	}
+}
+
+func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
+	fd := -1
+	attr := &syscall.ProcAttr{Dir: "/", Env: spec.Env, Sys: &syscall.SysProcAttr{Cloneflags: spec.Flags, Setsid: true, PidFD: &fd}}
+	for _, f := range spec.Files {
+		attr.Files = append(attr.Files, f.Fd())
+	}
+	if spec.Cgroup != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(spec.Cgroup.Fd())
+	}
+	if spec.Network != "" {
+		leave, err := enterNetwork(spec.Network, own)
+		if err != nil {
+			return nil, fmt.Errorf("entering network namespace %s: %w", spec.Network, err)
+		}
+		defer leave()
+	}
+	// The exit is registered before it can be reaped.
+	s.exits.mu.Lock()
+	defer s.exits.mu.Unlock()
+	pid, err := syscall.ForkExec(spec.Path, spec.Args, attr)
+	runtime.KeepAlive(spec)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
+	}
+	if fd < 0 {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		return nil, fmt.Errorf("starting %s: the kernel has no pidfd: %w", spec.Path, errors.ErrUnsupported)
+	}
+	p := &Process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd"), done: make(chan struct{})}
+	s.exits.running[pid] = p
+	return p, nil
+}
+
+// enterNetwork moves this thread into a network namespace until leave is called.
+func enterNetwork(path string, own *os.File) (leave func(), err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, err
+	}
+	return func() {
+		if err := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); err != nil {
+			// Nothing may ever be started in the network of one container by mistake.
+			panic(errors.Join(errors.New("leaving a network namespace"), err))
+		}
+	}, nil
+}

@@ -1,0 +1,199 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/output"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
+)
+
+const (
+	// setupTime is how long sandbox-init may take to make its container, on a machine without an idle processor.
+	setupTime = 30 * time.Second
+	// drainTime is how long the output of a process that has ended is waited for, while another one holds its streams.
+	drainTime = 2 * time.Second
+)
+
+// container is one container of the group.
+type container struct {
+	id, bundle             string
+	stdin, stdout, stderr  string
+	plan                   *plan.Plan
+	init                   *process.Process
+	streams                *output.Streams
+	started, paused, ended bool // guarded by mu
+	mu                     sync.Mutex
+}
+
+// create makes the container's cgroup, and starts sandbox-init in it. It returns when that has made the container, and waits for its claim.
+// After an error nothing is left.
+func (s *Service) create(ctx context.Context, c *container) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.destroy(c))
+		}
+	}()
+	if err := s.cgroups.Create(c.plan.Cgroup, c.plan.Resources); err != nil {
+		return err
+	}
+	if c.streams, err = output.Open(c.stdin, c.stdout, c.stderr); err != nil {
+		return fmt.Errorf("opening the streams of container %s: %w", c.id, err)
+	}
+	local, remote, err := socketpair()
+	if err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
+	defer local.Close()
+	defer remote.Close()
+	mounts, err := openMounts(c.plan)
+	if err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
+	defer closeAll(mounts)
+	spec := &process.Spec{
+		Path: filepath.Join(c.plan.Root, layout.InitPath), Args: []string{layout.InitPath}, Env: claim.Environment(),
+		Files: append(append(c.streams.Files[:], remote), mounts...), Flags: flags(c.plan), Network: c.plan.Network,
+	}
+	if s.cgroups.Unified() {
+		if spec.Cgroup, err = s.cgroups.Dir(c.plan.Cgroup); err != nil {
+			return err
+		}
+		defer spec.Cgroup.Close()
+	}
+	if c.init, err = s.starter.Start(ctx, spec); err != nil {
+		return err
+	}
+	_ = remote.Close()
+	c.streams.Started()
+	if spec.Cgroup == nil {
+		if err := s.cgroups.Attach(c.plan.Cgroup, c.init.Pid()); err != nil {
+			return err
+		}
+	}
+	return setUp(ctx, local, &c.plan.Setup)
+}
+
+func flags(p *plan.Plan) uintptr {
+	f := uintptr(unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC)
+	if p.OwnNetwork {
+		f |= unix.CLONE_NEWNET
+	}
+	if p.OwnCgroup {
+		f |= unix.CLONE_NEWCGROUP
+	}
+	return f
+}
+
+// destroy ends and removes all of a container that has no task, or whose task is deleted. Safe to repeat.
+func (s *Service) destroy(c *container) error {
+	if c.init != nil {
+		_ = c.init.Signal(unix.SIGKILL)
+		<-c.init.Done()
+	}
+	if c.streams != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+		c.streams.Drained(ctx)
+		cancel()
+		c.streams.Close()
+	}
+	if c.plan.Anchor {
+		return nil
+	}
+	return Remove(s.cgroups, c.plan.Cgroup)
+}
+
+// Remove kills what is left in the cgroup of a container, and removes it.
+func Remove(t *cgroup.Tree, path string) error {
+	if err := t.Signal(path, unix.SIGKILL); err != nil {
+		return err
+	}
+	return t.Remove(path)
+}
+
+// setUp tells sandbox-init what to make, and waits until it has.
+func setUp(ctx context.Context, conn *os.File, s *wire.Setup) error {
+	payload, err := wire.EncodeSetup(s)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
+	}
+	deadline := time.Now().Add(setupTime)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, err = conn.Write(wire.Frame(wire.TypeSetup, payload))
+	kind, answer, readErr := claim.ReadFrame(conn)
+	switch {
+	case readErr == nil && kind == wire.TypeReady:
+		return err
+	case readErr == nil && kind == wire.TypeFailure:
+		failure, err := wire.DecodeFailure(answer)
+		if err != nil {
+			return err
+		}
+		return failure
+	case err != nil:
+		readErr = errors.Join(err, readErr)
+	}
+	if ended := ctx.Err(); ended != nil {
+		return ended
+	}
+	return fmt.Errorf("sandbox-init has ended while it made the container: %w", readErr)
+}
+
+func socketpair() (local, remote *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
+	}
+	return os.NewFile(uintptr(fds[0]), "setup"), os.NewFile(uintptr(fds[1]), "setup"), nil
+}
+
+// openMounts opens what sandbox-init attaches: the root of slots, and files of the host.
+func openMounts(p *plan.Plan) (files []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(files)
+		}
+	}()
+	binds := append([]plan.Bind{{Source: p.Root, Attributes: unix.MOUNT_ATTR_RDONLY}}, p.Binds...)
+	for _, b := range binds {
+		fd, err := unix.OpenTree(unix.AT_FDCWD, b.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err != nil {
+			return files, &os.PathError{Op: "mounting", Path: b.Source, Err: err}
+		}
+		files = append(files, os.NewFile(uintptr(fd), b.Source))
+		attr := unix.MountAttr{Attr_set: b.Attributes, Propagation: unix.MS_PRIVATE}
+		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			return files, &os.PathError{Op: "mounting", Path: b.Source, Err: err}
+		}
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}

@@ -1,0 +1,457 @@
+// Package task is containerd's Task API for a group of containers, each with sandbox-init as its first process. It starts them itself: no OCI
+// runtime is executed.
+//
+// A group begins with an anchor, a container without a process that stands for the shim: containerd finds the shim through it for all the
+// others, and it stays while those come and go.
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	eventtypes "github.com/containerd/containerd/api/events"
+	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/ttrpc"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
+)
+
+// Config is what a Service needs.
+type Config struct {
+	Cgroups *cgroup.Tree
+	Starter *process.Starter
+	// Publish sends an event to containerd, by its topic. It must not block. Events of one container are sent in the order of the calls.
+	Publish func(topic string, event any)
+	// Empty is called when containerd lets the shim go, and it has no container.
+	Empty func()
+}
+
+// Service is the Task API.
+type Service struct {
+	cgroups *cgroup.Tree
+	starter *process.Starter
+	publish func(topic string, event any)
+	empty   func()
+
+	mu         sync.Mutex
+	containers map[string]*container // nil while one is being created
+	// anchored is closed when the anchor is stopped.
+	anchored chan struct{}
+	anchorAt time.Time
+}
+
+// New returns a Service without containers.
+func New(cfg Config) *Service {
+	return &Service{cgroups: cfg.Cgroups, starter: cfg.Starter, publish: cfg.Publish, empty: cfg.Empty, containers: map[string]*container{}, anchored: make(chan struct{})}
+}
+
+// RegisterTTRPC registers the API with a server.
+func (s *Service) RegisterTTRPC(server *ttrpc.Server) { taskv3.RegisterTTRPCTaskService(server, s) }
+
+// Create implements the Task API.
+func (s *Service) Create(ctx context.Context, r *taskv3.CreateTaskRequest) (*taskv3.CreateTaskResponse, error) {
+	c := &container{id: r.GetID(), bundle: r.GetBundle(), stdin: r.GetStdin(), stdout: r.GetStdout(), stderr: r.GetStderr()}
+	raw, err := os.ReadFile(filepath.Join(c.bundle, "config.json"))
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	if c.plan, err = plan.Parse(raw); err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	switch {
+	case r.GetTerminal():
+		err = fmt.Errorf("a container with a terminal: %w", errdefs.ErrNotImplemented)
+	case r.GetCheckpoint() != "":
+		err = fmt.Errorf("restoring a checkpoint: %w", errdefs.ErrNotImplemented)
+	case len(r.GetRootfs()) > 0:
+		err = fmt.Errorf("a root file system, which sandbox-init gets with its claim: %w", errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	if err := s.reserve(c.id); err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	if !c.plan.Anchor {
+		err = s.create(ctx, c)
+	}
+	s.mu.Lock()
+	if err != nil {
+		delete(s.containers, c.id)
+	} else {
+		s.containers[c.id] = c
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	s.publish("/tasks/create", &eventtypes.TaskCreate{
+		ContainerID: c.id, Bundle: c.bundle, Pid: c.pid(),
+		IO: &eventtypes.TaskIO{Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr},
+	})
+	if c.init != nil {
+		go s.watch(c)
+	}
+	return &taskv3.CreateTaskResponse{Pid: c.pid()}, nil
+}
+
+// reserve takes an id for a container that is being created.
+func (s *Service) reserve(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.containers[id]; ok {
+		return fmt.Errorf("container %s: %w", id, errdefs.ErrAlreadyExists)
+	}
+	s.containers[id] = nil
+	return nil
+}
+
+// pid is that of the container's first process. An anchor has none, and shows the shim's.
+func (c *container) pid() uint32 {
+	if c.init == nil {
+		return uint32(os.Getpid())
+	}
+	return uint32(c.init.Pid())
+}
+
+// watch reports the end of a container.
+func (s *Service) watch(c *container) {
+	<-c.init.Done()
+	code, at := c.init.Exit()
+	// What is left of it in its cgroup ends with it: processes that were executed in its namespaces.
+	_ = s.cgroups.Signal(c.plan.Cgroup, unix.SIGKILL)
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	s.publish("/tasks/exit", &eventtypes.TaskExit{ContainerID: c.id, ID: c.id, Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)})
+}
+
+// get returns a container.
+func (s *Service) get(id, exec string) (*container, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.containers[id]
+	if c == nil {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound))
+	}
+	if exec != "" {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("process %s of container %s: %w", exec, id, errdefs.ErrNotFound))
+	}
+	return c, nil
+}
+
+// Start implements the Task API. The process runs since Create; what it becomes is decided by its claim.
+func (s *Service) Start(_ context.Context, r *taskv3.StartRequest) (*taskv3.StartResponse, error) {
+	c, err := s.get(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	again := c.started
+	c.started = true
+	c.mu.Unlock()
+	if again {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s has been started: %w", c.id, errdefs.ErrFailedPrecondition))
+	}
+	s.publish("/tasks/start", &eventtypes.TaskStart{ContainerID: c.id, Pid: c.pid()})
+	return &taskv3.StartResponse{Pid: c.pid()}, nil
+}
+
+// exit returns how a container has ended; ok is false if it has not.
+func (s *Service) exit(c *container) (code uint32, at time.Time, ok bool) {
+	if c.init != nil {
+		if !c.init.Ended() {
+			return 0, time.Time{}, false
+		}
+		code, at = c.init.Exit()
+		return code, at, true
+	}
+	select {
+	case <-s.anchored:
+		return 0, s.anchorAt, true
+	default:
+		return 0, time.Time{}, false
+	}
+}
+
+// State implements the Task API.
+func (s *Service) State(_ context.Context, r *taskv3.StateRequest) (*taskv3.StateResponse, error) {
+	c, err := s.get(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, err
+	}
+	out := &taskv3.StateResponse{
+		ID: c.id, Bundle: c.bundle, Pid: c.pid(), Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr, Status: task.Status_CREATED,
+	}
+	code, at, ended := s.exit(c)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case ended:
+		out.Status, out.ExitStatus, out.ExitedAt = task.Status_STOPPED, code, timestamppb.New(at)
+	case c.paused:
+		out.Status = task.Status_PAUSED
+	case c.started:
+		out.Status = task.Status_RUNNING
+	}
+	return out, nil
+}
+
+// Wait implements the Task API.
+func (s *Service) Wait(ctx context.Context, r *taskv3.WaitRequest) (*taskv3.WaitResponse, error) {
+	c, err := s.get(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, err
+	}
+	done := s.anchored
+	var ended <-chan struct{} = done
+	if c.init != nil {
+		ended = c.init.Done()
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return nil, errgrpc.ToGRPC(ctx.Err())
+	}
+	code, at, _ := s.exit(c)
+	return &taskv3.WaitResponse{ExitStatus: code, ExitedAt: timestamppb.New(at)}, nil
+}
+
+// Kill implements the Task API. An anchor that is killed ends the whole group.
+func (s *Service) Kill(_ context.Context, r *taskv3.KillRequest) (*emptypb.Empty, error) {
+	c, err := s.get(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, err
+	}
+	sig := unix.Signal(r.GetSignal())
+	if _, _, ended := s.exit(c); ended {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("the process of container %s has ended: %w", c.id, errdefs.ErrNotFound))
+	}
+	switch {
+	case c.init == nil:
+		err = s.killAnchor(c, sig)
+	case r.GetAll():
+		err = s.cgroups.Signal(c.plan.Cgroup, sig)
+	default:
+		err = c.init.Signal(sig)
+	}
+	if errors.Is(err, os.ErrProcessDone) {
+		err = fmt.Errorf("the process of container %s has ended: %w", c.id, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (s *Service) killAnchor(anchor *container, sig syscall.Signal) error {
+	if sig != unix.SIGKILL && sig != unix.SIGTERM {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.containers {
+		if c != nil && c.init != nil {
+			_ = c.init.Signal(unix.SIGKILL)
+		}
+	}
+	select {
+	case <-s.anchored:
+	default:
+		s.anchorAt = time.Now()
+		close(s.anchored)
+		s.publish("/tasks/exit", &eventtypes.TaskExit{ContainerID: anchor.id, ID: anchor.id, Pid: anchor.pid(), ExitedAt: timestamppb.New(s.anchorAt)})
+	}
+	return nil
+}
+
+// Delete implements the Task API.
+func (s *Service) Delete(_ context.Context, r *taskv3.DeleteRequest) (*taskv3.DeleteResponse, error) {
+	c, err := s.get(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, err
+	}
+	code, at, ended := s.exit(c)
+	if c.mu.Lock(); !ended && c.started {
+		c.mu.Unlock()
+		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s runs: %w", c.id, errdefs.ErrFailedPrecondition))
+	}
+	c.mu.Unlock()
+	if err := s.destroy(c); err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	if !ended {
+		if code, at, ended = s.exit(c); !ended {
+			at = time.Now()
+		}
+	}
+	s.mu.Lock()
+	_, there := s.containers[c.id]
+	delete(s.containers, c.id)
+	s.mu.Unlock()
+	if there {
+		if c.init != nil {
+			c.init.Close()
+		}
+		s.publish("/tasks/delete", &eventtypes.TaskDelete{ContainerID: c.id, Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)})
+	}
+	return &taskv3.DeleteResponse{Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)}, nil
+}
+
+// Pids implements the Task API.
+func (s *Service) Pids(_ context.Context, r *taskv3.PidsRequest) (*taskv3.PidsResponse, error) {
+	c, err := s.get(r.GetID(), "")
+	if err != nil {
+		return nil, err
+	}
+	pids := []int{os.Getpid()}
+	if c.init != nil {
+		if pids, err = s.cgroups.Pids(c.plan.Cgroup); err != nil {
+			return nil, errgrpc.ToGRPC(err)
+		}
+	}
+	out := &taskv3.PidsResponse{}
+	for _, pid := range pids {
+		out.Processes = append(out.Processes, &task.ProcessInfo{Pid: uint32(pid)})
+	}
+	return out, nil
+}
+
+// Pause implements the Task API.
+func (s *Service) Pause(ctx context.Context, r *taskv3.PauseRequest) (*emptypb.Empty, error) {
+	return s.freeze(ctx, r.GetID(), true)
+}
+
+// Resume implements the Task API.
+func (s *Service) Resume(ctx context.Context, r *taskv3.ResumeRequest) (*emptypb.Empty, error) {
+	return s.freeze(ctx, r.GetID(), false)
+}
+
+func (s *Service) freeze(ctx context.Context, id string, stop bool) (*emptypb.Empty, error) {
+	c, err := s.running(id)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cgroups.Freeze(ctx, c.plan.Cgroup, stop); err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	c.mu.Lock()
+	c.paused = stop
+	c.mu.Unlock()
+	if stop {
+		s.publish("/tasks/paused", &eventtypes.TaskPaused{ContainerID: c.id})
+	} else {
+		s.publish("/tasks/resumed", &eventtypes.TaskResumed{ContainerID: c.id})
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// running returns a container whose process runs.
+func (s *Service) running(id string) (*container, error) {
+	c, err := s.get(id, "")
+	if err != nil {
+		return nil, err
+	}
+	if c.init == nil || c.init.Ended() {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s has no process that runs: %w", id, errdefs.ErrFailedPrecondition))
+	}
+	return c, nil
+}
+
+// Update implements the Task API.
+func (s *Service) Update(_ context.Context, r *taskv3.UpdateTaskRequest) (*emptypb.Empty, error) {
+	c, err := s.running(r.GetID())
+	if err != nil {
+		return nil, err
+	}
+	var limits specs.LinuxResources
+	if err := typeurl.UnmarshalTo(r.GetResources(), &limits); err != nil {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err))
+	}
+	err = plan.Supported(&limits)
+	if err == nil {
+		err = s.cgroups.Limit(c.plan.Cgroup, &limits)
+	}
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// Stats implements the Task API.
+func (s *Service) Stats(_ context.Context, r *taskv3.StatsRequest) (*taskv3.StatsResponse, error) {
+	c, err := s.get(r.GetID(), "")
+	if err != nil {
+		return nil, err
+	}
+	if c.init == nil {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("the figures of an anchor: %w", errdefs.ErrNotImplemented))
+	}
+	stats, err := s.cgroups.Stats(c.plan.Cgroup)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	return &taskv3.StatsResponse{Stats: stats}, nil
+}
+
+// CloseIO implements the Task API.
+func (s *Service) CloseIO(_ context.Context, r *taskv3.CloseIORequest) (*emptypb.Empty, error) {
+	c, err := s.get(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, err
+	}
+	if c.streams != nil && r.GetStdin() {
+		c.streams.CloseInput()
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// Connect implements the Task API.
+func (s *Service) Connect(_ context.Context, r *taskv3.ConnectRequest) (*taskv3.ConnectResponse, error) {
+	out := &taskv3.ConnectResponse{ShimPid: uint32(os.Getpid()), Version: "v3"}
+	if c, err := s.get(r.GetID(), ""); err == nil {
+		out.TaskPid = c.pid()
+	}
+	return out, nil
+}
+
+// Shutdown implements the Task API. containerd calls it after each container that it deletes.
+func (s *Service) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.Empty, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.containers) == 0 {
+		s.empty()
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// Checkpoint implements the Task API.
+func (s *Service) Checkpoint(context.Context, *taskv3.CheckpointTaskRequest) (*emptypb.Empty, error) {
+	return nil, errgrpc.ToGRPC(fmt.Errorf("checkpoints: %w", errdefs.ErrNotImplemented))
+}
+
+// Exec implements the Task API.
+func (s *Service) Exec(context.Context, *taskv3.ExecProcessRequest) (*emptypb.Empty, error) {
+	return nil, errgrpc.ToGRPC(fmt.Errorf("executing another process: %w", errdefs.ErrNotImplemented))
+}
+
+// ResizePty implements the Task API.
+func (s *Service) ResizePty(context.Context, *taskv3.ResizePtyRequest) (*emptypb.Empty, error) {
+	return nil, errgrpc.ToGRPC(fmt.Errorf("resizing a terminal: %w", errdefs.ErrNotImplemented))
+}

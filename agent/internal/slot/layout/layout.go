@@ -1,0 +1,25 @@
+// Package layout has the paths in a slot: in the root that sandbox-init waits in. Agent, shim and sandbox-init agree on them.
+package layout
+
+import "path"
+
+// The contents of a slot's root, which all slots of one version of sandbox-init share and none can write to.
+const (
+	// InitPath is sandbox-init.
+	InitPath = "/sandbox-init"
+	// PrivateDir is the slot's own directory, with its socket.
+	PrivateDir = "/fsb"
+	// FilesDir has the files that the claim mounts in /etc.
+	FilesDir = "/fsb-etc"
+	// NewRootDir is where the claim builds the new root.
+	NewRootDir = "/new"
+)
+
+// File returns where a slot keeps a file that the claim mounts at a destination.
+func File(destination string) string { return path.Join(FilesDir, path.Base(destination)) }
+
+// RootDirs returns the directories that every sandbox's root has, whatever its image contains: for the slot's own mounts.
+func RootDirs() []string { return []string{"proc", "dev", "sys"} }
+
+// RootFiles returns the files that every sandbox's /etc has: for the claim's mounts.
+func RootFiles() []string { return []string{"hosts", "hostname", "resolv.conf"} }
