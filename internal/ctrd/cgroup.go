@@ -7,30 +7,15 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 // CgroupPrefix begins the name of every sandbox's cgroup, which ends in the container's id.
-const CgroupPrefix = "fsb-"
+const CgroupPrefix = node.CgroupPrefix
 
 // ShimCgroup is the name of the cgroup, in that of an agent's Pod, with the shims of its containers. It goes with the Pod.
 const ShimCgroup = "shims"
-
-// CgroupPath returns the path of a cgroup below the hierarchies' roots, given the OCI spec's value: a path, or, for systemd,
-// slice:prefix:name (`a-b.slice:fsb:u-1` is /a.slice/a-b.slice/fsb-u-1.scope).
-func CgroupPath(spec string) string {
-	parts := strings.Split(spec, ":")
-	if len(parts) != 3 || !strings.HasSuffix(parts[0], ".slice") {
-		return spec
-	}
-	path := "/"
-	name := strings.TrimSuffix(parts[0], ".slice")
-	for at := range name {
-		if name[at] == '-' {
-			path = filepath.Join(path, name[:at]+".slice")
-		}
-	}
-	return filepath.Join(path, parts[0], parts[1]+"-"+parts[2]+".scope")
-}
 
 // cgroupOwner returns the container of a cgroup with this name; "" if the name is not one of ours.
 func cgroupOwner(name string) string {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
@@ -39,7 +40,7 @@ const (
 	// OwnerFile holds the uid of the agent's Pod.
 	OwnerFile = "owner"
 	// LimitFile holds the number of bytes of output that the agent keeps, in decimal.
-	LimitFile = "limit"
+	LimitFile = node.LimitFile
 	// ClaimDir is the private directory of a slot whose claim is not complete.
 	ClaimDir = "claim"
 	// NewLogPrefix, with the owner and a dash, begins the name of a log directory that is being created.

@@ -6,13 +6,15 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 // Internals under test.
 var (
 	ValidID = validID
 
-	ExpandCgroup = CgroupPath
+	ExpandCgroup = node.CgroupPath
 	Unescape     = unescape
 	PodOf        = podOf
 	Documents    = func(s content.Store) content.Store { return documents{s} }

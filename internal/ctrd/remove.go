@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
@@ -157,7 +158,7 @@ func (r *Remover) inspect(ctx context.Context, id string) (holdings, error) {
 	}
 	if info.Spec != nil {
 		known := parseSpec(info.Spec.GetValue())
-		h.cgroup = CgroupPath(known.Linux.CgroupsPath)
+		h.cgroup = node.CgroupPath(known.Linux.CgroupsPath)
 		if identity.IsSlotID(id) || info.SandboxID != "" {
 			h.group = known.Annotations[GroupAnnotation]
 		}

@@ -9,26 +9,14 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 const (
-	trimBlock = 4096
 	// minTrim is less than twice any limit of a log.
 	minTrim = 64 << 10
 )
-
-// TrimLog frees the oldest blocks of a log of a size, so that seven eighths of limit are left: then it need not be called at every
-// check. Offsets keep their meaning, and the process that appends to the file is not affected. It returns where the rest begins.
-func TrimLog(f *os.File, size, limit int64) (int64, error) {
-	start := (size - limit + limit/8) / trimBlock * trimBlock
-	if start <= 0 {
-		return 0, nil
-	}
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, start); err != nil {
-		return 0, &os.PathError{Op: "freeing the oldest part of", Path: f.Name(), Err: err}
-	}
-	return start, nil
-}
 
 // TrimLogs bounds the logs below a root whose agents do not: an agent that is restarting, or whose Pod is gone. A log that takes
 // more than twice the limit that its agent has noted beside it is trimmed to that limit. It returns the ids of their containers;
@@ -69,7 +57,7 @@ func trimTwice(dir string) (bool, error) {
 	if !ok || !info.Mode().IsRegular() || st.Blocks*512 <= minTrim {
 		return false, nil
 	}
-	raw, err := os.ReadFile(filepath.Join(dir, LimitFile))
+	raw, err := os.ReadFile(filepath.Join(dir, node.LimitFile))
 	if err != nil {
 		return false, err
 	}
@@ -82,6 +70,6 @@ func trimTwice(dir string) (bool, error) {
 		return false, err
 	}
 	defer f.Close()
-	_, err = TrimLog(f, info.Size(), limit)
+	_, err = node.TrimLog(f, info.Size(), limit)
 	return err == nil, err
 }

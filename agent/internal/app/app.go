@@ -106,7 +106,7 @@ func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Con
 		Client: client, Handler: handler, Snapshotter: c.Snapshotter, LogRoot: c.LogRoot, PodUID: c.PodUID,
 		NetNSPath: c.NetNSPath, CgroupParent: c.CgroupParent, CgroupRoot: c.CgroupRoot,
 		DockerConfig: c.DockerConfig, InsecureRegistries: c.InsecureRegistries,
-		VerifyImages: c.ImagePolicy == imageVerify, MaxImageBytes: c.MaxImageBytes, SlotRoot: c.SlotRoot, SandboxInit: c.SandboxInit,
+		VerifyImages: c.ImagePolicy == imageVerify, MaxImageBytes: c.MaxImageBytes, SlotRoot: c.SlotRoot, SandboxInit: c.SandboxInit, Shim: c.Shim,
 	}
 }
 

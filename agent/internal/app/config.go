@@ -54,7 +54,7 @@ type Config struct {
 	CreateTimeout                                        time.Duration
 	MemoryBytes                                          int64
 	MaxDisk                                              runtime.DiskUsage
-	SlotRoot, SandboxInit                                string
+	SlotRoot, SandboxInit, Shim                          string
 	SlotsMin, SlotsMax                                   int
 }
 
@@ -68,7 +68,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ContainerdSocket, "containerd-socket", shared.DefaultSocket, "`path` of containerd's socket")
 	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", shared.DefaultNamespace, "containerd `namespace` of images and sandboxes")
 	fs.StringVar(&c.Snapshotter, "snapshotter", shared.DefaultSnapshotter, "containerd snapshotter of root file systems")
-	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "OCI runtime: runc, crun, runsc, kata, or a containerd runtime name")
+	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "runtime of sandboxes: fsb (a shim of Fast Sandbox), runc, crun, runsc, kata, or a containerd runtime name")
 	fs.StringVar(&c.LogRoot, "log-root", shared.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
 	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept for each sandbox")
 	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/fast-sandbox", "`directory` of the agent's own durable state, which lives as long as its Pod")
@@ -94,6 +94,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&c.MemoryBytes, "memory-limit-bytes", defaultMemoryBytes, "limit of the agent's own memory, in bytes, without its sandboxes; 0 is none")
 	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, on a file system without noexec; empty for no slots")
 	fs.StringVar(&c.SandboxInit, "sandbox-init", "/sandbox-init", "`path` of the binary that waits in slots")
+	fs.StringVar(&c.Shim, "shim", "/containerd-shim-fsb-v1", "`path` of the shim of the runtime handler fsb, which is installed below --slot-root")
 	fs.IntVar(&c.SlotsMax, "slots-max", -1, "maximum number of slots to keep started; -1 is one for each free capacity unit, 0 is none")
 	fs.IntVar(&c.SlotsMin, "slots-min", 0, "number of slots to keep even when the node is short of memory")
 	for flag, env := range map[string]string{

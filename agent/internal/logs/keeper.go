@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 const (
@@ -134,7 +134,7 @@ func (k *keeper) load(f *os.File) error {
 
 // punch frees the oldest part of the log.
 func (k *keeper) punch(f *os.File, size int64) error {
-	start, err := ctrd.TrimLog(f, size, k.max)
+	start, err := node.TrimLog(f, size, k.max)
 	k.hole = max(k.hole, start)
 	return err
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
@@ -270,7 +271,7 @@ func (r *Runtime) limit(s *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	return tree.Limit(shared.CgroupPath(s.Linux.CgroupsPath), s.Linux.Resources)
+	return tree.Limit(node.CgroupPath(s.Linux.CgroupsPath), s.Linux.Resources)
 }
 
 // boundCPU lowers a CPU limit to what the cgroup of a container can have.
@@ -279,7 +280,7 @@ func (r *Runtime) boundCPU(millis int64, cgroupsPath string) int64 {
 	if err != nil {
 		return millis
 	}
-	return tree.BoundCPU(millis, shared.CgroupPath(cgroupsPath))
+	return tree.BoundCPU(millis, node.CgroupPath(cgroupsPath))
 }
 
 // shimBinary returns the path of our shim on the host.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 // LimitOwnMemory bounds the memory of the agent's own container, and returns the bound in force, which is lower if the container
@@ -30,7 +31,7 @@ func (r *Runtime) LimitOwnMemory(ctx context.Context, bytes int64) (int64, error
 	if cgroup.Unified() {
 		parent, file = r.config.CgroupRoot, "memory.max"
 	}
-	parent = filepath.Join(parent, filepath.Dir(shared.CgroupPath(p.cgroup("agent"))))
+	parent = filepath.Join(parent, filepath.Dir(node.CgroupPath(p.cgroup("agent"))))
 	dir, err := cgroupOf(os.Getpid(), parent)
 	if err != nil {
 		return 0, err

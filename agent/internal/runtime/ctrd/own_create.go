@@ -3,7 +3,6 @@ package ctrd
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -86,13 +85,7 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 		return err
 	}
 	private := r.claimDir(c.ID)
-	if err := os.Mkdir(private, 0o700); err != nil {
-		if errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("creating container %s: %w", c.ID, errdefs.ErrAlreadyExists)
-		}
-		return fmt.Errorf("creating container %s: %w", c.ID, err)
-	}
-	anchor, err := r.shims.join(ctx, c.ID, p)
+	anchor, added, err := r.shims.join(ctx, c.ID, p)
 	if err != nil {
 		return err
 	}
@@ -116,11 +109,17 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	mounts, err := r.rootfs(held, record, img, reached)
+	if errdefs.IsAlreadyExists(err) && added {
+		r.shims.leave(c.ID) // it is another agent's
+	}
 	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
 		return err
+	}
+	if err := os.Mkdir(private, 0o700); err != nil {
+		return fmt.Errorf("creating container %s: %w", c.ID, err)
 	}
 	s := &slot{group: anchor, taken: true, chain: img.chain}
 	if s.root, err = detached(mounts); err != nil {

@@ -45,21 +45,24 @@ func newShims(c *client.Client, owner string, binary func() (string, error)) *sh
 	return &shims{client: c, owner: owner, binary: binary, of: map[string]string{}, members: map[string]int{}}
 }
 
-// join adds a container and returns its shim, which it starts if there is none with room for it. mu is held over that: others would need the same
-// shim.
-func (s *shims) join(ctx context.Context, id string, p *pod) (string, error) {
+// join adds a container, unless it is in a shim already, and returns its shim, which it starts if there is none with room for it. mu is held over
+// that: others would need the same shim.
+func (s *shims) join(ctx context.Context, id string, p *pod) (shim string, added bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if shim, ok := s.of[id]; ok {
+		return shim, false, nil
+	}
 	if n := s.members[s.current]; n == 0 || n >= shimSize {
 		anchor, err := s.start(ctx, p)
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
 		s.current = anchor
 	}
 	s.of[id] = s.current
 	s.members[s.current]++
-	return s.current, nil
+	return s.current, true, nil
 }
 
 // leave removes a container. Safe to repeat.

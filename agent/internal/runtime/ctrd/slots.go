@@ -171,7 +171,7 @@ func (r *Runtime) slotRecord(ctx context.Context, s *runtime.Slot, p *pod, rootf
 	record := containers.Container{ID: s.ID, Labels: s.Labels, Snapshotter: r.config.Snapshotter, SnapshotKey: s.ID}
 	var err error
 	if r.config.Handler.IsOwn() {
-		s.Group, err = r.shims.join(ctx, s.ID, p)
+		s.Group, _, err = r.shims.join(ctx, s.ID, p)
 		record.SandboxID = s.Group
 	} else {
 		s.Group = r.groups.join(s.ID, s.Group)

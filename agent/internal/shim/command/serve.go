@@ -29,8 +29,8 @@ const flushTime = 2 * time.Second
 
 // serve is the shim. It runs until containerd lets it go, which is when its anchor and all other containers are deleted.
 func (o *options) serve(ctx context.Context) error {
-	// A shim outlives who has started it, and ends only with its containers.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE, syscall.SIGTERM)
+	// A shim outlives who has started it, and ends only with its containers. Signals that it ignored would be ignored by them, too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming a reaper: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
-	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 // A container can print Rate bytes a second to its log, and Burst bytes at once. One that prints more waits: otherwise its output would take
@@ -187,7 +187,7 @@ func (s *Streams) copy(t target, limit *rate.Limiter) {
 // trimmer returns what frees the oldest part of a log that takes more than twice its bound: its agent, which trims it to the bound, does not
 // run then.
 func trimmer(log *os.File) func() {
-	raw, err := os.ReadFile(filepath.Join(filepath.Dir(log.Name()), ctrd.LimitFile))
+	raw, err := os.ReadFile(filepath.Join(filepath.Dir(log.Name()), node.LimitFile))
 	bound, parseErr := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
 	if err != nil || parseErr != nil || bound <= 0 {
 		return func() {}
@@ -200,7 +200,7 @@ func trimmer(log *os.File) func() {
 	return func() {
 		var st unix.Stat_t
 		if err := unix.Fstat(int(log.Fd()), &st); err == nil && st.Blocks*512 > 2*bound {
-			_, _ = ctrd.TrimLog(log, st.Size, bound)
+			_, _ = node.TrimLog(log, st.Size, bound)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
-	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
 
 // Annotations of a spec.
@@ -223,7 +223,7 @@ func (p *Plan) linux(s *specs.Spec) error {
 	if l.CgroupsPath == "" {
 		return unsupported("a spec without a cgroup")
 	}
-	p.Cgroup = ctrd.CgroupPath(l.CgroupsPath)
+	p.Cgroup = node.CgroupPath(l.CgroupsPath)
 	if !filepath.IsAbs(p.Cgroup) || filepath.Clean(p.Cgroup) != p.Cgroup || p.Cgroup == "/" {
 		return unsupported("the cgroup %q", l.CgroupsPath)
 	}
