@@ -206,6 +206,10 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 			return err
 		}
 	}
+	if sig == unix.SIGKILL && !t.unified {
+		// A process of a legacy cgroup that is frozen does not even end.
+		_ = write(filepath.Join(t.root, "freezer", path, "freezer.state"), "THAWED")
+	}
 	// Each round kills what the one before has missed because it was just being started.
 	for range 100 {
 		pids, err := t.Pids(path)
@@ -220,7 +224,7 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 		if sig != unix.SIGKILL {
 			return nil
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	return fmt.Errorf("killing the processes of cgroup %s: some are left", path)
 }
@@ -295,7 +299,7 @@ func removeAll(dir string) error {
 		if err = unix.Rmdir(dir); !errors.Is(err, unix.EBUSY) {
 			break
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil

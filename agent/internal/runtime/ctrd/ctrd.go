@@ -14,6 +14,7 @@
 package ctrd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -109,7 +110,7 @@ func New(cfg Config) *Runtime {
 	}
 	images, groups := newImageStore(cfg), newGroups()
 	roots := &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit, shim: cfg.Shim}
-	shims := newShims(cfg.Client, cfg.PodUID, roots.installShim)
+	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim)
 	return &Runtime{
 		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),

@@ -3,15 +3,27 @@
 package ctrd_test
 
 import (
+	"context"
+	"encoding/json"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/conformance"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
@@ -63,4 +75,187 @@ func TestOwnSlotConformance(t *testing.T) {
 			AwayImage: gone.Host + "/nope:1", UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot,
 		}
 	})
+}
+
+// started starts n sandboxes of our own shim that run until they are killed, every other one from a slot.
+func started(t *testing.T, s *containerd.Server, r *ctrd.Runtime, n int) []string {
+	t.Helper()
+	ids := make([]string, n)
+	for i := range ids {
+		b := box(t, s, i%2 == 1, containerd.Busybox, "sleep", "1000")
+		require.NoError(t, launch(t.Context(), r, b))
+		ids[i] = b.ID
+	}
+	return ids
+}
+
+// shimOf returns the anchor of a container, and the pid of its shim.
+func shimOf(t *testing.T, s *containerd.Server, id string) (anchor string, pid int) {
+	t.Helper()
+	info, err := s.Client.ContainerService().Get(t.Context(), id)
+	require.NoError(t, err)
+	require.True(t, identity.IsShimID(info.SandboxID), info.SandboxID)
+	resp, err := s.Client.TaskService().Get(t.Context(), &tasks.GetRequest{ContainerID: info.SandboxID})
+	require.NoError(t, err)
+	return info.SandboxID, int(resp.GetProcess().GetPid())
+}
+
+func states(t *testing.T, r *ctrd.Runtime) map[string]runtime.TaskState {
+	t.Helper()
+	found, err := r.List(t.Context(), map[string]string{identity.KeyManaged: "true"})
+	require.NoError(t, err)
+	out := map[string]runtime.TaskState{}
+	for _, f := range found {
+		out[f.ID] = f.Task
+	}
+	return out
+}
+
+// TestOwnShimsDeathEndsItsGroup kills a shim. containerd reports the end of its containers, and of no others.
+func TestOwnShimsDeathEndsItsGroup(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, own(t, s))
+	r.SetShimSize(2)
+	ids := started(t, s, r, 3)
+	anchor, pid := shimOf(t, s, ids[0])
+	same, _ := shimOf(t, s, ids[1])
+	other, _ := shimOf(t, s, ids[2])
+	require.Equal(t, anchor, same)
+	require.NotEqual(t, anchor, other)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
+	defer cancel()
+	for _, id := range ids[:2] {
+		exit, err := r.Wait(ctx, id)
+		if err == nil { // otherwise there is no task any more
+			require.EqualValues(t, 137, exit.Code)
+		}
+	}
+	require.Eventually(t, func() bool {
+		now := states(t, r)
+		return now[ids[0]] == runtime.TaskNone && now[ids[1]] == runtime.TaskNone
+	}, testkit.Timeout, testkit.Tick)
+	require.Equal(t, runtime.TaskRunning, states(t, r)[ids[2]])
+	next := started(t, s, r, 1) // a new shim, or the other one
+	for _, id := range append(ids, next...) {
+		require.NoError(t, r.Delete(t.Context(), id))
+	}
+}
+
+// TestOwnShimOutlivesContainerd restarts containerd, by force, while a shim has containers.
+func TestOwnShimOutlivesContainerd(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, own(t, s))
+	ids := started(t, s, r, 2)
+	s.Kill(t)
+	s.Up(t)
+	require.Eventually(t, func() bool {
+		_, err := r.List(t.Context(), map[string]string{identity.KeyManaged: "true"})
+		return err == nil
+	}, testkit.Timeout, testkit.Tick)
+	for _, id := range ids {
+		require.Equal(t, runtime.TaskRunning, states(t, r)[id])
+	}
+	require.NoError(t, r.Signal(t.Context(), ids[0], syscall.SIGKILL, false))
+	exit, err := r.Wait(t.Context(), ids[0])
+	require.NoError(t, err)
+	require.EqualValues(t, 137, exit.Code)
+	ids = append(ids, started(t, s, r, 1)...)
+	for _, id := range ids {
+		require.NoError(t, r.Delete(t.Context(), id))
+	}
+}
+
+// TestOwnShimsAreSwept: an agent that was killed may leave a shim without containers. Its next process ends it, and none that has some.
+func TestOwnShimsAreSwept(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	change := own(t, s)
+	first := newRuntime(t, s, change)
+	first.SetShimSize(1)
+	ids := started(t, s, first, 2)
+	empty, _ := shimOf(t, s, ids[0])
+	used, _ := shimOf(t, s, ids[1])
+	// As if the agent had been killed between the record and the shim.
+	require.NoError(t, first.Signal(t.Context(), ids[0], syscall.SIGKILL, true))
+	_, err := first.Wait(t.Context(), ids[0])
+	require.NoError(t, err)
+	_, err = s.Client.TaskService().Delete(t.Context(), &tasks.DeleteTaskRequest{ContainerID: ids[0]})
+	require.NoError(t, err)
+	require.NoError(t, s.Client.ContainerService().Delete(t.Context(), ids[0]))
+	next := newRuntime(t, s, change)
+	states(t, next)
+	_, err = s.Client.ContainerService().Get(t.Context(), empty)
+	require.True(t, errdefs.IsNotFound(err), "%v", err)
+	_, err = s.Client.ContainerService().Get(t.Context(), used)
+	require.NoError(t, err)
+	require.NoError(t, next.Delete(t.Context(), ids[0]))
+	require.NoError(t, next.Delete(t.Context(), ids[1]))
+	_, err = s.Client.ContainerService().Get(t.Context(), used)
+	require.True(t, errdefs.IsNotFound(err), "the last container takes its shim with it: %v", err)
+}
+
+// TestOwnTaskCalls are those that sandboxes do not need, and people with ctr do.
+func TestOwnTaskCalls(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, own(t, s))
+	id := started(t, s, r, 1)[0]
+	service := s.Client.TaskService()
+	_, err := service.Pause(t.Context(), &tasks.PauseTaskRequest{ContainerID: id})
+	require.NoError(t, err)
+	resp, err := service.Get(t.Context(), &tasks.GetRequest{ContainerID: id})
+	require.NoError(t, err)
+	require.Equal(t, "PAUSED", resp.GetProcess().GetStatus().String())
+	_, err = service.Resume(t.Context(), &tasks.ResumeTaskRequest{ContainerID: id})
+	require.NoError(t, err)
+	metrics, err := service.Metrics(t.Context(), &tasks.MetricsRequest{Filters: []string{"id==" + id}})
+	require.NoError(t, err)
+	require.Len(t, metrics.GetMetrics(), 1)
+	pids, err := service.ListPids(t.Context(), &tasks.ListPidsRequest{ContainerID: id})
+	require.NoError(t, err)
+	require.Len(t, pids.GetProcesses(), 1)
+	limit := int64(33)
+	limits, err := json.Marshal(&specs.LinuxResources{Pids: &specs.LinuxPids{Limit: &limit}})
+	require.NoError(t, err)
+	update := &tasks.UpdateTaskRequest{ContainerID: id, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: limits}}
+	_, err = service.Update(t.Context(), update)
+	require.NoError(t, err)
+	require.Equal(t, "33", cgroupFiles(t, s, id)["pids.max"])
+	_, err = service.Checkpoint(t.Context(), &tasks.CheckpointTaskRequest{ContainerID: id})
+	require.Error(t, err)
+	_, err = service.Pause(t.Context(), &tasks.PauseTaskRequest{ContainerID: id})
+	require.NoError(t, err)
+	require.NoError(t, r.Delete(t.Context(), id), "a frozen container")
+}
+
+// TestOwnRefusesOtherSpecs: a container that no agent has made is refused, and nothing of it is left.
+func TestOwnRefusesOtherSpecs(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, own(t, s))
+	id := started(t, s, r, 1)[0]
+	like, err := s.Client.ContainerService().Get(t.Context(), id)
+	require.NoError(t, err)
+	for name, change := range map[string]func(*specs.Spec){
+		"hooks":   func(s *specs.Spec) { s.Hooks = &specs.Hooks{} },
+		"no slot": func(s *specs.Spec) { s.Annotations = nil },
+	} {
+		var spec specs.Spec
+		require.NoError(t, json.Unmarshal(like.Spec.GetValue(), &spec))
+		change(&spec)
+		spec.Linux.CgroupsPath = s.CgroupParent + "/fsb-other"
+		raw, err := json.Marshal(&spec)
+		require.NoError(t, err)
+		_, err = s.Client.ContainerService().Create(t.Context(), containers.Container{
+			ID: "other", Runtime: like.Runtime, SandboxID: like.SandboxID, Spec: &anypb.Any{TypeUrl: like.Spec.GetTypeUrl(), Value: raw},
+		})
+		require.NoError(t, err)
+		_, err = s.Client.TaskService().Create(t.Context(), &tasks.CreateTaskRequest{ContainerID: "other"})
+		require.True(t, errdefs.IsInvalidArgument(errgrpc.ToNative(err)), "%s: %v", name, err)
+		require.NoError(t, s.Client.ContainerService().Delete(t.Context(), "other"))
+	}
+	require.NoError(t, r.Delete(t.Context(), id))
 }

@@ -26,6 +26,9 @@ import (
 // shimSize is how many containers share a shim. More would save memory, and lose more sandboxes with a shim.
 const shimSize = 32
 
+// noPod is the owner of the shims of an agent that is in no Pod.
+const noPod = "none"
+
 // shims has the containers of this process by shim of ours, from before they have a record until their task is about to be removed. A shim
 // without containers is never joined again, so that it can be ended safely.
 type shims struct {
@@ -34,6 +37,7 @@ type shims struct {
 	binary func() (string, error)
 	// owner is the agent's Pod.
 	owner string
+	size  int
 
 	mu      sync.Mutex
 	of      map[string]string // shim by container
@@ -42,7 +46,7 @@ type shims struct {
 }
 
 func newShims(c *client.Client, owner string, binary func() (string, error)) *shims {
-	return &shims{client: c, owner: owner, binary: binary, of: map[string]string{}, members: map[string]int{}}
+	return &shims{client: c, owner: owner, size: shimSize, binary: binary, of: map[string]string{}, members: map[string]int{}}
 }
 
 // join adds a container, unless it is in a shim already, and returns its shim, which it starts if there is none with room for it. mu is held over
@@ -53,7 +57,7 @@ func (s *shims) join(ctx context.Context, id string, p *pod) (shim string, added
 	if shim, ok := s.of[id]; ok {
 		return shim, false, nil
 	}
-	if n := s.members[s.current]; n == 0 || n >= shimSize {
+	if n := s.members[s.current]; n == 0 || n >= s.size {
 		anchor, err := s.start(ctx, p)
 		if err != nil {
 			return "", false, err

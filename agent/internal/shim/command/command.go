@@ -30,6 +30,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/task"
+	"github.com/fast-sandbox/fast-sandbox/internal/config"
 )
 
 // Name is the runtime's name.
@@ -74,7 +75,7 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	o.action, o.ttrpcAddress = flags.Arg(0), os.Getenv("TTRPC_ADDRESS")
+	o.action, o.ttrpcAddress = flags.Arg(0), config.Env("TTRPC_ADDRESS")
 	switch {
 	case o.version:
 		fmt.Println(Name) //nolint:forbidigo // the answer
@@ -130,7 +131,7 @@ func (o *options) start(ctx context.Context) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, self, "-namespace", o.namespace, "-id", o.id, "-address", o.address)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=2", "GOGC=40")
+	cmd.Env = append(cmd.Environ(), "GOMAXPROCS=2", "GOGC=40")
 	cmd.ExtraFiles = []*os.File{listener}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

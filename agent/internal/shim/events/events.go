@@ -80,7 +80,7 @@ func (p *Publisher) Run() {
 		p.mu.Unlock()
 		err := p.send(next)
 		if err != nil && !closed {
-			time.Sleep(retryTime)
+			<-time.After(retryTime)
 			continue
 		}
 		p.mu.Lock()

@@ -101,7 +101,9 @@ func flags(p *plan.Plan) uintptr {
 // destroy ends and removes all of a container that has no task, or whose task is deleted. Safe to repeat.
 func (s *Service) destroy(c *container) error {
 	if c.init != nil {
-		_ = c.init.Signal(unix.SIGKILL)
+		if err := s.kill(c); err != nil {
+			return err
+		}
 		<-c.init.Done()
 	}
 	if c.streams != nil {
@@ -114,6 +116,14 @@ func (s *Service) destroy(c *container) error {
 		return nil
 	}
 	return Remove(s.cgroups, c.plan.Cgroup)
+}
+
+// kill kills the container's processes, frozen or not. One that was not attached to its cgroup yet is killed as well.
+func (s *Service) kill(c *container) error {
+	if err := c.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return s.cgroups.Signal(c.plan.Cgroup, unix.SIGKILL)
 }
 
 // Remove kills what is left in the cgroup of a container, and removes it.

@@ -7,6 +7,7 @@ package task
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -21,7 +22,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
-	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -246,6 +246,8 @@ func (s *Service) Kill(_ context.Context, r *taskv3.KillRequest) (*emptypb.Empty
 	switch {
 	case c.init == nil:
 		err = s.killAnchor(c, sig)
+	case sig == unix.SIGKILL: // the first process takes all others with it
+		err = s.kill(c)
 	case r.GetAll():
 		err = s.cgroups.Signal(c.plan.Cgroup, sig)
 	default:
@@ -268,7 +270,7 @@ func (s *Service) killAnchor(anchor *container, sig syscall.Signal) error {
 	defer s.mu.Unlock()
 	for _, c := range s.containers {
 		if c != nil && c.init != nil {
-			_ = c.init.Signal(unix.SIGKILL)
+			_ = s.kill(c)
 		}
 	}
 	select {
@@ -381,7 +383,7 @@ func (s *Service) Update(_ context.Context, r *taskv3.UpdateTaskRequest) (*empty
 		return nil, err
 	}
 	var limits specs.LinuxResources
-	if err := typeurl.UnmarshalTo(r.GetResources(), &limits); err != nil {
+	if err := json.Unmarshal(r.GetResources().GetValue(), &limits); err != nil { // containerd sends no other form
 		return nil, errgrpc.ToGRPC(fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err))
 	}
 	err = plan.Supported(&limits)

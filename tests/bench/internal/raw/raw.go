@@ -52,6 +52,9 @@ func Like(ctx context.Context, client *containerd.Client, id, logs string) (*Run
 	if err != nil {
 		return nil, fmt.Errorf("finding image %s: %w", info.Image, err)
 	}
+	if path.IsAbs(info.Runtime.Name) { // our own shim, which starts nothing but sandboxes
+		info.Runtime = containers.RuntimeInfo{Name: "io.containerd.runc.v2"}
+	}
 	spec, err := Ungrouped(info.Spec.GetValue())
 	if err != nil {
 		return nil, fmt.Errorf("reading the spec of container %s: %w", id, err)
