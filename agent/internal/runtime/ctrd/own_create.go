@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
@@ -118,28 +119,36 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	if err != nil {
 		return err
 	}
+	started, err := r.startClaimed(held, c, private, img.chain, mounts, request, reached)
+	if err != nil {
+		return err
+	}
+	r.pending.put(c.ID, &pendingStart{slot: started, command: request.Args[0]})
+	return nil
+}
+
+// startClaimed starts sandbox-init for the record of c, and sends it the claim. The caller closes what it returns.
+func (r *Runtime) startClaimed(ctx context.Context, c runtime.Container, private, chain string, mounts []mount.Mount, request *claim.Claim, reached func(runtime.Stage)) (s *slot, err error) {
 	if err := os.Mkdir(private, 0o700); err != nil {
-		return fmt.Errorf("creating container %s: %w", c.ID, err)
+		return nil, fmt.Errorf("creating container %s: %w", c.ID, err)
 	}
-	s := &slot{group: anchor, taken: true, chain: img.chain}
+	s = &slot{taken: true, chain: chain}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	if s.root, err = detached(mounts); err != nil {
-		return err
+		return nil, err
 	}
-	if err := r.createTask(held, c.ID, c.LogPath, nil, nil, layout.InitPath); err != nil {
-		s.close()
-		return err
+	if err := r.createTask(ctx, c.ID, c.LogPath, nil, nil, layout.InitPath); err != nil {
+		return nil, err
 	}
 	reached(runtime.StageTask)
-	if s.conn, err = claim.Await(held, filepath.Join(private, claim.SocketName)); err != nil {
-		s.close()
-		return classify(err, "connecting to container %s", c.ID)
+	if s.conn, err = claim.Await(ctx, filepath.Join(private, claim.SocketName)); err != nil {
+		return nil, classify(err, "connecting to container %s", c.ID)
 	}
-	if err := r.sendClaim(held, s, request); err != nil {
-		s.close()
-		return ownFault(err, c.ID, request.Args[0])
-	}
-	r.pending.put(c.ID, &pendingStart{slot: s, command: request.Args[0]})
-	return nil
+	return s, ownFault(r.sendClaim(ctx, s, request), c.ID, request.Args[0])
 }
 
 func (r *Runtime) sendClaim(ctx context.Context, s *slot, request *claim.Claim) error {

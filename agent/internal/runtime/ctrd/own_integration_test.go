@@ -128,7 +128,7 @@ func TestOwnShimsDeathEndsItsGroup(t *testing.T) {
 	defer cancel()
 	for _, id := range ids[:2] {
 		exit, err := r.Wait(ctx, id)
-		if err == nil { // otherwise there is no task any more
+		if err == nil { // otherwise containerd has removed the task
 			require.EqualValues(t, 137, exit.Code)
 		}
 	}

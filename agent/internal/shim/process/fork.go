@@ -45,8 +45,7 @@ type reply struct {
 	err     error
 }
 
-// NewStarter returns a Starter. Its thread runs until the program ends, because a process can be told to end with the thread that has started
-// it. No other part of the program may wait for children.
+// NewStarter returns a Starter. Its thread runs until the program ends. No other part of the program may wait for children.
 func NewStarter() *Starter {
 	s := &Starter{requests: make(chan request), exits: newExits()}
 	go s.run()

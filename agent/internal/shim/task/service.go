@@ -7,7 +7,6 @@ package task
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -22,7 +21,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -314,102 +312,6 @@ func (s *Service) Delete(_ context.Context, r *taskv3.DeleteRequest) (*taskv3.De
 		s.publish("/tasks/delete", &eventtypes.TaskDelete{ContainerID: c.id, Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)})
 	}
 	return &taskv3.DeleteResponse{Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)}, nil
-}
-
-// Pids implements the Task API.
-func (s *Service) Pids(_ context.Context, r *taskv3.PidsRequest) (*taskv3.PidsResponse, error) {
-	c, err := s.get(r.GetID(), "")
-	if err != nil {
-		return nil, err
-	}
-	pids := []int{os.Getpid()}
-	if c.init != nil {
-		if pids, err = s.cgroups.Pids(c.plan.Cgroup); err != nil {
-			return nil, errgrpc.ToGRPC(err)
-		}
-	}
-	out := &taskv3.PidsResponse{}
-	for _, pid := range pids {
-		out.Processes = append(out.Processes, &task.ProcessInfo{Pid: uint32(pid)})
-	}
-	return out, nil
-}
-
-// Pause implements the Task API.
-func (s *Service) Pause(ctx context.Context, r *taskv3.PauseRequest) (*emptypb.Empty, error) {
-	return s.freeze(ctx, r.GetID(), true)
-}
-
-// Resume implements the Task API.
-func (s *Service) Resume(ctx context.Context, r *taskv3.ResumeRequest) (*emptypb.Empty, error) {
-	return s.freeze(ctx, r.GetID(), false)
-}
-
-func (s *Service) freeze(ctx context.Context, id string, stop bool) (*emptypb.Empty, error) {
-	c, err := s.running(id)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.cgroups.Freeze(ctx, c.plan.Cgroup, stop); err != nil {
-		return nil, errgrpc.ToGRPC(err)
-	}
-	c.mu.Lock()
-	c.paused = stop
-	c.mu.Unlock()
-	if stop {
-		s.publish("/tasks/paused", &eventtypes.TaskPaused{ContainerID: c.id})
-	} else {
-		s.publish("/tasks/resumed", &eventtypes.TaskResumed{ContainerID: c.id})
-	}
-	return &emptypb.Empty{}, nil
-}
-
-// running returns a container whose process runs.
-func (s *Service) running(id string) (*container, error) {
-	c, err := s.get(id, "")
-	if err != nil {
-		return nil, err
-	}
-	if c.init == nil || c.init.Ended() {
-		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s has no process that runs: %w", id, errdefs.ErrFailedPrecondition))
-	}
-	return c, nil
-}
-
-// Update implements the Task API.
-func (s *Service) Update(_ context.Context, r *taskv3.UpdateTaskRequest) (*emptypb.Empty, error) {
-	c, err := s.running(r.GetID())
-	if err != nil {
-		return nil, err
-	}
-	var limits specs.LinuxResources
-	if err := json.Unmarshal(r.GetResources().GetValue(), &limits); err != nil { // containerd sends no other form
-		return nil, errgrpc.ToGRPC(fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err))
-	}
-	err = plan.Supported(&limits)
-	if err == nil {
-		err = s.cgroups.Limit(c.plan.Cgroup, &limits)
-	}
-	if err != nil {
-		return nil, errgrpc.ToGRPC(err)
-	}
-	return &emptypb.Empty{}, nil
-}
-
-// Stats implements the Task API.
-func (s *Service) Stats(_ context.Context, r *taskv3.StatsRequest) (*taskv3.StatsResponse, error) {
-	c, err := s.get(r.GetID(), "")
-	if err != nil {
-		return nil, err
-	}
-	if c.init == nil {
-		return nil, errgrpc.ToGRPC(fmt.Errorf("the figures of an anchor: %w", errdefs.ErrNotImplemented))
-	}
-	stats, err := s.cgroups.Stats(c.plan.Cgroup)
-	if err != nil {
-		return nil, errgrpc.ToGRPC(err)
-	}
-	return &taskv3.StatsResponse{Stats: stats}, nil
 }
 
 // CloseIO implements the Task API.

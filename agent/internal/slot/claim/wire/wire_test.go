@@ -1,6 +1,7 @@
 package wire_test
 
 import (
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,5 +156,40 @@ func TestLargeListsAreRefusedAtOnce(t *testing.T) {
 			})
 			require.Less(t, used, uint64(1<<20))
 		})
+	}
+}
+
+func TestSetupRoundTrip(t *testing.T) {
+	score := int32(-5)
+	want := &wire.Setup{
+		Hostname: "slot", Loopback: true, Masked: []string{"/proc/kcore"}, Readonly: []string{"/proc/sys", "/proc/bus"},
+		Mounts: []wire.SetupMount{
+			{Destination: "/fsb", FD: 1}, {Destination: "/dev", Type: "tmpfs", Data: "mode=755", Flags: 1 << 40}, {Destination: "/proc", Type: "proc", Flags: 14},
+		},
+		Devices: []uint32{1, 2, 3, 4, 5, 6}, Capabilities: wire.Capabilities{Bounding: 1, Effective: 2, Permitted: 3, Inheritable: 4, Ambient: 5},
+		Rlimits: []wire.Rlimit{{Resource: 7, Soft: 1, Hard: 2}}, OOMScoreAdj: &score,
+	}
+	raw, err := wire.EncodeSetup(want)
+	require.NoError(t, err)
+	got, err := wire.DecodeSetup(string(raw))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	for cut := range raw {
+		_, _ = wire.DecodeSetup(string(raw[:cut])) // it does not panic
+	}
+}
+
+func TestInvalidSetups(t *testing.T) {
+	for name, s := range map[string]*wire.Setup{
+		"a long host name":         {Hostname: strings.Repeat("x", 65)},
+		"a relative mount point":   {Mounts: []wire.SetupMount{{Destination: "proc"}}},
+		"a zero byte in an option": {Mounts: []wire.SetupMount{{Destination: "/p", Data: "a\x00b"}}},
+		"some devices":             {Devices: []uint32{1}},
+		"a relative path":          {Masked: []string{"proc"}},
+		"too many limits":          {Rlimits: make([]wire.Rlimit, 17)},
+		"too many mounts":          {Readonly: slices.Repeat([]string{"/a"}, wire.MaxMounts+1)},
+	} {
+		_, err := wire.EncodeSetup(s)
+		require.Error(t, err, name)
 	}
 }

@@ -1,0 +1,108 @@
+package process_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
+)
+
+// run starts a shell that prints to a pipe, and returns what it prints with its process.
+func run(t *testing.T, s *process.Starter, spec process.Spec, script string) (string, *process.Process) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	null, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer null.Close()
+	spec.Path, spec.Args, spec.Files = "/bin/sh", []string{"sh", "-c", script}, []*os.File{null, w, w}
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
+	defer cancel()
+	p, err := s.Start(ctx, &spec)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	var out strings.Builder
+	buffer := make([]byte, 1024)
+	for {
+		n, err := r.Read(buffer)
+		out.Write(buffer[:n])
+		if err != nil {
+			break
+		}
+	}
+	<-p.Done()
+	return out.String(), p
+}
+
+// The Starter of this package's tests: it waits for all children of the program.
+func TestStarter(t *testing.T) {
+	s := process.NewStarter()
+	t.Run("exit codes", func(t *testing.T) {
+		for script, want := range map[string]uint32{"exit 0": 0, "exit 42": 42, "kill -TERM $$": 128 + 15} {
+			_, p := run(t, s, process.Spec{}, script)
+			code, at := p.Exit()
+			require.Equal(t, want, code, script)
+			require.False(t, at.IsZero())
+			require.True(t, p.Ended())
+			require.ErrorIs(t, p.Signal(unix.SIGKILL), os.ErrProcessDone)
+			p.Close()
+		}
+	})
+	t.Run("a session of its own, and no signal is ignored", func(t *testing.T) {
+		out, p := run(t, s, process.Spec{}, `grep SigIgn /proc/self/status; [ "$(cut -d' ' -f6 /proc/$$/stat)" = $$ ] && echo leader`)
+		require.Contains(t, out, "SigIgn:\t0000000000000000")
+		require.Contains(t, out, "leader")
+		p.Close()
+	})
+	t.Run("namespaces", func(t *testing.T) {
+		require.Zero(t, os.Geteuid(), "namespaces need root: run these tests as root")
+		out, p := run(t, s, process.Spec{Flags: unix.CLONE_NEWPID | unix.CLONE_NEWUTS}, "hostname inside; hostname; echo $$")
+		require.Equal(t, "inside\n1\n", out)
+		name, err := os.Hostname()
+		require.NoError(t, err)
+		require.NotEqual(t, "inside", name)
+		p.Close()
+	})
+	t.Run("the network of another", func(t *testing.T) {
+		own, err := os.Readlink("/proc/self/ns/net")
+		require.NoError(t, err)
+		other := make(chan string)
+		go func() {
+			out, p := run(t, s, process.Spec{Flags: unix.CLONE_NEWNET}, "readlink /proc/self/ns/net; sleep 0.3")
+			p.Close()
+			other <- out
+		}()
+		require.NotEqual(t, own+"\n", <-other)
+		out, p := run(t, s, process.Spec{Network: "/proc/self/ns/net"}, "readlink /proc/self/ns/net")
+		require.Equal(t, own+"\n", out)
+		p.Close()
+		_, err = s.Start(t.Context(), &process.Spec{Path: "/bin/true", Args: []string{"true"}, Network: "/nowhere"})
+		require.ErrorIs(t, err, os.ErrNotExist)
+	})
+	t.Run("many at once", func(t *testing.T) {
+		done := make(chan uint32)
+		for range 30 {
+			go func() {
+				_, p := run(t, s, process.Spec{}, "exit 7")
+				code, _ := p.Exit()
+				p.Close()
+				done <- code
+			}()
+		}
+		for range 30 {
+			require.EqualValues(t, 7, <-done)
+		}
+	})
+	t.Run("no program", func(t *testing.T) {
+		_, err := s.Start(t.Context(), &process.Spec{Path: "/nowhere", Args: []string{"x"}})
+		require.ErrorIs(t, err, syscall.ENOENT)
+	})
+}
