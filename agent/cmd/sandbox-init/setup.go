@@ -129,7 +129,7 @@ func mountSlot(m wire.SetupMount, devices []uint32) *wire.Failure {
 		return nil
 	}
 	if m.Destination != "/dev" && hasPrefix(m.Destination, "/dev/") {
-		if err := unix.Mkdir(target, 0o755); err != nil && err != unix.EEXIST { //nolint:errorlint // an errno
+		if err := unix.Mkdir(target, 0o755); err != nil && err != unix.EEXIST {
 			return failed(wire.StageMount, err, m.Destination)
 		}
 	}
@@ -176,7 +176,7 @@ func fillDev(devices []uint32) *wire.Failure {
 // makeReadonly mounts a path, if it exists, over itself, read-only.
 func makeReadonly(path string) error {
 	if err := unix.Mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		if err == unix.ENOENT { //nolint:errorlint // an errno
+		if err == unix.ENOENT {
 			return nil
 		}
 		return err
@@ -188,7 +188,7 @@ func makeReadonly(path string) error {
 // mask hides a path, if it exists: a file behind /dev/null, a directory behind an empty one.
 func mask(path string) error {
 	err := unix.Mount("/dev/null", path, "", unix.MS_BIND, "")
-	switch err { //nolint:errorlint // an errno
+	switch err {
 	case unix.ENOENT:
 		return nil
 	case unix.ENOTDIR:

@@ -12,7 +12,7 @@ import (
 // CgroupPrefix begins the name of every sandbox's cgroup, which ends in the container's id.
 const CgroupPrefix = "fsb-"
 
-// LimitFile, beside a log, has the number of bytes of output that the agent keeps, in decimal.
+// LimitFile is the name of a file beside a log. It has the number of bytes of output that the agent keeps, in decimal.
 const LimitFile = "limit"
 
 const trimBlock = 4096

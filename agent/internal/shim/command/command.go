@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string) error {
 	o.action, o.ttrpcAddress = flags.Arg(0), config.Env("TTRPC_ADDRESS")
 	switch {
 	case o.version:
-		fmt.Println(Name) //nolint:forbidigo // the answer
+		fmt.Println(Name)
 		return nil
 	case o.info:
 		return answer(&types.RuntimeInfo{Name: Name, Version: &types.RuntimeVersion{Version: strconv.Itoa(version)}})
