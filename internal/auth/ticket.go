@@ -27,7 +27,7 @@ type Ticket struct {
 	AgentUID   string `json:"agentUID"`
 	SandboxUID string `json:"sandboxUID"`
 	Attempt    int64  `json:"attempt"`
-	// Expires is when the ticket ends. A stream that has begun goes on.
+	// Expires is when the ticket ends. A stream that has begun continues.
 	Expires time.Time `json:"expires"`
 }
 

@@ -110,7 +110,7 @@ func TestCertificatesAreOfOneSide(t *testing.T) {
 	}
 }
 
-// TestAgentCertificateIsReplaced: a running agent serves a new certificate to the next connection, and goes on with the streams of the
+// TestAgentCertificateIsReplaced: a running agent serves a new certificate to the next connection, and continues the streams of the
 // earlier ones.
 func TestAgentCertificateIsReplaced(t *testing.T) {
 	ca := pki.New(t)

@@ -243,7 +243,7 @@ func (m *mesh) orphan(name string, owner metav1.OwnerReference) *corev1.ConfigMa
 
 var absent = metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "absent", UID: "absent"}
 
-// observe runs a garbage collector that observes. It goes on until collect.
+// observe runs a garbage collector that observes. It runs until collect.
 func (m *mesh) observe() {
 	m.orphan("orphan", absent)
 	for _, c := range m.startCollector("--mode=observe") {

@@ -48,12 +48,11 @@ func accept(path string) (int, error) {
 	return -1, err
 }
 
-// trusted reports whether the peer is root and not a process of this slot: the kernel reports pid 0 for a process outside the PID namespace,
-// and the overflow uid for root outside of the user namespace.
+// trusted reports whether the peer is root and not a process of this slot: the kernel reports pid 0 for a process outside
+// the PID namespace.
 func trusted(fd int) bool {
-	const overflow = 65534
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	return err == nil && (peer.Uid == 0 || peer.Uid == overflow) && peer.Pid == 0
+	return err == nil && peer.Uid == 0 && peer.Pid == 0
 }
 
 // claim sends hello and reads the claim. The file descriptors are the root's and those of the claim's mounts.

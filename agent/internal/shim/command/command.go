@@ -219,7 +219,7 @@ func (o *options) delete() error {
 		}
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err) // containerd shows it, and goes on
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err) // containerd logs it
 	}
 	return answer(&taskv3.DeleteResponse{ExitStatus: 128 + uint32(unix.SIGKILL), ExitedAt: timestamppb.New(time.Now())})
 }

@@ -41,7 +41,7 @@ func TestLog(t *testing.T) {
 	_, err = files[1].WriteString("out\n")
 	require.NoError(t, err)
 	require.NoError(t, files[1].Close())
-	_, err = files[2].WriteString("err\n") // stderr goes on when stdout has ended
+	_, err = files[2].WriteString("err\n") // stderr continues after stdout has ended
 	require.NoError(t, err)
 	require.NoError(t, files[2].Close())
 	s.Drained(t.Context())

@@ -53,7 +53,7 @@ func newCertificates(cfg Config) *certificates {
 // secretName returns the name of the Secret with the certificate of an agent.
 func secretName(pod string) string { return pod + "-tls" }
 
-// keep renews the certificates of a pool's agents that are due, and returns the time after which to look again. It goes on after an error
+// keep renews the certificates of a pool's agents that are due, and returns the time after which to look again. It continues after an error
 // with one.
 func (c *certificates) keep(ctx context.Context, i *inventory) (time.Duration, error) {
 	if c.config.Injection.Insecure {

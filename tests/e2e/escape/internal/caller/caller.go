@@ -76,7 +76,7 @@ func (c *gateway) send(ctx context.Context, token, method, path string, body io.
 	defer func() { _ = resp.Body.Close() }()
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if len(raw) > 0 {
-		err = nil // a stream goes on
+		err = nil // a stream continues
 	}
 	return answer{resp.StatusCode, string(raw)}, err
 }

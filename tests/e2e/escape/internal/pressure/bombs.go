@@ -24,7 +24,7 @@ const (
 	logBytes  = 16 << 20
 )
 
-// bombSeconds is how long a bomb goes on if it is not ended, longer than it is measured.
+// bombSeconds is how long a bomb runs if it is not ended, longer than it is measured.
 const bombSeconds = 60
 
 // endTime is how long the agent may take to find that a sandbox has taken too much disk.
