@@ -90,7 +90,7 @@ func makeRoot(s *wire.Setup) *wire.Failure {
 	}
 	// The host's /proc is still there: in a user namespace the kernel permits a new one only beside it.
 	for _, m := range s.Mounts {
-		if failure := mountSlot(m, s.Devices); failure != nil {
+		if failure := mountSlot(m); failure != nil {
 			return failure
 		}
 	}
@@ -120,7 +120,7 @@ func makeRoot(s *wire.Setup) *wire.Failure {
 }
 
 // mountSlot makes one mount of a Setup. The working directory is the root.
-func mountSlot(m wire.SetupMount, devices []uint32) *wire.Failure {
+func mountSlot(m wire.SetupMount) *wire.Failure {
 	target := m.Destination[1:]
 	if m.Type == "" {
 		if err := unix.MoveMount(descriptor(m.FD), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
@@ -137,29 +137,21 @@ func mountSlot(m wire.SetupMount, devices []uint32) *wire.Failure {
 		return failed(wire.StageMount, err, m.Destination)
 	}
 	if m.Destination == "/dev" {
-		return fillDev(devices)
+		return fillDev()
 	}
 	return nil
 }
 
-// fillDev makes the nodes and links of a container's /dev, or attaches the nodes that came with the setup: a user namespace cannot make any.
-func fillDev(devices []uint32) *wire.Failure {
-	for i, d := range wire.Devices() {
-		path := "dev/" + d.Name
-		var err error
-		if len(devices) == 0 {
-			unix.Umask(0)
-			err = unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(d.Major, d.Minor)))
-			unix.Umask(0o022)
-		} else {
-			var fd int
-			if fd, err = unix.Open(path, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o666); err == nil {
-				_ = unix.Close(fd)
-				err = unix.MoveMount(descriptor(devices[i]), "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
-			}
-		}
-		if err != nil {
-			return failed(wire.StageMount, err, "/"+path)
+// fillDev makes the nodes and links of a container's /dev.
+func fillDev() *wire.Failure {
+	unix.Umask(0)
+	defer unix.Umask(0o022)
+	for _, d := range [...]struct {
+		name         string
+		major, minor uint32
+	}{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}} {
+		if err := unix.Mknod("dev/"+d.name, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {
+			return failed(wire.StageMount, err, "/dev/"+d.name)
 		}
 	}
 	for _, link := range [...][2]string{

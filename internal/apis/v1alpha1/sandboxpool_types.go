@@ -16,7 +16,7 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Maximum=1000
 	// +optional
 	MaxSandboxesPerPod int32 `json:"maxSandboxesPerPod,omitempty"`
-	// runtimeHandler is the runtime of the pool's sandboxes: fsb (a shim of Fast Sandbox, which needs containerd 1.7), runc, crun, runsc,
+	// runtimeHandler is the runtime of the pool's sandboxes: fsb (a shim of Fast Sandbox, tested with containerd 2.4), runc, crun, runsc,
 	// kata, or a containerd runtime name.
 	// +kubebuilder:default=runc
 	// +kubebuilder:validation:MaxLength=128

@@ -1,4 +1,4 @@
-// Package command is the command line by which containerd 1.7 and later execute a shim: start, delete, -info, and the shim itself. containerd's
+// Package command is the command line by which containerd executes a shim: start, delete, -info, and the shim itself. containerd's
 // own package for that, pkg/shim, speaks only the newest form of it, and takes more memory and more time to start.
 package command
 
@@ -140,7 +140,7 @@ func (o *options) start(ctx context.Context) error {
 	if err := place(cmd.Process.Pid, p.ShimCgroup); err != nil {
 		return errors.Join(err, cmd.Process.Kill())
 	}
-	// Every version of containerd understands this form.
+	// The older form, which newer versions of containerd understand as well.
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{"version": version, "address": address, "protocol": "ttrpc"})
 }
 

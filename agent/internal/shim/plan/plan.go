@@ -62,8 +62,6 @@ type Bind struct {
 	Source string
 	// Attributes are MOUNT_ATTR_*.
 	Attributes uint64
-	// Private is the directory for the claim's socket, to which sandbox-init writes.
-	Private bool
 }
 
 // Parse reads a spec. The error is errdefs.ErrInvalidArgument, and names what the runtime cannot do.
@@ -134,7 +132,7 @@ func (p *Plan) process(s *specs.Spec) error {
 		return unsupported("a spec without the annotation %s", RootAnnotation)
 	}
 	if dir := s.Annotations[PrivateAnnotation]; dir != "" {
-		p.bind(Bind{Source: dir, Attributes: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC, Private: true}, layout.PrivateDir)
+		p.bind(Bind{Source: dir, Attributes: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}, layout.PrivateDir)
 	}
 	return nil
 }
@@ -199,7 +197,7 @@ func (p *Plan) file(m specs.Mount) error {
 	destination := m.Destination
 	switch {
 	case destination == layout.PrivateDir:
-		p.bind(Bind{Source: m.Source, Attributes: attributes(m.Options), Private: true}, destination)
+		p.bind(Bind{Source: m.Source, Attributes: attributes(m.Options)}, destination)
 		return nil
 	case filepath.Dir(destination) == "/etc" && slices.Contains(layout.RootFiles(), filepath.Base(destination)):
 		destination = layout.File(destination)

@@ -59,7 +59,7 @@ func TestPlan(t *testing.T) {
 	require.False(t, p.OwnNetwork)
 	require.Equal(t, "/slots/1", p.Root)
 	require.Equal(t, []plan.Bind{
-		{Source: "/logs/c/claim", Attributes: wire.NoSUID | wire.NoDev | wire.NoExec, Private: true},
+		{Source: "/logs/c/claim", Attributes: wire.NoSUID | wire.NoDev | wire.NoExec},
 		{Source: "/pod/hosts", Attributes: wire.ReadOnly | wire.NoSUID},
 	}, p.Binds)
 	require.Equal(t, []wire.SetupMount{

@@ -8,8 +8,6 @@ type Setup struct {
 	Hostname string
 	// Mounts are made in this order, below the root.
 	Mounts []SetupMount
-	// Devices are the descriptors of the device nodes, by the order of Devices(); none if init makes the nodes itself.
-	Devices []uint32
 	// Masked are hidden and Readonly are not writable, if they exist.
 	Masked, Readonly []string
 	// Loopback brings up the loopback interface of a network namespace of its own.
@@ -35,21 +33,9 @@ type SetupMount struct {
 // SetupFD is the descriptor of the socket to the shim.
 const SetupFD = 3
 
-// A Device is a device node of every container.
-type Device struct {
-	Name         string
-	Major, Minor uint32
-}
-
-// Devices returns the device nodes of every container, which any user may open.
-func Devices() []Device {
-	return []Device{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}}
-}
-
 const (
 	tagSetupHostname     = critical | 1
 	tagSetupMount        = critical | 2
-	tagSetupDevices      = critical | 3
 	tagSetupMasked       = critical | 4
 	tagSetupReadonly     = critical | 5
 	tagSetupLoopback     = critical | 6
@@ -78,11 +64,6 @@ func EncodeSetup(s *Setup) ([]byte, error) {
 		e = appendField(e, tagMountFlags, string(appendUint64(nil, m.Flags)))
 		b = appendField(b, tagSetupMount, string(e))
 	}
-	var devices []byte
-	for _, d := range s.Devices {
-		devices = appendUint32(devices, d)
-	}
-	b = appendField(b, tagSetupDevices, string(devices))
 	for _, p := range s.Masked {
 		b = appendField(b, tagSetupMasked, p)
 	}
@@ -121,13 +102,6 @@ func (s *Setup) decode(t tag, value string) (bool, error) {
 		s.Hostname = value
 	case tagSetupMount:
 		return true, s.decodeMount(value)
-	case tagSetupDevices:
-		if len(value)%4 != 0 || len(value) > 4*len(Devices()) {
-			return true, malformed("the devices are too many, or cut off")
-		}
-		for ; len(value) > 0; value = value[4:] {
-			s.Devices = append(s.Devices, parseUint32(value))
-		}
 	case tagSetupMasked, tagSetupReadonly:
 		list := &s.Masked
 		if t == tagSetupReadonly {
@@ -190,9 +164,6 @@ func (s *Setup) validate() error {
 	}
 	if len(s.Mounts) > MaxMounts || len(s.Masked) > MaxMounts || len(s.Readonly) > MaxMounts {
 		return tooManyMounts()
-	}
-	if len(s.Devices) != 0 && len(s.Devices) != len(Devices()) {
-		return malformed("some devices are missing")
 	}
 	if len(s.Rlimits) > maxRlimits {
 		return tooManyRlimits()
