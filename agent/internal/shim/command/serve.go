@@ -46,6 +46,10 @@ func (o *options) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	starter, err := process.NewStarter()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	publisher := events.New(o.namespace, o.ttrpcAddress)
@@ -56,7 +60,7 @@ func (o *options) serve(ctx context.Context) error {
 	}()
 	empty := make(chan struct{})
 	service := task.New(task.Config{
-		Cgroups: cgroups, Starter: process.NewStarter(), Publish: publisher.Publish, Empty: sync.OnceFunc(func() { close(empty) }),
+		Cgroups: cgroups, Starter: starter, Publish: publisher.Publish, Empty: sync.OnceFunc(func() { close(empty) }),
 	})
 	server, err := ttrpc.NewServer(ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()))
 	if err != nil {

@@ -45,12 +45,16 @@ type reply struct {
 	err     error
 }
 
-// NewStarter returns a Starter. Its thread runs until the program ends. No other part of the program may wait for children.
-func NewStarter() *Starter {
+// NewStarter returns a Starter. Its thread runs until the program ends. No other part of the program may wait for children, and the
+// program ignores no signal from now on.
+func NewStarter() (*Starter, error) {
+	if err := stopIgnoring(); err != nil {
+		return nil, err
+	}
 	s := &Starter{requests: make(chan request), exits: newExits()}
 	go s.run()
 	go s.exits.reap()
-	return s
+	return s, nil
 }
 
 // Start starts a process.
