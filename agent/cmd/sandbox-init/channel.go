@@ -15,11 +15,15 @@ const keptFD = 3
 var errAbandoned = &wire.Failure{Stage: wire.StageClaim, Detail: "abandoned"}
 
 // channel is the connection to the agent.
-type channel struct{ fd int }
+type channel struct {
+	fd int
+	// users is the user namespace of this process, for the hello; below zero if it is the host's.
+	users int
+}
 
 // accept waits for the agent and refuses other processes: the agent is root, outside the slot. Then it removes the socket.
 // All calls here are blocking system calls that the Go runtime knows of, so that its other threads can sleep.
-func accept(path string) (int, error) {
+func accept(path string, mapped bool) (int, error) {
 	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -37,7 +41,7 @@ func accept(path string) (int, error) {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
 			err = nil
 		case err != nil:
-		case !trusted(fd):
+		case !trusted(fd, mapped):
 			_ = unix.Close(fd)
 		default:
 			_ = unix.Unlink(path)
@@ -48,16 +52,24 @@ func accept(path string) (int, error) {
 	return -1, err
 }
 
-// trusted reports whether the peer is root and not a process of this slot: the kernel reports pid 0 for a process outside
-// the PID namespace.
-func trusted(fd int) bool {
+// overflowID is what the kernel reports for a user who has no id in this user namespace (/proc/sys/kernel/overflowuid, whose value is not
+// changed in practice).
+const overflowID = 65534
+
+// trusted reports whether the peer is the host's root and not a process of this slot: the kernel reports pid 0 for a process outside the PID
+// namespace. mapped: the host's root has no id here.
+func trusted(fd int, mapped bool) bool {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	return err == nil && peer.Uid == 0 && peer.Pid == 0
+	root := uint32(0)
+	if mapped {
+		root = overflowID
+	}
+	return err == nil && peer.Uid == root && peer.Pid == 0
 }
 
 // claim sends hello and reads the claim. The file descriptors are the root's and those of the claim's mounts.
 func (c *channel) claim() (*wire.Claim, []int, *wire.Failure) {
-	if !c.write(wire.TypeHello, wire.EncodeHello(wire.Version)) {
+	if !c.hello() {
 		return nil, nil, errAbandoned
 	}
 	rights := make([]byte, unix.CmsgSpace((wire.MaxMounts+1)*4))
@@ -91,17 +103,28 @@ func (c *channel) ready() bool {
 // fail reports to the agent why there will be no sandbox.
 func (c *channel) fail(f *wire.Failure) { c.write(wire.TypeFailure, wire.EncodeFailure(f)) }
 
-func (c *channel) write(t wire.Type, payload []byte) bool {
-	b := wire.Frame(t, payload)
+// hello sends the version of the protocol, with the user namespace if there is one: the agent shows the image's files as this one's.
+func (c *channel) hello() bool {
+	var rights []byte
+	if c.users >= 0 {
+		rights = unix.UnixRights(c.users)
+		defer func() { _ = unix.Close(c.users) }()
+	}
+	return c.send(wire.Frame(wire.TypeHello, wire.EncodeHello(wire.Version)), rights)
+}
+
+func (c *channel) write(t wire.Type, payload []byte) bool { return c.send(wire.Frame(t, payload), nil) }
+
+func (c *channel) send(b, rights []byte) bool {
 	for len(b) > 0 {
-		n, err := unix.SendmsgN(c.fd, b, nil, nil, unix.MSG_NOSIGNAL)
+		n, err := unix.SendmsgN(c.fd, b, rights, nil, unix.MSG_NOSIGNAL)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
 			return false
 		}
-		b = b[n:]
+		b, rights = b[n:], nil
 	}
 	return true
 }

@@ -88,6 +88,19 @@ func prepare(c *wire.Claim) *wire.Failure {
 	return nil
 }
 
+func adjustOOMScore(score int) *wire.Failure {
+	const path = "/proc/self/oom_score_adj"
+	value := strconv.Itoa(score)
+	// An unchanged value is not written: even that may need a capability that the host does not grant.
+	if now, err := read(path); err == nil && now == value+"\n" {
+		return nil
+	}
+	if err := write(path, value); err != nil {
+		return failed(wire.StageOOM, err, value)
+	}
+	return nil
+}
+
 // stdio makes the user the owner of the standard streams, so that the process can open them by name.
 func stdio(uid uint32) *wire.Failure {
 	var null unix.Stat_t

@@ -29,18 +29,20 @@ const (
 
 func main() {
 	runtime.LockOSThread()
+	users := -1
 	if setUp() {
-		if code := setup(); code != 0 {
+		var code int
+		if users, code = setup(); code != 0 {
 			unix.Exit(code)
 		}
 	}
-	fd, err := accept(socket)
+	fd, err := accept(socket, users >= 0)
 	if err != nil {
 		// This goes to the slot's log, which no sandbox inherits.
 		_, _ = unix.Write(2, []byte("sandbox-init: waiting on "+socket+": "+err.Error()+"\n"))
 		unix.Exit(exitNoSocket)
 	}
-	unix.Exit(serve(&channel{fd: fd}))
+	unix.Exit(serve(&channel{fd: fd, users: users}))
 }
 
 // setUp reports whether a shim of ours has started this process, which makes the slot itself then. An OCI runtime has made the slot

@@ -1,16 +1,14 @@
 package main
 
 import (
-	"strconv"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// setup makes a container of the namespaces that a shim has cloned this process into: root, mounts, devices, host name, limits. Before it,
-// the process sees the host's files; after it, only those of the slot. It returns the exit code if that failed.
-func setup() (code int) {
+// setup makes a container of the namespaces that a shim has cloned this process into: root, mounts, host name. Before it, the process sees the
+// host's files; after it, only those of the slot. It returns the user namespace, or -1 if that is the host's, and the exit code if it failed.
+func setup() (users, code int) {
 	shim := &channel{fd: wire.SetupFD}
 	defer func() {
 		if r := recover(); r != nil {
@@ -18,57 +16,57 @@ func setup() (code int) {
 			code = exitFailed
 		}
 	}()
-	if failure := prepareSlot(shim); failure != nil {
+	s, failure := prepareSlot(shim)
+	if failure != nil {
 		if failure != errAbandoned {
 			shim.fail(failure)
 		}
-		return exitFailed
+		return -1, exitFailed
 	}
 	if !shim.write(wire.TypeReady, nil) {
-		return exitAbandoned
+		return -1, exitAbandoned
 	}
 	if err := unix.CloseRange(wire.SetupFD, ^uint(0)>>32, 0); err != nil {
-		return exitFailed
+		return -1, exitFailed
 	}
-	return 0
+	if !s.UserNamespace {
+		return -1, 0
+	}
+	users, err := unix.Open("/proc/self/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, exitFailed
+	}
+	return users, 0
 }
 
-func prepareSlot(shim *channel) *wire.Failure {
+func prepareSlot(shim *channel) (*wire.Setup, *wire.Failure) {
 	payload, _, failure := shim.read(wire.TypeSetup, nil)
 	if failure != nil {
-		return failure
+		return nil, failure
 	}
 	s, err := wire.DecodeSetup(payload)
 	if err != nil {
-		return err.(*wire.Failure) //nolint:errorlint // DecodeSetup returns nothing else
+		return nil, err.(*wire.Failure) //nolint:errorlint // DecodeSetup returns nothing else
 	}
 	// No process of the container is to have the keys of who started containerd.
 	if _, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0); errno != 0 && errno != unix.ENOSYS && errno != unix.EPERM {
-		return failed(wire.StageRoot, errno, "(session keyring)")
-	}
-	if s.OOMScoreAdj != nil { // while /proc is the host's, in which this process is
-		if failure := adjustOOMScore(int(*s.OOMScoreAdj)); failure != nil {
-			return failure
-		}
+		return nil, failed(wire.StageRoot, errno, "(session keyring)")
 	}
 	if failure := makeRoot(s); failure != nil {
-		return failure
+		return nil, failure
 	}
 	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
-		return failed(wire.StageHostname, err, s.Hostname)
+		return nil, failed(wire.StageHostname, err, s.Hostname)
 	}
 	if s.Loopback {
 		if err := loopbackUp(); err != nil {
-			return failed(wire.StageRoot, err, "(loopback interface)")
+			return nil, failed(wire.StageRoot, err, "(loopback interface)")
 		}
 	}
-	if failure := limit(s.Rlimits); failure != nil {
-		return failure
-	}
 	if failure := bound(s.Capabilities.Bounding); failure != nil {
-		return failure
+		return nil, failure
 	}
-	return capabilities(&s.Capabilities)
+	return s, capabilities(&s.Capabilities)
 }
 
 // descriptor returns the descriptor with an index in a Setup.
@@ -136,32 +134,6 @@ func mountSlot(m wire.SetupMount) *wire.Failure {
 	if err := unix.Mount(m.Type, target, m.Type, uintptr(m.Flags), m.Data); err != nil {
 		return failed(wire.StageMount, err, m.Destination)
 	}
-	if m.Destination == "/dev" {
-		return fillDev()
-	}
-	return nil
-}
-
-// fillDev makes the nodes and links of a container's /dev.
-func fillDev() *wire.Failure {
-	unix.Umask(0)
-	defer unix.Umask(0o022)
-	for _, d := range [...]struct {
-		name         string
-		major, minor uint32
-	}{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}} {
-		if err := unix.Mknod("dev/"+d.name, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {
-			return failed(wire.StageMount, err, "/dev/"+d.name)
-		}
-	}
-	for _, link := range [...][2]string{
-		{"/proc/self/fd", "dev/fd"}, {"/proc/self/fd/0", "dev/stdin"}, {"/proc/self/fd/1", "dev/stdout"}, {"/proc/self/fd/2", "dev/stderr"},
-		{"pts/ptmx", "dev/ptmx"}, {"/proc/kcore", "dev/core"},
-	} {
-		if err := unix.Symlink(link[0], link[1]); err != nil {
-			return failed(wire.StageMount, err, "/"+link[1])
-		}
-	}
 	return nil
 }
 
@@ -201,19 +173,6 @@ func loopbackUp() error {
 	}
 	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
-}
-
-func adjustOOMScore(score int) *wire.Failure {
-	const path = "/proc/self/oom_score_adj"
-	value := strconv.Itoa(score)
-	// An unchanged value is not written: even that may need a capability that the host does not grant.
-	if now, err := read(path); err == nil && now == value+"\n" {
-		return nil
-	}
-	if err := write(path, value); err != nil {
-		return failed(wire.StageOOM, err, value)
-	}
-	return nil
 }
 
 func hasPrefix(s, prefix string) bool { return len(s) >= len(prefix) && s[:len(prefix)] == prefix }

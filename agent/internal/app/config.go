@@ -68,7 +68,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ContainerdSocket, "containerd-socket", shared.DefaultSocket, "`path` of containerd's socket")
 	fs.StringVar(&c.ContainerdNamespace, "containerd-namespace", shared.DefaultNamespace, "containerd `namespace` of images and sandboxes")
 	fs.StringVar(&c.Snapshotter, "snapshotter", shared.DefaultSnapshotter, "containerd snapshotter of root file systems")
-	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "runc", "runtime of sandboxes: fsb (a shim of Fast Sandbox), runc, crun, runsc, kata, or a containerd runtime name")
+	fs.StringVar(&c.RuntimeHandler, "runtime-handler", "fsb", "runtime of sandboxes: fsb (a shim of Fast Sandbox), runc, crun, runsc, kata, or a containerd runtime name")
 	fs.StringVar(&c.LogRoot, "log-root", shared.DefaultLogRoot, "`directory` of sandboxes' output, at the same path on the host")
 	fs.Int64Var(&c.LogMaxBytes, "log-max-bytes", logs.DefaultMaxBytes, "bytes of output that are kept for each sandbox")
 	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/fast-sandbox", "`directory` of the agent's own durable state, which lives as long as its Pod")

@@ -18,7 +18,7 @@ type SandboxPoolSpec struct {
 	MaxSandboxesPerPod int32 `json:"maxSandboxesPerPod,omitempty"`
 	// runtimeHandler is the runtime of the pool's sandboxes: fsb (a shim of Fast Sandbox, tested with containerd 2.4), runc, crun, runsc,
 	// kata, or a containerd runtime name.
-	// +kubebuilder:default=runc
+	// +kubebuilder:default=fsb
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`
 	// +optional

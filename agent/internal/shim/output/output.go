@@ -128,6 +128,23 @@ func (s *Streams) openOutput(i int, path string) error {
 	return nil
 }
 
+// Chown makes a user and group of the host the owner of the pipes and the FIFO that the process has, so that it can open them by name.
+func (s *Streams) Chown(id int) error {
+	for _, f := range s.Files {
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if info.Mode()&os.ModeNamedPipe == 0 {
+			continue
+		}
+		if err := f.Chown(id, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Started begins the copies: the process has the files.
 func (s *Streams) Started() {
 	for _, f := range s.Files {

@@ -8,6 +8,7 @@ package plan
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // Annotations of a spec.
@@ -49,20 +51,36 @@ type Plan struct {
 	OwnNetwork bool
 	// OwnCgroup gives it a cgroup namespace.
 	OwnCgroup bool
+	// FirstID is the first id of the container's user namespace; zero if it has none.
+	FirstID uint32
+	// Rlimits and OOMScoreAdj, if not nil, are those of the container's processes.
+	Rlimits     []wire.Rlimit
+	OOMScoreAdj *int32
 	// Root is the directory with the root of slots.
 	Root string
-	// Binds are attached in the slot, with the descriptors 1, 2, … of Setup.
-	Binds []Bind
+	// Mounts are made on the host, and attached in the slot with the descriptors 1, 2, … of Setup.
+	Mounts []Mount
 	// Setup is sandbox-init's part.
 	Setup wire.Setup
 }
 
-// Bind is a file or directory of the host.
-type Bind struct {
+// Mount is a mount that only the host can make for the container.
+type Mount struct {
+	// Type is empty for a bind mount of the file or directory Source; Devices, or sysfs of the network namespace that the container joins.
+	Type   string
 	Source string
+	// Options are those of a file system of Type Devices, in the form of mount(8).
+	Options string
 	// Attributes are MOUNT_ATTR_*.
 	Attributes uint64
 }
+
+// The types of mounts that are no bind mounts.
+const (
+	// Devices is a tmpfs with the devices of a container.
+	Devices = "devices"
+	Sysfs   = "sysfs"
+)
 
 // Parse reads a spec. The error is errdefs.ErrInvalidArgument, and names what the runtime cannot do.
 func Parse(raw []byte) (*Plan, error) {
@@ -111,8 +129,6 @@ func (p *Plan) refuse(s *specs.Spec) error {
 		return unsupported("propagation of the root's mounts")
 	case l.IntelRdt != nil || l.Personality != nil || len(l.TimeOffsets) > 0 || l.MemoryPolicy != nil:
 		return unsupported("intelRdt, personality, memory policies and time offsets")
-	case len(l.UIDMappings) > 0 || len(l.GIDMappings) > 0:
-		return unsupported("id mappings")
 	}
 	return nil
 }
@@ -123,7 +139,7 @@ func (p *Plan) process(s *specs.Spec) error {
 		return err
 	}
 	p.Setup.Hostname = s.Hostname
-	p.Setup.Rlimits, p.Setup.OOMScoreAdj = request.Rlimits, request.OOMScoreAdj
+	p.Rlimits, p.OOMScoreAdj = request.Rlimits, request.OOMScoreAdj
 	// init makes the root of the sandbox and loads its filter.
 	const own = 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETPCAP
 	caps := request.Capabilities.Bounding | own
@@ -132,7 +148,7 @@ func (p *Plan) process(s *specs.Spec) error {
 		return unsupported("a spec without the annotation %s", RootAnnotation)
 	}
 	if dir := s.Annotations[PrivateAnnotation]; dir != "" {
-		p.bind(Bind{Source: dir, Attributes: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}, layout.PrivateDir)
+		p.add(Mount{Source: dir, Attributes: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}, layout.PrivateDir)
 	}
 	return nil
 }
@@ -149,9 +165,7 @@ func (p *Plan) namespaces(s *specs.Spec) error {
 			p.Network, p.OwnNetwork = n.Path, n.Path == ""
 		case specs.CgroupNamespace:
 			p.OwnCgroup = true
-		case specs.PIDNamespace, specs.MountNamespace, specs.IPCNamespace, specs.UTSNamespace:
-		case specs.UserNamespace, specs.TimeNamespace:
-			return unsupported("a %s namespace", n.Type)
+		case specs.UserNamespace, specs.PIDNamespace, specs.MountNamespace, specs.IPCNamespace, specs.UTSNamespace:
 		default:
 			return unsupported("a %s namespace", n.Type)
 		}
@@ -162,6 +176,25 @@ func (p *Plan) namespaces(s *specs.Spec) error {
 		}
 	}
 	p.Setup.Loopback = p.OwnNetwork
+	return p.users(s.Linux, seen[specs.UserNamespace])
+}
+
+// users reads the mappings of a user namespace: one range, the same for users and groups.
+func (p *Plan) users(l *specs.Linux, own bool) error {
+	if !own {
+		if len(l.UIDMappings) > 0 || len(l.GIDMappings) > 0 {
+			return unsupported("id mappings without a user namespace")
+		}
+		return nil
+	}
+	if len(l.UIDMappings) != 1 || !slices.Equal(l.UIDMappings, l.GIDMappings) {
+		return unsupported("id mappings other than one range, the same for users and groups")
+	}
+	m := l.UIDMappings[0]
+	if m.ContainerID != 0 || m.Size != idrange.Size || m.HostID < idrange.Size || uint64(m.HostID)+idrange.Size > math.MaxUint32 {
+		return unsupported("the id mapping from %d to %d of %d ids", m.ContainerID, m.HostID, m.Size)
+	}
+	p.FirstID, p.Setup.UserNamespace = m.HostID, true
 	return nil
 }
 
@@ -182,6 +215,9 @@ func (p *Plan) mounts(s *specs.Spec) error {
 		if !slices.Contains([]string{"proc", "tmpfs", "devpts", "mqueue", "sysfs", "cgroup"}, m.Type) {
 			return unsupported("mounts of type %q", m.Type)
 		}
+		if p.made(m) {
+			continue
+		}
 		flags, data := options(m.Options)
 		kind := m.Type
 		if kind == "cgroup" {
@@ -192,12 +228,27 @@ func (p *Plan) mounts(s *specs.Spec) error {
 	return nil
 }
 
+// made has the host make a mount, if sandbox-init could not make it in a user namespace: devices, and the view of a network namespace that is
+// not of that user namespace. It is the same without one, so that there is one way.
+func (p *Plan) made(m specs.Mount) bool {
+	switch {
+	case m.Destination == "/dev" && m.Type == "tmpfs":
+		_, data := options(m.Options)
+		p.add(Mount{Type: Devices, Options: data, Attributes: attributes(m.Options)}, m.Destination)
+	case m.Type == "sysfs" && !p.OwnNetwork:
+		p.add(Mount{Type: Sysfs, Attributes: attributes(m.Options)}, m.Destination)
+	default:
+		return false
+	}
+	return true
+}
+
 // file has a file of the host bound where the slot keeps it for the claim.
 func (p *Plan) file(m specs.Mount) error {
 	destination := m.Destination
 	switch {
 	case destination == layout.PrivateDir:
-		p.bind(Bind{Source: m.Source, Attributes: attributes(m.Options)}, destination)
+		p.add(Mount{Source: m.Source, Attributes: attributes(m.Options)}, destination)
 		return nil
 	case filepath.Dir(destination) == "/etc" && slices.Contains(layout.RootFiles(), filepath.Base(destination)):
 		destination = layout.File(destination)
@@ -207,13 +258,13 @@ func (p *Plan) file(m specs.Mount) error {
 	if !filepath.IsAbs(m.Source) {
 		return unsupported("the source %q of mount %s", m.Source, m.Destination)
 	}
-	p.bind(Bind{Source: m.Source, Attributes: attributes(m.Options)}, destination)
+	p.add(Mount{Source: m.Source, Attributes: attributes(m.Options)}, destination)
 	return nil
 }
 
-func (p *Plan) bind(b Bind, destination string) {
-	p.Binds = append(p.Binds, b)
-	p.Setup.Mounts = append(p.Setup.Mounts, wire.SetupMount{Destination: destination, FD: uint32(len(p.Binds))})
+func (p *Plan) add(m Mount, destination string) {
+	p.Mounts = append(p.Mounts, m)
+	p.Setup.Mounts = append(p.Setup.Mounts, wire.SetupMount{Destination: destination, FD: uint32(len(p.Mounts))})
 }
 
 func (p *Plan) linux(s *specs.Spec) error {
@@ -272,10 +323,11 @@ func options(list []string) (flags uint64, data string) {
 	return flags, strings.Join(rest, ",")
 }
 
-// attributes translates mount options into MOUNT_ATTR_*; what is bound is private in any case.
+// attributes translates mount options into MOUNT_ATTR_*; what is mounted is private in any case.
 func attributes(list []string) uint64 {
 	known := map[string]uint64{
 		"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV, "noexec": unix.MOUNT_ATTR_NOEXEC,
+		"strictatime": unix.MOUNT_ATTR_STRICTATIME,
 	}
 	var set uint64
 	for _, o := range list {

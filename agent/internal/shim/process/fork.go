@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // Spec is a process to start.
@@ -25,6 +28,10 @@ type Spec struct {
 	Flags uintptr
 	// Network is the path of the network namespace to start it in; empty for that of this program.
 	Network string
+	// InNetwork, if set, runs in that namespace before the process starts. What it opens follows Files.
+	InNetwork func() (*os.File, error)
+	// FirstID is the first user and group id of the range of a user namespace of its own, in which it is root; zero for none.
+	FirstID uint32
 	// Cgroup is the directory of a cgroup of the unified hierarchy to start it in; nil for none.
 	Cgroup *os.File
 }
@@ -98,10 +105,29 @@ func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
 		}
 		defer leave()
 	}
+	if spec.InNetwork != nil {
+		f, err := spec.InNetwork()
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		attr.Files = append(attr.Files, f.Fd())
+	}
+	if spec.FirstID != 0 {
+		mapUsers(attr.Sys, spec.FirstID)
+	}
+	// The program is executed by its descriptor: the process may not be allowed to search the directories that it is in.
+	program, err := os.OpenFile(spec.Path, unix.O_PATH, 0)
+	if err != nil {
+		return nil, fmt.Errorf("starting a process: %w", err)
+	}
+	defer program.Close()
+	path := "/proc/self/fd/" + strconv.Itoa(len(attr.Files))
+	attr.Files = append(attr.Files, program.Fd())
 	// The exit is registered before it can be reaped.
 	s.exits.mu.Lock()
 	defer s.exits.mu.Unlock()
-	pid, err := syscall.ForkExec(spec.Path, spec.Args, attr)
+	pid, err := syscall.ForkExec(path, spec.Args, attr)
 	runtime.KeepAlive(spec)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
@@ -113,6 +139,14 @@ func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
 	p := &Process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd"), done: make(chan struct{})}
 	s.exits.running[pid] = p
 	return p, nil
+}
+
+// mapUsers gives a process a user namespace, in which it is root.
+func mapUsers(sys *syscall.SysProcAttr, first uint32) {
+	ids := []syscall.SysProcIDMap{{HostID: int(first), Size: idrange.Size}}
+	sys.Cloneflags |= unix.CLONE_NEWUSER
+	sys.UidMappings, sys.GidMappings, sys.GidMappingsEnableSetgroups = ids, ids, true
+	sys.Credential = &syscall.Credential{} // root's, without the host's groups
 }
 
 // enterNetwork moves this thread into a network namespace until leave is called.

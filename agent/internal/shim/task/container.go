@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,11 +65,28 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 	if err != nil {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
-	defer closeAll(mounts)
+	defer mounts.close()
+	if err := s.start(ctx, c, remote, mounts); err != nil {
+		return err
+	}
+	_ = remote.Close()
+	if err := c.confine(mounts); err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
+	return setUp(ctx, local, &c.plan.Setup)
+}
+
+// start starts sandbox-init in the container's cgroup. It waits for its Setup.
+func (s *Service) start(ctx context.Context, c *container, setup *os.File, m *mounts) error {
+	if err := c.streams.Chown(int(c.plan.FirstID)); err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
 	spec := &process.Spec{
 		Path: filepath.Join(c.plan.Root, layout.InitPath), Args: []string{layout.InitPath}, Env: claim.Environment(),
-		Files: append(append(c.streams.Files[:], remote), mounts...), Flags: flags(c.plan), Network: c.plan.Network,
+		Files: append(append(c.streams.Files[:], setup), m.files...), Flags: flags(c.plan),
+		Network: c.plan.Network, InNetwork: m.inNetwork, FirstID: c.plan.FirstID,
 	}
+	var err error
 	if s.cgroups.Unified() {
 		if spec.Cgroup, err = s.cgroups.Dir(c.plan.Cgroup); err != nil {
 			return err
@@ -77,14 +96,40 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 	if c.init, err = s.starter.Start(ctx, spec); err != nil {
 		return err
 	}
-	_ = remote.Close()
 	c.streams.Started()
 	if spec.Cgroup == nil {
-		if err := s.cgroups.Attach(c.plan.Cgroup, c.init.Pid()); err != nil {
-			return err
+		return s.cgroups.Attach(c.plan.Cgroup, c.init.Pid())
+	}
+	return nil
+}
+
+// confine does, before sandbox-init goes on, what it may not do in its user namespace, or could not do to itself.
+func (c *container) confine(m *mounts) error {
+	proc := fmt.Sprintf("/proc/%d/", c.init.Pid())
+	for _, l := range c.plan.Rlimits {
+		if err := unix.Prlimit(c.init.Pid(), int(l.Resource), &unix.Rlimit{Cur: l.Soft, Max: l.Hard}, nil); err != nil {
+			return fmt.Errorf("setting limit %d: %w", l.Resource, err)
 		}
 	}
-	return setUp(ctx, local, &c.plan.Setup)
+	if adj := c.plan.OOMScoreAdj; adj != nil {
+		value := strconv.Itoa(int(*adj))
+		path := proc + "oom_score_adj"
+		// An unchanged value is not written: even that may need a capability that the host does not grant.
+		if now, err := os.ReadFile(path); err != nil || strings.TrimSpace(string(now)) != value {
+			if err := os.WriteFile(path, []byte(value), 0); err != nil {
+				return fmt.Errorf("setting the OOM score: %w", err)
+			}
+		}
+	}
+	if c.plan.FirstID == 0 {
+		return nil
+	}
+	users, err := os.Open(proc + "ns/user")
+	if err != nil {
+		return err
+	}
+	defer users.Close()
+	return m.mapOwners(users)
 }
 
 func flags(p *plan.Plan) uintptr {
@@ -178,32 +223,4 @@ func socketpair() (local, remote *os.File, err error) {
 		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
 	}
 	return os.NewFile(uintptr(fds[0]), "setup"), os.NewFile(uintptr(fds[1]), "setup"), nil
-}
-
-// openMounts opens what sandbox-init attaches: the root of slots, and files of the host.
-func openMounts(p *plan.Plan) (files []*os.File, err error) {
-	defer func() {
-		if err != nil {
-			closeAll(files)
-		}
-	}()
-	binds := append([]plan.Bind{{Source: p.Root, Attributes: unix.MOUNT_ATTR_RDONLY}}, p.Binds...)
-	for _, b := range binds {
-		fd, err := unix.OpenTree(unix.AT_FDCWD, b.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-		if err != nil {
-			return files, &os.PathError{Op: "mounting", Path: b.Source, Err: err}
-		}
-		files = append(files, os.NewFile(uintptr(fd), b.Source))
-		attr := unix.MountAttr{Attr_set: b.Attributes, Propagation: unix.MS_PRIVATE}
-		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-			return files, &os.PathError{Op: "mounting", Path: b.Source, Err: err}
-		}
-	}
-	return files, nil
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
 }

@@ -13,10 +13,10 @@ type Setup struct {
 	// Loopback brings up the loopback interface of a network namespace of its own.
 	Loopback bool
 
+	// UserNamespace: init is in a user namespace of its own, and hands it to the agent with its hello.
+	UserNamespace bool
+
 	Capabilities Capabilities
-	Rlimits      []Rlimit
-	// OOMScoreAdj is the oom_score_adj; nil for the shim's.
-	OOMScoreAdj *int32
 }
 
 // SetupMount is one mount of a Setup.
@@ -40,8 +40,7 @@ const (
 	tagSetupReadonly     = critical | 5
 	tagSetupLoopback     = critical | 6
 	tagSetupCapabilities = critical | 7
-	tagSetupRlimit       = critical | 8
-	tagSetupOOMScoreAdj  = critical | 9
+	tagSetupUsers        = critical | 8
 
 	tagMountDestination = critical | 1
 	tagMountType        = critical | 2
@@ -73,14 +72,10 @@ func EncodeSetup(s *Setup) ([]byte, error) {
 	if s.Loopback {
 		b = appendField(b, tagSetupLoopback, "\x01")
 	}
-	b = appendField(b, tagSetupCapabilities, s.Capabilities.encode())
-	for _, r := range s.Rlimits {
-		b = appendField(b, tagSetupRlimit, r.encode())
+	if s.UserNamespace {
+		b = appendField(b, tagSetupUsers, "\x01")
 	}
-	if s.OOMScoreAdj != nil {
-		b = appendNumber(b, tagSetupOOMScoreAdj, uint32(*s.OOMScoreAdj))
-	}
-	return b, nil
+	return appendField(b, tagSetupCapabilities, s.Capabilities.encode()), nil
 }
 
 // DecodeSetup reads a setup. Its strings are parts of the payload. The error is a Failure.
@@ -115,14 +110,8 @@ func (s *Setup) decode(t tag, value string) (bool, error) {
 		s.Loopback = value != "\x00"
 	case tagSetupCapabilities:
 		return true, s.Capabilities.decode(value)
-	case tagSetupRlimit:
-		return true, decodeRlimit(value, &s.Rlimits)
-	case tagSetupOOMScoreAdj:
-		var n uint32
-		err := number(value, &n)
-		adj := int32(n)
-		s.OOMScoreAdj = &adj
-		return true, err
+	case tagSetupUsers:
+		s.UserNamespace = value != "\x00"
 	default:
 		return false, nil
 	}
@@ -164,9 +153,6 @@ func (s *Setup) validate() error {
 	}
 	if len(s.Mounts) > MaxMounts || len(s.Masked) > MaxMounts || len(s.Readonly) > MaxMounts {
 		return tooManyMounts()
-	}
-	if len(s.Rlimits) > maxRlimits {
-		return tooManyRlimits()
 	}
 	for _, m := range s.Mounts {
 		if !isPath(m.Destination) || hasZero(m.Type) || hasZero(m.Data) {
