@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -25,6 +26,7 @@ const (
 	PartCgroup   Part = "cgroup"
 	PartLog      Part = "log"
 	PartBundle   Part = "bundle"
+	PartRange    Part = "range"
 )
 
 // Piece is a resource on the node that is named after one of our containers.
@@ -35,7 +37,7 @@ type Piece struct {
 	// Path is a log's directory, or a cgroup's path below the roots of the hierarchies.
 	Path string
 	// Owner is the uid of the agent's Pod that it belongs to: of a log by the file in it, of a cgroup and a bundle by the cgroup's
-	// path, of a snapshot by its label. Empty if it cannot be read, as of a log whose removal was interrupted.
+	// path, of a snapshot by its label, of a range by its file. Empty if it cannot be read, as of a log whose removal was interrupted.
 	Owner string
 	// Deleted is, for a log, when MarkDeleted was called; zero if it was not. Written is when the log was last written.
 	Deleted, Written time.Time
@@ -95,11 +97,34 @@ func (r *Remover) InventoryExcept(ctx context.Context, skip map[string]bool) ([]
 		errs = append(errs, err)
 	}
 	out = append(out, groups...)
+	ranges, err := r.ranges(wanted)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	out = append(out, ranges...)
 	logs, err := r.logs().list(wanted)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing logs: %w", err))
 	}
 	return append(out, logs...), errors.Join(errs...)
+}
+
+// ranges returns the ranges of user ids.
+func (r *Remover) ranges(wanted func(string) bool) ([]Piece, error) {
+	if r.Ranges.Dir == "" {
+		return nil, nil
+	}
+	held, err := r.Ranges.List()
+	if err != nil {
+		return nil, err
+	}
+	var out []Piece
+	for _, h := range held {
+		if wanted(h.ID) {
+			out = append(out, Piece{ID: h.ID, Part: PartRange, Path: strconv.FormatUint(uint64(h.First), 10), Owner: h.Owner})
+		}
+	}
+	return out, nil
 }
 
 // MarkDeleted marks a container's log directory, if there is one, as that of a deleted container.
@@ -119,6 +144,8 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 	switch p.Part {
 	case PartSnapshot:
 		return r.removeSnapshots(ctx, holdings{snapshots: []snapshotRef{{r.Snapshotter, p.ID}}})
+	case PartRange:
+		return r.removeRange(ctx, p)
 	case PartFIFOs:
 		return fifoDir(r.FIFORoot).remove(p.ID)
 	case PartMount:
@@ -141,6 +168,21 @@ func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
 		return nil
 	}
 	return fmt.Errorf("part %q of container %s: %w", p.Part, p.ID, errdefs.ErrInvalidArgument)
+}
+
+// removeRange releases a container's user ids, after what may belong to them.
+func (r *Remover) removeRange(ctx context.Context, p Piece) error {
+	first, err := strconv.ParseUint(p.Path, 10, 32)
+	if err != nil {
+		return fmt.Errorf("range %q of container %s: %w", p.Path, p.ID, errdefs.ErrInvalidArgument)
+	}
+	if err := r.removeStrays(ctx, p.ID, ""); err != nil {
+		return err
+	}
+	if err := r.removeSnapshots(ctx, holdings{snapshots: []snapshotRef{{r.Snapshotter, p.ID}}}); err != nil {
+		return err
+	}
+	return r.Ranges.Release(uint32(first), p.ID)
 }
 
 // Measure returns about how many bytes of disk a container's removal frees. What cannot be read is not counted.

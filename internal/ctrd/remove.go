@@ -13,6 +13,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // Remover removes containers completely.
@@ -21,6 +22,8 @@ type Remover struct {
 	Client *client.Client
 	// Snapshotter of containers without a record.
 	Snapshotter string
+	// Ranges are those of the containers' user namespaces; without a directory there are none.
+	Ranges idrange.Ranges
 	// LogRoot holds a directory for each container, named by its id; empty for none.
 	LogRoot string
 	// ProcRoot is where processes are visible (`/proc`). A shim that does not answer is searched there and killed. In a PID
@@ -65,17 +68,18 @@ const (
 	StepFIFOs    Step = "fifos"
 	StepLog      Step = "log"
 	StepSnapshot Step = "snapshot"
+	StepRange    Step = "range"
 	StepShim     Step = "shim"
 	StepRecord   Step = "record"
 )
 
 // Steps returns all steps, in order.
 func Steps() []Step {
-	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepShim, StepRecord}
+	return []Step{StepTask, StepStrays, StepMounts, StepFIFOs, StepLog, StepSnapshot, StepRange, StepShim, StepRecord}
 }
 
-// Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory and snapshots, the shim of its
-// group if no other container of the group is left, and its record, in this order: the record is the evidence, so it is removed last,
+// Remove kills the container's processes and removes its task, cgroup, mounts, FIFOs, log directory and snapshots, releases its user ids, and
+// removes the shim of its group if no other container of the group is left, and its record, in this order: the record is the evidence, so it is removed last,
 // and an interrupted removal can be repeated. Parts that do not exist are skipped. It blocks for at most about 30 s; an error says
 // what is left. Safe to repeat.
 func (r *Remover) Remove(ctx context.Context, id string) error {
@@ -113,6 +117,10 @@ func (r *Remover) Remove(ctx context.Context, id string) error {
 	if err := r.removeSnapshots(ctx, known); err != nil {
 		return err
 	}
+	r.before(StepRange)
+	if err := r.releaseIDs(id, known); err != nil {
+		return err
+	}
 	defer r.leaving.enter(id, known.group)()
 	r.before(StepShim)
 	if err := r.endShim(ctx, id, known.group); err != nil {
@@ -137,6 +145,9 @@ func (r *Remover) before(s Step) {
 type holdings struct {
 	snapshots     []snapshotRef
 	cgroup, group string
+	// recorded is false for a container without a record. firstID is the first of its user ids; zero for none.
+	recorded bool
+	firstID  uint32
 }
 
 type snapshotRef struct{ snapshotter, key string }
@@ -152,18 +163,41 @@ func (r *Remover) inspect(ctx context.Context, id string) (holdings, error) {
 	case err != nil:
 		return holdings{}, fmt.Errorf("reading container %s: %w", id, err)
 	}
-	h := holdings{snapshots: snapshotsOf(info)}
+	h := holdings{snapshots: snapshotsOf(info), recorded: true}
 	if len(h.snapshots) == 0 {
 		h.snapshots = []snapshotRef{{r.Snapshotter, id}}
 	}
 	if info.Spec != nil {
 		known := parseSpec(info.Spec.GetValue())
-		h.cgroup = node.CgroupPath(known.Linux.CgroupsPath)
+		h.cgroup, h.firstID = node.CgroupPath(known.Linux.CgroupsPath), known.firstID()
 		if identity.IsSlotID(id) || info.SandboxID != "" {
 			h.group = known.Annotations[GroupAnnotation]
 		}
 	}
 	return h, nil
+}
+
+// releaseIDs releases the container's user ids: nothing is left that could use them.
+func (r *Remover) releaseIDs(id string, known holdings) error {
+	if r.Ranges.Dir == "" {
+		return nil
+	}
+	if known.recorded {
+		if known.firstID == 0 {
+			return nil
+		}
+		return r.Ranges.Release(known.firstID, id)
+	}
+	held, err := r.Ranges.List()
+	if err != nil {
+		return err
+	}
+	for _, h := range held {
+		if h.ID == id {
+			return r.Ranges.Release(h.First, id)
+		}
+	}
+	return nil
 }
 
 // RemoveTask kills and deletes the container's task. A shim that does not answer is killed, after which containerd cleans up.

@@ -11,7 +11,18 @@ type spec struct {
 	Annotations map[string]string `json:"annotations"`
 	Linux       struct {
 		CgroupsPath string `json:"cgroupsPath"`
+		UIDMappings []struct {
+			HostID uint32 `json:"hostID"`
+		} `json:"uidMappings"`
 	} `json:"linux"`
+}
+
+// firstID returns the first id of the container's range; zero if it has no user namespace.
+func (s spec) firstID() uint32 {
+	if len(s.Linux.UIDMappings) == 0 {
+		return 0
+	}
+	return s.Linux.UIDMappings[0].HostID
 }
 
 // parseSpec decodes an OCI spec; one that cannot be decoded is empty.

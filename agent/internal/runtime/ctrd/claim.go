@@ -38,6 +38,7 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	if err != nil {
 		return err
 	}
+	mapUsers(spec, held.first)
 	request, err := r.specs.claim(spec)
 	if err != nil {
 		return err
@@ -115,12 +116,7 @@ func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *imag
 	if err != nil {
 		return err
 	}
-	root, err := detached(mounts)
-	if err != nil {
-		return err
-	}
-	held.setRoot(img.chain, root)
-	return nil
+	return held.mount(img.chain, mounts)
 }
 
 // replaceSnapshot prepares the snapshot of a slot that is, as far as is known, not warm, or warm for another image.

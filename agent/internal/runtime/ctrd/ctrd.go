@@ -35,6 +35,7 @@ import (
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // Config says how containers are run.
@@ -66,6 +67,9 @@ type Config struct {
 	SlotRoot, SandboxInit string
 	// Shim is the binary of the shim of the handler fsb. It is installed below SlotRoot.
 	Shim string
+	// Users says whether containers have user namespaces, of the ranges in IDs. Empty: UsersDisabled.
+	Users UserNamespace
+	IDs   idrange.Ranges
 	// Clock; nil is the real one.
 	Clock clock.WithTicker
 }
@@ -85,6 +89,7 @@ type Runtime struct {
 	groups    *groups // of containerd's shims
 	shims     *shims  // of ours
 	pending   *pendingStarts
+	users     *userNamespaces
 	cgroups   func() (*cgroup.Tree, error)
 	settled   atomic.Bool // whether settle has succeeded
 }
@@ -108,17 +113,19 @@ func New(cfg Config) *Runtime {
 	if cfg.CgroupRoot == "" {
 		cfg.CgroupRoot = shared.DefaultCgroupRoot
 	}
-	images, groups := newImageStore(cfg), newGroups()
+	groups := newGroups()
 	roots := &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit, shim: cfg.Shim}
+	users := newUserNamespaces(cfg, roots)
+	images := newImageStore(cfg, users)
 	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim)
 	return &Runtime{
-		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
+		shims: shims, users: users, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
 		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images), groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
-			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,
+			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, Ranges: cfg.IDs,
 			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock, JoinsGroup: func(group string) bool { return groups.joined(group) || shims.joined(group) },
 		},
 	}
@@ -130,8 +137,11 @@ func (r *Runtime) Close() {
 	r.slots.endAll()
 }
 
-// Ping asks containerd for its version and finds the agent's Pod.
+// Ping asks containerd for its version and finds the agent's Pod. It fails if the pool requires what the node does not have.
 func (r *Runtime) Ping(ctx context.Context) error {
+	if err := r.users.unusable(); err != nil {
+		return err
+	}
 	if _, err := r.client.Version(ctx); err != nil {
 		return classify(err, "asking containerd for its version")
 	}
@@ -154,6 +164,9 @@ func (r *Runtime) settle(ctx context.Context) error {
 	}
 	if r.config.Handler.IsOwn() {
 		if err := r.shims.sweep(ctx); err != nil {
+			return err
+		}
+		if err := r.sweepIDs(ctx); err != nil {
 			return err
 		}
 	}

@@ -37,13 +37,14 @@ type image struct {
 type imageStore struct {
 	config  Config
 	client  *client.Client
+	users   *userNamespaces
 	cache   *imageCache
 	pulls   *pulls
 	unpacks singleflight.Group
 }
 
-func newImageStore(cfg Config) *imageStore {
-	s := &imageStore{config: cfg, client: cfg.Client, cache: newImageCache()}
+func newImageStore(cfg Config, users *userNamespaces) *imageStore {
+	s := &imageStore{config: cfg, client: cfg.Client, users: users, cache: newImageCache()}
 	s.pulls = newPulls(s.pull)
 	return s
 }

@@ -85,26 +85,15 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	if err != nil {
 		return err
 	}
-	private := r.claimDir(c.ID)
-	anchor, added, err := r.shims.join(ctx, c.ID, p)
+	first, err := r.users.take(c.ID)
 	if err != nil {
 		return err
 	}
-	if err := r.annotate(spec, anchor, private); err != nil {
-		return err
-	}
-	raw, err := json.Marshal(spec)
+	mapUsers(spec, first)
+	record, added, err := r.ownRecord(ctx, c, p, img, spec)
 	if err != nil {
-		return fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)
-	}
-	binary, err := r.shimBinary()
-	if err != nil {
+		r.users.release(first, c.ID)
 		return err
-	}
-	record := containers.Container{
-		ID: c.ID, Labels: c.Labels, Image: img.name, Snapshotter: r.config.Snapshotter, SnapshotKey: c.ID, SandboxID: anchor,
-		Runtime: containers.RuntimeInfo{Name: binary}, Spec: &anypb.Any{TypeUrl: specType, Value: raw},
-		Extensions: map[string]typeurl.Any{shared.RecordKey: c.Record},
 	}
 	// As in Create, calls that were sent are waited for.
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
@@ -112,6 +101,7 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	mounts, err := r.rootfs(held, record, img, reached)
 	if errdefs.IsAlreadyExists(err) && added {
 		r.shims.leave(c.ID) // it is another agent's
+		r.users.release(first, c.ID)
 	}
 	if err == nil {
 		err = ctx.Err()
@@ -119,36 +109,56 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	if err != nil {
 		return err
 	}
-	started, err := r.startClaimed(held, c, private, img.chain, mounts, request, reached)
-	if err != nil {
+	s := &slot{taken: true, first: first}
+	if err := r.startClaimed(held, c, s, img.chain, mounts, request, reached); err != nil {
+		s.close()
 		return err
 	}
-	r.pending.put(c.ID, &pendingStart{slot: started, command: request.Args[0]})
+	r.pending.put(c.ID, &pendingStart{slot: s, command: request.Args[0]})
 	return nil
 }
 
-// startClaimed starts sandbox-init for the record of c, and sends it the claim. The caller closes what it returns.
-func (r *Runtime) startClaimed(ctx context.Context, c runtime.Container, private, chain string, mounts []mount.Mount, request *claim.Claim, reached func(runtime.Stage)) (s *slot, err error) {
-	if err := os.Mkdir(private, 0o700); err != nil {
-		return nil, fmt.Errorf("creating container %s: %w", c.ID, err)
+// ownRecord returns the record of a container whose shim is ours. added reports whether the container has joined its shim here.
+func (r *Runtime) ownRecord(ctx context.Context, c runtime.Container, p *pod, img *image, spec *specs.Spec) (record containers.Container, added bool, err error) {
+	binary, err := r.shimBinary()
+	if err != nil {
+		return record, false, err
 	}
-	s = &slot{taken: true, chain: chain}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
-	if s.root, err = detached(mounts); err != nil {
-		return nil, err
+	anchor, added, err := r.shims.join(ctx, c.ID, p)
+	if err != nil {
+		return record, false, err
+	}
+	if err := r.annotate(spec, anchor, r.claimDir(c.ID)); err != nil {
+		return record, added, err
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return record, added, fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)
+	}
+	return containers.Container{
+		ID: c.ID, Labels: c.Labels, Image: img.name, Snapshotter: r.config.Snapshotter, SnapshotKey: c.ID, SandboxID: anchor,
+		Runtime: containers.RuntimeInfo{Name: binary}, Spec: &anypb.Any{TypeUrl: specType, Value: raw},
+		Extensions: map[string]typeurl.Any{shared.RecordKey: c.Record},
+	}, added, nil
+}
+
+// startClaimed starts sandbox-init for the record of c, and sends it the claim. The caller closes the slot.
+func (r *Runtime) startClaimed(ctx context.Context, c runtime.Container, s *slot, chain string, mounts []mount.Mount, request *claim.Claim, reached func(runtime.Stage)) error {
+	private := r.claimDir(c.ID)
+	if err := os.Mkdir(private, 0o700); err != nil {
+		return fmt.Errorf("creating container %s: %w", c.ID, err)
 	}
 	if err := r.createTask(ctx, c.ID, c.LogPath, nil, nil, layout.InitPath); err != nil {
-		return nil, err
+		return err
 	}
 	reached(runtime.StageTask)
-	if s.conn, err = claim.Await(ctx, filepath.Join(private, claim.SocketName)); err != nil {
-		return nil, classify(err, "connecting to container %s", c.ID)
+	if err := s.connect(ctx, filepath.Join(private, claim.SocketName)); err != nil {
+		return classify(err, "connecting to container %s", c.ID)
 	}
-	return s, ownFault(r.sendClaim(ctx, s, request), c.ID, request.Args[0])
+	if err := s.mount(chain, mounts); err != nil {
+		return classify(err, "mounting the root of container %s", c.ID)
+	}
+	return ownFault(r.sendClaim(ctx, s, request), c.ID, request.Args[0])
 }
 
 func (r *Runtime) sendClaim(ctx context.Context, s *slot, request *claim.Claim) error {

@@ -23,6 +23,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -42,7 +43,29 @@ func own(t *testing.T, s *containerd.Server) func(*ctrd.Config) {
 	}
 }
 
+// mapped is own with user namespaces.
+func mapped(t *testing.T, s *containerd.Server) func(*ctrd.Config) {
+	t.Helper()
+	change := own(t, s)
+	return func(c *ctrd.Config) {
+		change(c)
+		c.Users, c.IDs = ctrd.UsersRequired, idrange.Ranges{Dir: filepath.Join(s.Dir, "ids"), First: idrange.DefaultFirst, Count: 64}
+	}
+}
+
+// ownWays are the configurations of our own shim.
+func ownWays() map[string]func(*testing.T, *containerd.Server) func(*ctrd.Config) {
+	return map[string]func(*testing.T, *containerd.Server) func(*ctrd.Config){"the host's users": own, "user namespaces": mapped}
+}
+
 func TestOwnConformance(t *testing.T) {
+	for name, way := range ownWays() {
+		t.Run(name, func(t *testing.T) { ownConformance(t, way) })
+	}
+}
+
+func ownConformance(t *testing.T, way func(*testing.T, *containerd.Server) func(*ctrd.Config)) {
+	t.Helper()
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	s.Import(t, "docker.io/library/nouser:test", containerd.Image(t, containerd.WithUser("nobodyknows")))
@@ -50,7 +73,7 @@ func TestOwnConformance(t *testing.T) {
 	broken := registry.Push(t, "broken:1", containerd.Broken(t))
 	gone := containerd.NewRegistry(t, "", "", nil)
 	gone.Close()
-	change := own(t, s)
+	change := way(t, s)
 	conformance.Run(t, func(t *testing.T) conformance.Setup {
 		return conformance.Setup{
 			Runtime: newRuntime(t, s, change), Image: "busybox:test", MissingImage: registry.Host + "/nope:1", AwayImage: gone.Host + "/nope:1",
@@ -60,6 +83,13 @@ func TestOwnConformance(t *testing.T) {
 }
 
 func TestOwnSlotConformance(t *testing.T) {
+	for name, way := range ownWays() {
+		t.Run(name, func(t *testing.T) { ownSlotConformance(t, way) })
+	}
+}
+
+func ownSlotConformance(t *testing.T, way func(*testing.T, *containerd.Server) func(*ctrd.Config)) {
+	t.Helper()
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	s.Import(t, "docker.io/library/other:test", containerd.Image(t, containerd.WithFile("/other", "x", 0o644)))
@@ -68,7 +98,7 @@ func TestOwnSlotConformance(t *testing.T) {
 	broken := registry.Push(t, "broken:1", containerd.Broken(t))
 	gone := containerd.NewRegistry(t, "", "", nil)
 	gone.Close()
-	change := own(t, s)
+	change := way(t, s)
 	conformance.RunSlots(t, func(t *testing.T) conformance.Setup {
 		return conformance.Setup{
 			Runtime: newRuntime(t, s, change), Image: "busybox:test", OtherImage: "other:test", MissingImage: registry.Host + "/nope:1",

@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // maxOption is the longest value that fsconfig takes.
@@ -36,6 +38,70 @@ func detached(mounts []mount.Mount) (*os.File, error) {
 		return asFile(fd, err, "bind")
 	}
 	return nil, fmt.Errorf("mounting a root file system of type %s: %w", m.Type, errdefs.ErrNotImplemented)
+}
+
+// mapped is detached for a container in a user namespace whose first id is the host's first: the files of the image appear as those of its users,
+// and what it writes belongs to them. The layers of an overlay are mapped, and the upper one is given to the namespace's root: the kernel
+// could not write to an upper layer that is mapped, because the ids of the agent are not.
+func mapped(mounts []mount.Mount, users *os.File, first uint32) (*os.File, error) {
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users.Fd())}
+	if len(mounts) != 1 || mounts[0].Type != "overlay" {
+		root, err := detached(mounts)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.MountSetattr(int(root.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			_ = root.Close()
+			return nil, unmappable(err)
+		}
+		return root, nil
+	}
+	m := mounts[0]
+	m.Options = slices.Clone(m.Options)
+	for i, o := range m.Options {
+		key, value, _ := strings.Cut(o, "=")
+		switch key {
+		case "upperdir":
+			if err := give(value, first); err != nil {
+				return nil, err
+			}
+		case "lowerdir":
+			var layers []string
+			for dir := range strings.SplitSeq(value, ":") {
+				fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+				if err != nil {
+					return nil, &os.PathError{Op: "mounting", Path: dir, Err: err}
+				}
+				defer unix.Close(fd)
+				if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+					return nil, unmappable(err)
+				}
+				layers = append(layers, fmt.Sprintf("/proc/self/fd/%d", fd))
+			}
+			m.Options[i] = "lowerdir=" + strings.Join(layers, ":")
+		}
+	}
+	return detached([]mount.Mount{m})
+}
+
+// unmappable says why a layer's owners cannot be mapped.
+func unmappable(err error) error {
+	return fmt.Errorf("the snapshotter's file system has no id-mapped mounts, which user namespaces need: %w: %w", errdefs.ErrNotImplemented, err)
+}
+
+// give makes the root of a user namespace the owner of a directory of the host's root.
+func give(dir string, first uint32) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &os.PathError{Op: "reading", Path: dir, Err: err}
+	}
+	if st.Uid >= idrange.Size || st.Gid >= idrange.Size {
+		return nil // given already
+	}
+	if err := os.Lchown(dir, int(first+st.Uid), int(first+st.Gid)); err != nil {
+		return fmt.Errorf("giving the files of a sandbox to its user namespace: %w", err)
+	}
+	return nil
 }
 
 func asFile(fd int, err error, kind string) (*os.File, error) {

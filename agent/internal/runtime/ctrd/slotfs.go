@@ -19,18 +19,21 @@ import (
 // prepareMountpoints creates, in a root that a claim will mount into, the mount points that the image lacks, as sandbox-init
 // would. Each takes an inode of the snapshot's file system, and finding a free one can take longer than the rest of the
 // claim: ext4 skips all that were deleted within the last minute, one by one. Errors are ignored: sandbox-init creates what
-// is missing, and reports what it cannot create.
-func prepareMountpoints(root *os.File) {
+// is missing, and reports what it cannot create. owner is the root of the sandbox.
+func prepareMountpoints(root *os.File, owner int) {
 	dir, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", root.Fd()))
 	if err != nil {
 		return
 	}
 	defer dir.Close()
 	for _, name := range append(layout.RootDirs(), "etc") {
-		_ = dir.Mkdir(name, 0o755)
+		if dir.Mkdir(name, 0o755) == nil {
+			_ = dir.Lchown(name, owner, owner)
+		}
 	}
 	for _, name := range layout.RootFiles() {
 		if f, err := dir.OpenFile(path.Join("etc", name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755); err == nil {
+			_ = f.Chown(owner, owner)
 			_ = f.Close()
 		}
 	}
@@ -124,24 +127,33 @@ const shimName = "containerd-shim-fsb-v1"
 
 // tryMount mounts an empty overlay.
 func (s *slotRoots) tryMount() error {
-	dir, err := os.MkdirTemp(s.dir, ".try-")
+	root, err := s.tryOverlay(nil)
 	if err != nil {
 		return err
+	}
+	return root.Close()
+}
+
+// tryOverlay mounts an empty overlay, with the owners of a user namespace if users is not nil.
+func (s *slotRoots) tryOverlay(users *os.File) (*os.File, error) {
+	dir, err := os.MkdirTemp(s.dir, ".try-")
+	if err != nil {
+		return nil, err
 	}
 	defer os.RemoveAll(dir)
 	options := make([]string, 0, 3)
 	for _, name := range []string{"lowerdir", "upperdir", "workdir"} {
 		path := filepath.Join(dir, name)
 		if err := os.Mkdir(path, 0o700); err != nil {
-			return err
+			return nil, err
 		}
 		options = append(options, name+"="+path)
 	}
-	root, err := detached([]mount.Mount{{Type: "overlay", Source: "overlay", Options: options}})
-	if err != nil {
-		return err
+	mounts := []mount.Mount{{Type: "overlay", Source: "overlay", Options: options}}
+	if users == nil {
+		return detached(mounts)
 	}
-	return root.Close()
+	return mapped(mounts, users, 0)
 }
 
 func fillRootfs(dir string, binary []byte) error {

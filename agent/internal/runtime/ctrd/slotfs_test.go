@@ -15,7 +15,7 @@ func prepare(t *testing.T, dir string) {
 	root, err := os.Open(dir)
 	require.NoError(t, err)
 	defer root.Close()
-	ctrd.PrepareMountpoints(root)
+	ctrd.PrepareMountpoints(root, os.Geteuid())
 }
 
 func TestPrepareMountpointsCreatesMissing(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -39,6 +40,7 @@ type slots struct {
 type slot struct {
 	conn  *claim.Conn
 	group string
+	first uint32 // id of its user namespace; zero for none
 
 	mu    sync.Mutex // held over the I/O of warming, which a claim of the slot waits for
 	taken bool
@@ -138,8 +140,13 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return fmt.Errorf("starting slot %s: %w", s.ID, err)
 	}
-	record, err := r.slotRecord(ctx, &s, pod, rootfs, dir)
+	first, err := r.users.take(s.ID)
 	if err != nil {
+		return err
+	}
+	record, err := r.slotRecord(ctx, &s, pod, rootfs, dir, first)
+	if err != nil {
+		r.users.release(first, s.ID)
 		return err
 	}
 	// As in Create, calls that were sent are waited for.
@@ -158,16 +165,46 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: s.ID}); err != nil {
 		return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
 	}
-	conn, err := claim.Await(ctx, filepath.Join(dir, claim.SocketName))
-	if err != nil {
+	started := &slot{group: s.Group, first: first}
+	if err := started.connect(ctx, filepath.Join(dir, claim.SocketName)); err != nil {
 		return classify(err, "connecting to slot %s", s.ID)
 	}
-	r.slots.put(s.ID, &slot{conn: conn, group: s.Group})
+	r.slots.put(s.ID, started)
+	return nil
+}
+
+// connect connects to the slot's sandbox-init, which was just started.
+func (s *slot) connect(ctx context.Context, path string) error {
+	conn, err := claim.Await(ctx, path)
+	if err != nil {
+		return err
+	}
+	if mapped := conn.Users() != nil; mapped != (s.first != 0) {
+		_ = conn.Close()
+		return fmt.Errorf("it has a user namespace: %t: %w", mapped, errdefs.ErrInternal)
+	}
+	s.conn = conn
+	return nil
+}
+
+// mount makes the slot hold its root file system, mounted but not attached anywhere.
+func (s *slot) mount(chain string, mounts []mount.Mount) error {
+	var root *os.File
+	var err error
+	if s.first == 0 {
+		root, err = detached(mounts)
+	} else {
+		root, err = mapped(mounts, s.conn.Users(), s.first)
+	}
+	if err != nil {
+		return err
+	}
+	s.setRoot(chain, root)
 	return nil
 }
 
 // slotRecord returns the record of a slot, whose group it has joined.
-func (r *Runtime) slotRecord(ctx context.Context, s *runtime.Slot, p *pod, rootfs, dir string) (containers.Container, error) {
+func (r *Runtime) slotRecord(ctx context.Context, s *runtime.Slot, p *pod, rootfs, dir string, first uint32) (containers.Container, error) {
 	record := containers.Container{ID: s.ID, Labels: s.Labels, Snapshotter: r.config.Snapshotter, SnapshotKey: s.ID}
 	var err error
 	if r.config.Handler.IsOwn() {
@@ -180,6 +217,7 @@ func (r *Runtime) slotRecord(ctx context.Context, s *runtime.Slot, p *pod, rootf
 		return record, err
 	}
 	spec := r.specs.slot(*s, p, rootfs, dir)
+	mapUsers(spec, first)
 	if r.config.Handler.IsOwn() {
 		if err := r.annotate(spec, s.Group, ""); err != nil {
 			return record, err
@@ -230,12 +268,10 @@ func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 	if err != nil {
 		return err
 	}
-	root, err := detached(mounts)
-	if err != nil {
+	if err := held.mount(img.chain, mounts); err != nil {
 		return err
 	}
-	prepareMountpoints(root)
-	held.setRoot(img.chain, root)
+	prepareMountpoints(held.root, int(held.first))
 	return nil
 }
 

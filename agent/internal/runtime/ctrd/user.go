@@ -16,6 +16,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/rootfs"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // maxUserFile is the largest /etc/passwd or /etc/group, in bytes, of an image that is run.
@@ -35,6 +36,8 @@ type userKey struct{ chain, user string }
 type resolvedUser struct {
 	user specs.User
 	home string
+	// foreign is a file of the image with an owner that a user namespace does not have.
+	foreign *rootfs.FileError
 }
 
 // user returns the image's user in numbers, with its groups according to the image's own files. They are read once for each
@@ -46,9 +49,9 @@ func (r *imageStore) user(ctx context.Context, img *image) (specs.User, string, 
 	known, ok := c.users[key]
 	c.mu.Unlock()
 	if ok {
-		return known.user, known.home, nil
+		return known.user, known.home, known.unmapped(img.name)
 	}
-	passwd, group, err := r.userFiles(ctx, img)
+	passwd, group, foreign, err := r.userFiles(ctx, img)
 	if err != nil {
 		return specs.User{}, "", err
 	}
@@ -60,21 +63,44 @@ func (r *imageStore) user(ctx context.Context, img *image) (specs.User, string, 
 		return specs.User{}, "", fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.UserNotFound,
 			"image %s has no user %q", img.name, img.config.User).With("user", img.config.User)
 	}
+	found.foreign = foreign
+	if r.users.on() {
+		found.checkUser()
+	}
 	c.mu.Lock()
 	c.reserve(len(key.chain) + len(key.user) + len(found.home) + 4*len(found.user.AdditionalGids))
 	c.users[key] = found
 	c.mu.Unlock()
-	return found.user, found.home, nil
+	return found.user, found.home, found.unmapped(img.name)
+}
+
+// checkUser notes that the image's user has an id that a user namespace does not have.
+func (u *resolvedUser) checkUser() {
+	for _, id := range append([]uint32{u.user.UID, u.user.GID}, u.user.AdditionalGids...) {
+		if id >= idrange.Size && u.foreign == nil {
+			u.foreign = &rootfs.FileError{Path: "/etc/passwd", Problem: fmt.Sprintf("gives the image's user the id %d", id)}
+		}
+	}
+}
+
+// unmapped returns an error if the image cannot be used in a user namespace.
+func (u *resolvedUser) unmapped(image string) error {
+	if u.foreign == nil {
+		return nil
+	}
+	return fault.New(errdefs.ErrFailedPrecondition, fault.ImageInvalid,
+		"image %s cannot be used: %s, and sandboxes have the ids below %d; use a pool with userNamespace: Disabled, or change the image", image, u.foreign, idrange.Size).
+		With("image", image).With("path", u.foreign.Path)
 }
 
 // userFiles reads /etc/passwd and /etc/group of an image, through a read-only view of its layers. A file that does not exist
-// is empty.
-func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group string, err error) {
+// is empty. foreign is a file whose owner a user namespace does not have, if containers have one.
+func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group string, foreign *rootfs.FileError, err error) {
 	// The lease expires, so that the view is removed even if this process dies before it removes it.
 	manager := r.client.LeasesService()
 	lease, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute))
 	if err != nil {
-		return "", "", classify(err, "leasing a view of image %s", img.name)
+		return "", "", nil, classify(err, "leasing a view of image %s", img.name)
 	}
 	leased := leases.WithLease(ctx, lease.ID)
 	defer cleanup(ctx, func(ctx context.Context) { _ = manager.Delete(ctx, lease) })
@@ -82,19 +108,24 @@ func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group s
 	mounts, err := snapshotter.View(leased, view, img.chain)
 	if errdefs.IsNotFound(err) {
 		if err := r.unpack(ctx, img); err != nil {
-			return "", "", err
+			return "", "", nil, err
 		}
 		mounts, err = snapshotter.View(leased, view, img.chain)
 	}
 	if err != nil {
-		return "", "", classify(err, "viewing image %s", img.name)
+		return "", "", nil, classify(err, "viewing image %s", img.name)
 	}
 	defer cleanup(ctx, func(ctx context.Context) { _ = snapshotter.Remove(ctx, view) })
 	files, err := rootfs.ReadFiles(ctx, mounts, maxUserFile, "/etc/passwd", "/etc/group")
 	if err != nil {
-		return "", "", fileFault(err, img.name)
+		return "", "", nil, fileFault(err, img.name)
 	}
-	return files[0], files[1], nil
+	if r.users.on() {
+		if err := rootfs.CheckOwners(ctx, mounts, idrange.Size); err != nil && !errors.As(err, &foreign) {
+			return "", "", nil, fileFault(err, img.name)
+		}
+	}
+	return files[0], files[1], foreign, nil
 }
 
 // cleanup removes something that expires by itself, even if ctx has ended.

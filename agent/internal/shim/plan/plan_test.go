@@ -26,6 +26,7 @@ func valid() *specs.Spec {
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro"}},
 			{Destination: "/etc/hosts", Type: "bind", Source: "/pod/hosts", Options: []string{"rbind", "rprivate", "ro", "nosuid"}},
 		},
 		Linux: &specs.Linux{
@@ -58,18 +59,21 @@ func TestPlan(t *testing.T) {
 	require.Equal(t, "/run/netns/pod1", p.Network)
 	require.False(t, p.OwnNetwork)
 	require.Equal(t, "/slots/1", p.Root)
-	require.Equal(t, []plan.Bind{
+	require.Equal(t, []plan.Mount{
 		{Source: "/logs/c/claim", Attributes: wire.NoSUID | wire.NoDev | wire.NoExec},
+		{Type: plan.Devices, Options: "mode=755,size=65536k", Attributes: wire.NoSUID | unix.MOUNT_ATTR_STRICTATIME},
+		{Type: plan.Sysfs, Attributes: wire.ReadOnly},
 		{Source: "/pod/hosts", Attributes: wire.ReadOnly | wire.NoSUID},
-	}, p.Binds)
+	}, p.Mounts)
 	require.Equal(t, []wire.SetupMount{
 		{Destination: "/fsb", FD: 1},
 		{Destination: "/proc", Type: "proc", Flags: unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV},
-		{Destination: "/dev", Type: "tmpfs", Data: "mode=755,size=65536k", Flags: unix.MS_NOSUID | unix.MS_STRICTATIME},
-		{Destination: "/fsb-etc/hosts", FD: 2},
+		{Destination: "/dev", FD: 2},
+		{Destination: "/sys", FD: 3},
+		{Destination: "/fsb-etc/hosts", FD: 4},
 	}, p.Setup.Mounts)
 	require.Equal(t, "box", p.Setup.Hostname)
-	require.Equal(t, []wire.Rlimit{{Resource: unix.RLIMIT_NOFILE, Soft: 7, Hard: 8}}, p.Setup.Rlimits)
+	require.Equal(t, []wire.Rlimit{{Resource: unix.RLIMIT_NOFILE, Soft: 7, Hard: 8}}, p.Rlimits)
 	require.EqualValues(t, 1<<unix.CAP_CHOWN|1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SETPCAP, p.Setup.Capabilities.Bounding)
 	_, err = wire.EncodeSetup(&p.Setup)
 	require.NoError(t, err)
@@ -88,6 +92,26 @@ func TestOwnNetwork(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, p.OwnNetwork)
 	require.True(t, p.Setup.Loopback)
+	require.Contains(t, p.Setup.Mounts, wire.SetupMount{Destination: "/sys", Type: "sysfs", Flags: unix.MS_RDONLY}, "the host cannot make it before the namespace is there")
+}
+
+// withUsers gives a spec a user namespace.
+func withUsers(s *specs.Spec, m ...specs.LinuxIDMapping) {
+	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+	s.Linux.UIDMappings, s.Linux.GIDMappings = m, m
+}
+
+func TestUserNamespace(t *testing.T) {
+	s := valid()
+	withUsers(s, specs.LinuxIDMapping{HostID: 1 << 28, Size: 65536})
+	p, err := parse(t, s)
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<28, p.FirstID)
+	require.True(t, p.Setup.UserNamespace)
+	p, err = parse(t, valid())
+	require.NoError(t, err)
+	require.Zero(t, p.FirstID)
+	require.False(t, p.Setup.UserNamespace)
 }
 
 // TestUnsupported: what the runtime does not do is refused, and nothing is half applied.
@@ -108,6 +132,19 @@ func TestUnsupported(t *testing.T) {
 		"propagation":             func(s *specs.Spec) { s.Linux.RootfsPropagation = "shared" },
 		"a personality":           func(s *specs.Spec) { s.Linux.Personality = &specs.LinuxPersonality{} },
 		"id mappings":             func(s *specs.Spec) { s.Linux.UIDMappings = []specs.LinuxIDMapping{{Size: 1}} },
+		"a namespace without ids": func(s *specs.Spec) { withUsers(s) },
+		"few ids":                 func(s *specs.Spec) { withUsers(s, specs.LinuxIDMapping{HostID: 1 << 28, Size: 10}) },
+		"the host's ids":          func(s *specs.Spec) { withUsers(s, specs.LinuxIDMapping{Size: 65536}) },
+		"ids beyond the last":     func(s *specs.Spec) { withUsers(s, specs.LinuxIDMapping{HostID: 1<<32 - 2, Size: 65536}) },
+		"ids from another one":    func(s *specs.Spec) { withUsers(s, specs.LinuxIDMapping{ContainerID: 1, HostID: 1 << 28, Size: 65536}) },
+		"other ids of groups": func(s *specs.Spec) {
+			withUsers(s, specs.LinuxIDMapping{HostID: 1 << 28, Size: 65536})
+			s.Linux.GIDMappings = []specs.LinuxIDMapping{{HostID: 1 << 29, Size: 65536}}
+		},
+		"another's users": func(s *specs.Spec) {
+			withUsers(s, specs.LinuxIDMapping{HostID: 1 << 28, Size: 65536})
+			s.Linux.Namespaces[len(s.Linux.Namespaces)-1].Path = "/proc/1/ns/user"
+		},
 		"id mappings of a mount":  func(s *specs.Spec) { s.Mounts[0].GIDMappings = []specs.LinuxIDMapping{{Size: 1}} },
 		"an unknown capability":   func(s *specs.Spec) { s.Process.Capabilities.Bounding = []string{"CAP_NONE"} },
 		"an unknown limit":        func(s *specs.Spec) { s.Process.Rlimits[0].Type = "RLIMIT_NONE" },
@@ -120,8 +157,8 @@ func TestUnsupported(t *testing.T) {
 		"a relative mount point":  func(s *specs.Spec) { s.Mounts[0].Destination = "proc" },
 		"a mount point with ..":   func(s *specs.Spec) { s.Mounts[0].Destination = "/proc/../x" },
 		"an unknown mount":        func(s *specs.Spec) { s.Mounts[0].Type = "ext4" },
-		"a bind elsewhere":        func(s *specs.Spec) { s.Mounts[2].Destination = "/etc/shadow" },
-		"a relative source":       func(s *specs.Spec) { s.Mounts[2].Source = "hosts" },
+		"a bind elsewhere":        func(s *specs.Spec) { s.Mounts[3].Destination = "/etc/shadow" },
+		"a relative source":       func(s *specs.Spec) { s.Mounts[3].Source = "hosts" },
 		"no cgroup":               func(s *specs.Spec) { s.Linux.CgroupsPath = "" },
 		"the root cgroup":         func(s *specs.Spec) { s.Linux.CgroupsPath = "/" },
 		"a cgroup with ..":        func(s *specs.Spec) { s.Linux.CgroupsPath = "/kubepods/../x" },

@@ -62,6 +62,7 @@ func Environment() []string { return []string{"GOGC=off", "GOMAXPROCS=1", "GODEB
 type Conn struct {
 	conn    *net.UnixConn
 	version uint32
+	users   *os.File
 }
 
 // Connect connects to a slot that waits, and reads its hello. A slot takes one connection in its life: the second attempt
@@ -76,7 +77,7 @@ func Connect(ctx context.Context, path string) (*Conn, error) {
 	}
 	c := &Conn{conn: conn}
 	if err := c.hello(ctx); err != nil {
-		_ = conn.Close()
+		_ = c.Close()
 		return nil, fmt.Errorf("reading the hello of a slot: %w", err)
 	}
 	return c, nil
@@ -120,7 +121,7 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 
 func (c *Conn) hello(ctx context.Context) error {
 	return c.during(ctx, func() error {
-		kind, payload, err := c.read()
+		kind, payload, err := ReadFrame(&withUsers{c})
 		if err != nil {
 			return err
 		}
@@ -131,6 +132,43 @@ func (c *Conn) hello(ctx context.Context) error {
 		return err
 	})
 }
+
+// withUsers reads a connection, and keeps the user namespace that comes with what it reads.
+type withUsers struct{ c *Conn }
+
+func (w *withUsers) Read(b []byte) (int, error) {
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, rightsLen, _, _, err := w.c.conn.ReadMsgUnix(b, rights)
+	if err != nil {
+		return n, err
+	}
+	if n == 0 && len(b) > 0 {
+		return 0, io.EOF
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:rightsLen])
+	if err != nil {
+		return n, err
+	}
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			return n, err
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			f := os.NewFile(uintptr(fd), "user namespace")
+			if w.c.users != nil {
+				_ = f.Close()
+				continue
+			}
+			w.c.users = f
+		}
+	}
+	return n, nil
+}
+
+// Users returns the user namespace of the slot; nil if that is the host's. It belongs to the connection.
+func (c *Conn) Users() *os.File { return c.users }
 
 // Version returns the version of the protocol that the slot's init speaks. Version 1 understands all fields of Claim.
 func (c *Conn) Version() uint32 { return c.version }
@@ -198,7 +236,13 @@ func (c *Conn) Go(ctx context.Context) error {
 }
 
 // Close closes the connection. Before Go this ends the slot; after Go it has no effect on the sandbox.
-func (c *Conn) Close() error { return c.conn.Close() }
+func (c *Conn) Close() error {
+	err := c.conn.Close()
+	if c.users != nil {
+		_ = c.users.Close()
+	}
+	return err
+}
 
 // during runs f and ends its I/O when ctx ends.
 func (c *Conn) during(ctx context.Context, f func() error) error {

@@ -160,14 +160,13 @@ func TestLargeListsAreRefusedAtOnce(t *testing.T) {
 }
 
 func TestSetupRoundTrip(t *testing.T) {
-	score := int32(-5)
 	want := &wire.Setup{
 		Hostname: "slot", Loopback: true, Masked: []string{"/proc/kcore"}, Readonly: []string{"/proc/sys", "/proc/bus"},
 		Mounts: []wire.SetupMount{
 			{Destination: "/fsb", FD: 1}, {Destination: "/dev", Type: "tmpfs", Data: "mode=755", Flags: 1 << 40}, {Destination: "/proc", Type: "proc", Flags: 14},
 		},
-		Capabilities: wire.Capabilities{Bounding: 1, Effective: 2, Permitted: 3, Inheritable: 4, Ambient: 5},
-		Rlimits:      []wire.Rlimit{{Resource: 7, Soft: 1, Hard: 2}}, OOMScoreAdj: &score,
+		Capabilities:  wire.Capabilities{Bounding: 1, Effective: 2, Permitted: 3, Inheritable: 4, Ambient: 5},
+		UserNamespace: true,
 	}
 	raw, err := wire.EncodeSetup(want)
 	require.NoError(t, err)
@@ -185,7 +184,6 @@ func TestInvalidSetups(t *testing.T) {
 		"a relative mount point":   {Mounts: []wire.SetupMount{{Destination: "proc"}}},
 		"a zero byte in an option": {Mounts: []wire.SetupMount{{Destination: "/p", Data: "a\x00b"}}},
 		"a relative path":          {Masked: []string{"proc"}},
-		"too many limits":          {Rlimits: make([]wire.Rlimit, 17)},
 		"too many mounts":          {Readonly: slices.Repeat([]string{"/a"}, wire.MaxMounts+1)},
 	} {
 		_, err := wire.EncodeSetup(s)
