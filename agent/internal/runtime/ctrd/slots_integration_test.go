@@ -34,6 +34,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -121,7 +122,7 @@ func TestMovedTagIsClaimedAsItIsNow(t *testing.T) {
 // TestEqualConfinement runs one program in all ways and compares all that it can see of its confinement.
 func TestEqualConfinement(t *testing.T) {
 	s := containerd.Start(t)
-	runc, fsb := withSlots(t, s), newRuntime(t, s, own(t, s))
+	runc, fsb, users := withSlots(t, s), newRuntime(t, s, own(t, s)), newRuntime(t, s, mapped(t, s))
 	probe := filepath.Join(t.TempDir(), "probe")
 	out, err := exec.CommandContext(t.Context(), "env", "CGO_ENABLED=0", "go", "build", "-o", probe, "../../slot/probe").CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -148,12 +149,15 @@ func TestEqualConfinement(t *testing.T) {
 				name    string
 				runtime *ctrd.Runtime
 				slot    bool
-			}{{"runc", runc, false}, {"a slot of runc", runc, true}, {"fsb", fsb, false}, {"a slot of fsb", fsb, true}} {
+			}{{"runc", runc, false}, {"a slot of runc", runc, true}, {"fsb", fsb, false}, {"a slot of fsb", fsb, true}, {"fsb with users", users, false}, {"a slot of fsb with users", users, true}} {
 				b := box(t, s, way.slot, c.image, "/probe")
 				c.change(&b)
 				seen := probeReport(t, s, way.runtime, b)
 				if want == nil {
 					want = seen
+				}
+				if way.runtime == users {
+					seen = withoutUsers(t, seen)
 				}
 				for _, key := range slices.Sorted(maps.Keys(want)) {
 					require.Equal(t, want[key], seen[key], "%s: runc, then %s", key, way.name)
@@ -164,6 +168,31 @@ func TestEqualConfinement(t *testing.T) {
 			require.NotEmpty(t, want["cgroup"])
 		})
 	}
+}
+
+// withoutUsers checks what is different in a user namespace, and returns the report without it.
+func withoutUsers(t *testing.T, seen map[string]any) map[string]any {
+	t.Helper()
+	for _, key := range []string{"UIDs", "GIDs"} {
+		ids := strings.Fields(seen[key].(string))
+		require.Len(t, ids, 3)
+		first, err := strconv.Atoi(ids[1])
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, first, idrange.DefaultFirst)
+		require.Equal(t, []string{"0", "65536"}, []string{ids[0], ids[2]})
+		seen[key] = "0 0 4294967295"
+	}
+	// The kernel's own files, and the view of the agent's network, belong to root of the node, who is nobody there.
+	owners := seen["Owners"].(map[string]any)
+	for _, path := range []string{"/proc/sys", "/sys"} {
+		rest, ok := strings.CutPrefix(owners[path].(string), "65534:65534 ")
+		require.True(t, ok, "%s: %s", path, owners[path])
+		owners[path] = "0:0 " + rest
+	}
+	for i, m := range seen["Mounts"].([]any) {
+		seen["Mounts"].([]any)[i] = strings.Replace(m.(string), ",idmapped", "", 1)
+	}
+	return seen
 }
 
 // probeReport runs the probe in a container and returns its report, with the limits that its cgroup has.

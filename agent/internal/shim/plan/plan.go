@@ -58,7 +58,7 @@ type Plan struct {
 	OOMScoreAdj *int32
 	// Root is the directory with the root of slots.
 	Root string
-	// Mounts are made on the host, and attached in the slot with the descriptors 1, 2, … of Setup.
+	// Mounts are made on the host, and attached in the slot with the descriptors 1, 2, … of Setup. One of Type Sysfs is the last.
 	Mounts []Mount
 	// Setup is sandbox-init's part.
 	Setup wire.Setup
@@ -225,7 +225,7 @@ func (p *Plan) mounts(s *specs.Spec) error {
 		}
 		p.Setup.Mounts = append(p.Setup.Mounts, wire.SetupMount{Destination: m.Destination, Type: kind, Data: data, Flags: flags})
 	}
-	return nil
+	return p.sysfsLast()
 }
 
 // made has the host make a mount, if sandbox-init could not make it in a user namespace: devices, and the view of a network namespace that is
@@ -241,6 +241,29 @@ func (p *Plan) made(m specs.Mount) bool {
 		return false
 	}
 	return true
+}
+
+// sysfsLast moves the mount that is made in the network namespace, after all others, to the end.
+func (p *Plan) sysfsLast() error {
+	isSysfs := func(m Mount) bool { return m.Type == Sysfs }
+	at := slices.IndexFunc(p.Mounts, isSysfs)
+	if at < 0 {
+		return nil
+	}
+	last := p.Mounts[at]
+	if p.Mounts = slices.Delete(p.Mounts, at, at+1); slices.ContainsFunc(p.Mounts, isSysfs) {
+		return unsupported("two mounts of sysfs")
+	}
+	p.Mounts = append(p.Mounts, last)
+	for i, m := range p.Setup.Mounts {
+		switch first := uint32(at) + 1; {
+		case m.FD == first:
+			p.Setup.Mounts[i].FD = uint32(len(p.Mounts))
+		case m.FD > first:
+			p.Setup.Mounts[i].FD--
+		}
+	}
+	return nil
 }
 
 // file has a file of the host bound where the slot keeps it for the claim.

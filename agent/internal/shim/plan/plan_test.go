@@ -62,15 +62,15 @@ func TestPlan(t *testing.T) {
 	require.Equal(t, []plan.Mount{
 		{Source: "/logs/c/claim", Attributes: wire.NoSUID | wire.NoDev | wire.NoExec},
 		{Type: plan.Devices, Options: "mode=755,size=65536k", Attributes: wire.NoSUID | unix.MOUNT_ATTR_STRICTATIME},
-		{Type: plan.Sysfs, Attributes: wire.ReadOnly},
 		{Source: "/pod/hosts", Attributes: wire.ReadOnly | wire.NoSUID},
+		{Type: plan.Sysfs, Attributes: wire.ReadOnly},
 	}, p.Mounts)
 	require.Equal(t, []wire.SetupMount{
 		{Destination: "/fsb", FD: 1},
 		{Destination: "/proc", Type: "proc", Flags: unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV},
 		{Destination: "/dev", FD: 2},
-		{Destination: "/sys", FD: 3},
-		{Destination: "/fsb-etc/hosts", FD: 4},
+		{Destination: "/sys", FD: 4},
+		{Destination: "/fsb-etc/hosts", FD: 3},
 	}, p.Setup.Mounts)
 	require.Equal(t, "box", p.Setup.Hostname)
 	require.Equal(t, []wire.Rlimit{{Resource: unix.RLIMIT_NOFILE, Soft: 7, Hard: 8}}, p.Rlimits)
@@ -157,6 +157,7 @@ func TestUnsupported(t *testing.T) {
 		"a relative mount point":  func(s *specs.Spec) { s.Mounts[0].Destination = "proc" },
 		"a mount point with ..":   func(s *specs.Spec) { s.Mounts[0].Destination = "/proc/../x" },
 		"an unknown mount":        func(s *specs.Spec) { s.Mounts[0].Type = "ext4" },
+		"sysfs twice":             func(s *specs.Spec) { s.Mounts = append(s.Mounts, s.Mounts[2]) },
 		"a bind elsewhere":        func(s *specs.Spec) { s.Mounts[3].Destination = "/etc/shadow" },
 		"a relative source":       func(s *specs.Spec) { s.Mounts[3].Source = "hosts" },
 		"no cgroup":               func(s *specs.Spec) { s.Linux.CgroupsPath = "" },
@@ -195,7 +196,7 @@ func FuzzParse(f *testing.F) {
 		}
 		require.Equal(t, byte('/'), p.Cgroup[0])
 		for _, m := range p.Setup.Mounts {
-			require.LessOrEqual(t, int(m.FD), len(p.Binds))
+			require.LessOrEqual(t, int(m.FD), len(p.Mounts))
 		}
 	})
 }

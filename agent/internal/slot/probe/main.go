@@ -31,6 +31,8 @@ type Report struct {
 	Unreadable map[string]string // masked and read-only paths: the result of reading or writing them
 	Syscalls   map[string]string // the result of each
 	Keyring    string            // the session keyring's type, owner and rights
+	UIDs, GIDs string            // the ids of the user namespace
+	Owners     map[string]string // of files of the image, of the agent and of the kernel
 	Processes  []string          // the commands of all processes in /proc
 }
 
@@ -53,6 +55,8 @@ func main() {
 	r.Unreadable = paths()
 	r.Syscalls = calls()
 	r.Keyring = keyring()
+	r.UIDs, r.GIDs = strings.Join(strings.Fields(content("/proc/self/uid_map")), " "), strings.Join(strings.Fields(content("/proc/self/gid_map")), " ")
+	r.Owners = owners()
 	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, p := range processes {
 		r.Processes = append(r.Processes, strings.ReplaceAll(content(p), "\x00", " "))
@@ -150,6 +154,19 @@ func paths() map[string]string {
 			_ = f.Close()
 		}
 		found["write "+p] = outcome(err)
+	}
+	return found
+}
+
+func owners() map[string]string {
+	found := map[string]string{}
+	for _, p := range []string{"/", "/probe", "/etc/hostname", "/dev", "/dev/null", "/dev/stdin", "/dev/pts", "/dev/shm", "/proc/self/stat", "/proc/sys", "/sys"} {
+		var st unix.Stat_t
+		if err := unix.Lstat(p, &st); err != nil {
+			found[p] = outcome(err)
+			continue
+		}
+		found[p] = fmt.Sprintf("%d:%d %o", st.Uid, st.Gid, st.Mode)
 	}
 	return found
 }
