@@ -12,7 +12,7 @@ import (
 // The rules, as long as no clock runs twice as fast as another:
 //
 //   - A term is only taken by a write of the Lease that succeeds if the Lease has not changed since it was read, and it is higher than
-//     that of the Lease as it was read. So two processes never have the same term, as long as nobody deletes the Lease.
+//     that of the Lease as it was read. So two processes never have the same term, as long as the Lease is not deleted.
 //   - A process certainly leads for certainAge after it began its last write that succeeded.
 //   - A standby writes the Lease of a holder that has ended after it has read the same Lease for vacantAge, twice as long. Whatever
 //     led it to assume that the holder has ended, a holder that still writes the Lease keeps it.

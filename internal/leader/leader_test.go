@@ -270,7 +270,7 @@ func TestInherit(t *testing.T) {
 }
 
 // TestEnded: a standby that knows that the leader has ended leads long before the Lease expires, and then renews as any leader does. A
-// leader that still renews keeps the Lease, whatever anyone says about it.
+// leader that still renews keeps the Lease, even if it is reported to have ended.
 func TestEnded(t *testing.T) {
 	const vacant = time.Second / 4 // a quarter of timing.LeaseDuration
 	begin := func(t *testing.T) (s *server, a, b *process) {
@@ -281,7 +281,7 @@ func TestEnded(t *testing.T) {
 		eventually(t, "b knows who leads", func() bool { state, _ := b.State(); return state.Holder == "a" })
 		return s, a, b
 	}
-	// say repeats what the standby is told for a while.
+	// say repeats the report to the standby for a while.
 	say := func(b *process, holder string, d time.Duration) {
 		for range d / tick {
 			b.Ended(holder)

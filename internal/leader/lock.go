@@ -88,7 +88,7 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 }
 
 // Ended reports that the process that holds the Lease seems to have ended, so that this process need not wait for the expiry of the
-// Lease if the holder does not write it any more. It must be repeated for as long as it seems so.
+// Lease if the holder no longer writes it. It must be repeated for as long as it seems so.
 func (l *Lock) Ended(holder string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

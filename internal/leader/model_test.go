@@ -240,7 +240,7 @@ func (c *candidate) message(deliver func()) {
 	m.at(delay, deliver)
 }
 
-// poll is one attempt to acquire or renew the Lease; the next begins after the period, whatever becomes of this one.
+// poll is one attempt to acquire or renew the Lease; the next begins after the period, even if this one has no answer.
 func (c *candidate) poll() {
 	m := c.model
 	period := m.timing.RetryPeriod

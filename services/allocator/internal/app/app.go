@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -139,7 +140,11 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go("announcements", p.announce.Run)
 	g.Go("readiness", func(ctx context.Context) error { return a.sweep(ctx, p) })
 	g.After("informers", func(ctx context.Context) error {
-		return p.source.run(ctx, func() { p.server.SetReady(true); close(p.synced) })
+		return p.source.run(ctx, func() {
+			p.server.SetReady(true)
+			close(p.synced)
+			debug.FreeOSMemory() // a start takes more than what follows, and Go returns memory at its leisure
+		})
 	})
 	g.After("agents", func(ctx context.Context) error { return after(ctx, p.drain, p.feed.Run) })
 	g.After("background", func(ctx context.Context) error { return after(ctx, p.drain, background) })

@@ -135,7 +135,7 @@ func (l *list) value() ([]byte, error) {
 	}
 }
 
-// more reads more, and drops what is not needed any more.
+// more reads more, and drops what is no longer needed.
 func (l *list) more() error {
 	if l.ended {
 		return io.ErrUnexpectedEOF
