@@ -109,7 +109,7 @@ func (s source) WatchWithContext(ctx context.Context, options metav1.ListOptions
 func (s source) ListWithContext(ctx context.Context, options metav1.ListOptions) (apiruntime.Object, error) {
 	options.Limit = 0
 	list, err := s.list(ctx, options)
-	if errors.As(err, new(brokenOff)) && ctx.Err() == nil {
+	if errors.As(err, new(brokenOffError)) && ctx.Err() == nil {
 		list, err = s.list(ctx, metav1.ListOptions{Limit: pageSize})
 	}
 	if err != nil {
@@ -118,11 +118,11 @@ func (s source) ListWithContext(ctx context.Context, options metav1.ListOptions)
 	return list, nil
 }
 
-// brokenOff is the error of an answer that was not read to its end.
-type brokenOff struct{ error }
+// brokenOffError is the error of an answer that was not read to its end.
+type brokenOffError struct{ error }
 
 // Unwrap returns the reason.
-func (b brokenOff) Unwrap() error { return b.error }
+func (b brokenOffError) Unwrap() error { return b.error }
 
 // list reads one list, which may have several pages.
 func (s source) list(ctx context.Context, options metav1.ListOptions) (*v1alpha1.SandboxList, error) {
@@ -171,7 +171,7 @@ func (s source) page(ctx context.Context, options metav1.ListOptions, item func(
 	defer func() { _ = body.Close() }()
 	meta, err := split(body, item)
 	if err != nil {
-		return metav1.ListMeta{}, brokenOff{err}
+		return metav1.ListMeta{}, brokenOffError{err}
 	}
 	return meta, nil
 }

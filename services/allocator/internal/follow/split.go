@@ -145,7 +145,7 @@ func (l *list) more() error {
 	l.buffer = slices.Grow(l.buffer, readSize)
 	n, err := l.source.Read(l.buffer[len(l.buffer):cap(l.buffer)])
 	l.buffer = l.buffer[:len(l.buffer)+n]
-	if err == io.EOF { //nolint:errorlint // readers return it as it is
+	if err == io.EOF {
 		l.ended = true
 		err = nil
 	}
