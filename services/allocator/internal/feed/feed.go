@@ -37,7 +37,7 @@ const (
 // A link that waits for its agent for longer than turnTime gives its turn to the next.
 const (
 	turns    = 64
-	turnTime = 500 * time.Millisecond
+	turnTime = 2 * time.Second // that of a handshake, see rpc.Dial
 )
 
 // Sink receives the agents and their states.

@@ -55,6 +55,6 @@ func TestLinksConnectInTurn(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return agent.streams.Load() == turns }, testkit.Timeout, testkit.Tick)
 	require.Never(t, func() bool { return agent.streams.Load() > turns }, 10*testkit.Tick, testkit.Tick)
-	c.Step(500 * time.Millisecond)
+	c.Step(2 * time.Second)
 	require.Eventually(t, func() bool { return agent.streams.Load() == agents }, testkit.Timeout, testkit.Tick)
 }
