@@ -26,15 +26,20 @@ var retries = backoff.Policy{Initial: 250 * time.Millisecond, Max: time.Second}
 // New is cache.NewSharedIndexInformer with a source that repeats requests which did not reach the API server, or which it could not
 // handle for the moment. It is the NewInformer of controller-runtime's cache.Options.
 func New(source cache.ListerWatcher, example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+	return cache.NewSharedIndexInformer(Retrying(source), example, resync, indexers)
+}
+
+// Retrying returns the source of New.
+func Retrying(source cache.ListerWatcher) cache.ListerWatcher {
 	inner := cache.ToListerWatcherWithContext(source)
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return retry(ctx, func() (runtime.Object, error) { return inner.ListWithContext(ctx, options) })
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			return retry(ctx, func() (watch.Interface, error) { return inner.WatchWithContext(ctx, options) })
 		},
-	}, source), example, resync, indexers)
+	}, source)
 }
 
 func retry[T any](ctx context.Context, call func() (T, error)) (answer T, err error) {

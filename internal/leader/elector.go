@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -32,7 +33,10 @@ import (
 // or start again.
 var ErrLeadershipLost = errors.New("another process leads now")
 
-// Defaults: a dead leader is replaced within about LeaseDuration + RetryPeriod.
+// suspectedPeriod is the interval in which the Lease is read while its holder seems to have ended.
+const suspectedPeriod = 50 * time.Millisecond
+
+// Defaults: a dead leader is replaced within about LeaseDuration + RetryPeriod, and within a quarter of that if it is known to have ended.
 const (
 	DefaultLeaseDuration = 5 * time.Second
 	DefaultRenewDeadline = 4 * time.Second
@@ -63,18 +67,20 @@ func New(cfg Config) *Elector {
 	if cfg.Timing == (Timing{}) {
 		cfg.Timing = DefaultTiming()
 	}
-	return &Elector{config: cfg, Lock: NewLock(&resourcelock.LeaseLock{
+	lock := NewLock(&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: cfg.Name},
 		Client:     cfg.Leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: cfg.Identity},
-	}, cfg.RenewDeadline/2)}
+	}, cfg.RenewDeadline/2)
+	lock.vacantAge = cfg.vacantAge()
+	return &Elector{config: cfg, Lock: lock}
 }
 
 // Confirm reports whether this process certainly leads, so that no other process has led until now: its last write of the Lease
 // is too recent for another process to have acquired it since, or the API server confirms it. State alone is not certain after
 // this process was suspended.
 func (e *Elector) Confirm(ctx context.Context) (bool, error) {
-	return e.confirm(ctx, e.config.LeaseDuration/2)
+	return e.confirm(ctx, e.config.certainAge())
 }
 
 func (e *Elector) confirm(ctx context.Context, age time.Duration) (bool, error) {
@@ -121,17 +127,51 @@ func (e *Elector) Run(ctx context.Context) error {
 // compete runs one election after the other: client-go's elector ends when it cannot renew in time.
 func (e *Elector) compete(ctx context.Context) error {
 	for ctx.Err() == nil {
-		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: e.Lock, Name: e.config.Name,
-			LeaseDuration: e.config.LeaseDuration, RenewDeadline: e.config.RenewDeadline, RetryPeriod: e.config.RetryPeriod,
-			// The lock reports all changes, in order.
-			Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
-		})
-		if err != nil {
-			return fmt.Errorf("making the elector: %w", err)
+		if err := e.elect(ctx, e.suspects()); err != nil {
+			return err
 		}
-		elector.Run(ctx)
 	}
+	return nil
+}
+
+// elect runs one election. While the holder is suspected it reads the Lease often, until this process leads or the suspicion is over;
+// client-go's elector has one interval for reading and for renewing.
+func (e *Elector) elect(ctx context.Context, suspected bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	period := e.config.RetryPeriod
+	if suspected {
+		period = min(period, suspectedPeriod)
+		ctx, cancel = context.WithTimeout(ctx, 2*e.config.vacantAge())
+		defer cancel()
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: e.Lock, Name: e.config.Name,
+		LeaseDuration: e.config.LeaseDuration, RenewDeadline: e.config.RenewDeadline, RetryPeriod: period,
+		// The lock reports all changes, in order.
+		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
+	})
+	if err != nil {
+		return fmt.Errorf("making the elector: %w", err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		defer cancel()
+		for {
+			_, changed := e.State()
+			if e.suspects() != suspected {
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	elector.Run(ctx)
 	return nil
 }
 

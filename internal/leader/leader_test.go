@@ -142,6 +142,13 @@ func (s *server) delete() {
 	s.lease = nil
 }
 
+// versions returns the number of writes.
+func (s *server) versions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
 func (s *server) get() *coordv1.Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,6 +267,59 @@ func TestInherit(t *testing.T) {
 			require.Equal(t, test.led, b.leads())
 		}))
 	}
+}
+
+// TestEnded: a standby that knows that the leader has ended leads long before the Lease expires, and then renews as any leader does. A
+// leader that still renews keeps the Lease, even if it is reported to have ended.
+func TestEnded(t *testing.T) {
+	const vacant = time.Second / 4 // a quarter of timing.LeaseDuration
+	begin := func(t *testing.T) (s *server, a, b *process) {
+		s = &server{}
+		a = start(t, s, "a")
+		eventually(t, "a leads", a.leads)
+		b = start(t, s, "b")
+		eventually(t, "b knows who leads", func() bool { state, _ := b.State(); return state.Holder == "a" })
+		return s, a, b
+	}
+	// say repeats the report to the standby for a while.
+	say := func(b *process, holder string, d time.Duration) {
+		for range d / tick {
+			b.Ended(holder)
+			<-time.After(tick)
+		}
+	}
+	t.Run("it has", inBubble(func(t *testing.T) {
+		s, a, b := begin(t)
+		a.view.set(true) // it is killed
+		say(b, "a", vacant-tick)
+		require.Zero(t, b.Term(), "a may be certain that it leads until now")
+		say(b, "a", vacant/2)
+		require.EqualValues(t, 2, b.Term())
+		version := s.versions()
+		<-time.After(time.Second)
+		renewed := s.versions() - version
+		require.InDelta(t, int(time.Second/timing.RetryPeriod), renewed, 3, "it renews at the usual interval")
+	}))
+	t.Run("it has not", inBubble(func(t *testing.T) {
+		_, a, b := begin(t)
+		say(b, "a", 4*time.Second)
+		require.True(t, a.leads())
+		require.Zero(t, b.Term())
+	}))
+	t.Run("another has", inBubble(func(t *testing.T) {
+		_, a, b := begin(t)
+		a.view.set(true)
+		say(b, "c", timing.LeaseDuration/2)
+		require.Zero(t, b.Term())
+	}))
+	t.Run("no longer", inBubble(func(t *testing.T) {
+		_, a, b := begin(t)
+		b.Ended("a")
+		<-time.After(2 * vacant)
+		a.view.set(true)
+		<-time.After(timing.LeaseDuration / 2)
+		require.Zero(t, b.Term(), "what was true once is no evidence")
+	}))
 }
 
 func TestConfirm(t *testing.T) {

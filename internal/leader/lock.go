@@ -17,21 +17,17 @@ type Lock struct {
 	resourcelock.Interface
 
 	timeout time.Duration
+	// vacantAge is how long a holder that has ended keeps the Lease; 0: until it expires.
+	vacantAge time.Duration
 
-	mu     sync.Mutex
-	term   int64     // of this process's last write; 0 if there was none
-	wrote  time.Time // when this process began its last successful write
-	floor  int64     // the lowest term that the next write may carry
-	seen   int64     // the highest term that the Lease had
-	holder string
-	// lost is set once another process held the Lease after this one.
-	lost    bool
-	changed chan struct{} // closed at each change of the above
+	mu      sync.Mutex
+	claim   claim
+	changed chan struct{} // closed at each change of the state
 }
 
 // NewLock returns a lock over inner, which must not be used otherwise. Each call is bounded by timeout.
 func NewLock(inner resourcelock.Interface, timeout time.Duration) *Lock {
-	return &Lock{Interface: inner, timeout: timeout, changed: make(chan struct{})}
+	return &Lock{Interface: inner, timeout: timeout, claim: claim{identity: inner.Identity()}, changed: make(chan struct{})}
 }
 
 // State is the state of a Lock.
@@ -49,11 +45,7 @@ type State struct {
 func (l *Lock) State() (State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := State{Holder: l.holder, Lost: l.lost}
-	if l.term >= l.floor && l.holder == l.Identity() && !l.lost {
-		s.Term = l.term
-	}
-	return s, l.changed
+	return State{Term: l.claim.leading(), Holder: l.claim.holder, Lost: l.claim.lost}, l.changed
 }
 
 // Term implements rpc.Leader: State's term.
@@ -67,23 +59,52 @@ func (l *Lock) Term() int64 {
 func (l *Lock) Superseded(term int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if term >= max(l.term, l.floor) { // otherwise the answer is outdated
-		l.floor = term + 1
+	if l.claim.superseded(term) {
 		l.wake()
 	}
 }
 
-// Get implements resourcelock.Interface.
+// Get implements resourcelock.Interface. The Lease of a holder that has ended is returned as one without a holder, so that
+// client-go's elector writes it before it has expired.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
 	record, raw, err := l.Interface.Get(ctx)
-	if err == nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.observe(record)
+	if err != nil {
+		return record, raw, err
 	}
-	return record, raw, err
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.claim.read(record, now) {
+		l.wake()
+	}
+	if l.claim.vacant(now, l.vacantAge) {
+		free := *record
+		free.HolderIdentity = ""
+		return &free, raw, nil
+	}
+	return record, raw, nil
+}
+
+// Ended reports that the process that holds the Lease seems to have ended, so that this process need not wait for the expiry of the
+// Lease if the holder no longer writes it. It must be repeated for as long as it seems so.
+func (l *Lock) Ended(holder string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	suspected := l.claim.suspects(now, l.vacantAge)
+	l.claim.report(holder, now)
+	if !suspected && l.claim.suspects(now, l.vacantAge) {
+		l.wake()
+	}
+}
+
+// suspects reports whether the holder of the Lease is another process that seems to have ended.
+func (l *Lock) suspects() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claim.suspects(time.Now(), l.vacantAge)
 }
 
 // Create implements resourcelock.Interface.
@@ -99,7 +120,9 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionRecord, write func(context.Context, resourcelock.LeaderElectionRecord) error) error {
 	ours := record.HolderIdentity == l.Identity()
 	if ours {
-		record.LeaderTransitions = int(l.next(int64(record.LeaderTransitions)+1) - 1)
+		l.mu.Lock()
+		record.LeaderTransitions = int(l.claim.next(int64(record.LeaderTransitions)+1) - 1)
+		l.mu.Unlock()
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
@@ -109,11 +132,7 @@ func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ours {
-		l.wrote = began
-	}
-	if term := int64(record.LeaderTransitions) + 1; ours && term != l.term {
-		l.term = term
+	if ours && l.claim.wroteTerm(int64(record.LeaderTransitions)+1, began) {
 		l.wake()
 	}
 	l.observe(&record)
@@ -124,29 +143,14 @@ func (l *Lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 func (l *Lock) wroteWithin(age time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Since(l.wrote) < age
-}
-
-// next returns the term of a write that would carry term: it is not lower than any known term.
-func (l *Lock) next(term int64) int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.holder == l.Identity() { // a renewal
-		return max(term, l.floor, l.term)
-	}
-	return max(term, l.floor, l.seen+1)
+	return l.claim.certain(time.Now(), age)
 }
 
 // observe records the content of the Lease. mu is held.
 func (l *Lock) observe(record *resourcelock.LeaderElectionRecord) {
-	l.seen = max(l.seen, int64(record.LeaderTransitions)+1)
-	holder := record.HolderIdentity
-	if holder == l.holder {
-		return
+	if l.claim.observe(record) {
+		l.wake()
 	}
-	l.holder = holder
-	l.lost = l.lost || l.term > 0 && holder != "" && holder != l.Identity()
-	l.wake()
 }
 
 // wake signals a change. mu is held.

@@ -20,6 +20,14 @@ func DefaultTiming() Timing {
 	return Timing{LeaseDuration: DefaultLeaseDuration, RenewDeadline: DefaultRenewDeadline, RetryPeriod: DefaultRetryPeriod}
 }
 
+// certainAge is how long after a write of the Lease its writer certainly leads. It is a little longer than the default interval of
+// renewals.
+func (t Timing) certainAge() time.Duration { return t.LeaseDuration / 8 }
+
+// vacantAge is how long a holder that has ended keeps the Lease. It is twice certainAge, so that clocks and pauses that a process
+// cannot notice have a margin.
+func (t Timing) vacantAge() time.Duration { return 2 * t.certainAge() }
+
 // AddFlags adds the flags with their defaults.
 func (t *Timing) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&t.LeaseDuration, "lease-duration", DefaultLeaseDuration, "`time` without a renewal after which a leader is replaced")

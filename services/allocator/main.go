@@ -11,7 +11,7 @@ import (
 
 // gcPercent is how much garbage may pile up, of what is kept. Most of what an allocator keeps stays for as long as a sandbox
 // lives, and little is thrown away: Go's own 100 would hold a node's worth of memory for nothing.
-const gcPercent = 50
+const gcPercent = 40
 
 func main() {
 	if set := debug.SetGCPercent(gcPercent); set != 100 { // by GOGC

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -139,11 +140,16 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go("announcements", p.announce.Run)
 	g.Go("readiness", func(ctx context.Context) error { return a.sweep(ctx, p) })
 	g.After("informers", func(ctx context.Context) error {
-		return p.source.run(ctx, func() { p.server.SetReady(true); close(p.synced) })
+		return p.source.run(ctx, func() {
+			p.server.SetReady(true)
+			close(p.synced)
+			debug.FreeOSMemory() // a start takes more than what follows, and Go returns memory at its leisure
+		})
 	})
 	g.After("agents", func(ctx context.Context) error { return after(ctx, p.drain, p.feed.Run) })
 	g.After("background", func(ctx context.Context) error { return after(ctx, p.drain, background) })
 	if p.elector != nil {
+		g.Go("leader", func(ctx context.Context) error { return a.watchLeader(ctx, p) })
 		g.After("election", func(ctx context.Context) error { return a.campaign(ctx, p) })
 	}
 	g.After("events", func(ctx context.Context) error {
@@ -261,9 +267,7 @@ func (a *App) connect(ctx context.Context, p *parts, scheme *runtime.Scheme, htt
 func (a *App) serve(ctx context.Context, p *parts, httpClient *http.Client) error {
 	const sandbox, allocator = "fastsandbox.sandbox.v1.SandboxService", "fastsandbox.allocator.v1.AllocatorService"
 	p.forward = forward.New(forward.Config{
-		Lead: p.lead, Clock: a.clock, Services: []string{sandbox, allocator}, Dial: func(address string) (*grpc.ClientConn, error) {
-			return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAllocator.ServerName(), Silence: rpc.DefaultSilence})
-		},
+		Lead: p.lead, Clock: a.clock, Services: []string{sandbox, allocator}, Dial: a.dialReplica,
 	})
 	tokens, authorizer, err := a.config.Access.New(a.rest, httpClient, a.clock)
 	if err != nil {

@@ -6,13 +6,16 @@ import (
 	"net/http"
 	"time"
 
+	"google.golang.org/grpc"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/leader"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/announce"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fleet"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/leadership"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/liveness"
 )
 
 // leaseName is the name of the allocators' Lease.
@@ -65,6 +68,16 @@ func (a *App) campaign(ctx context.Context, p *parts) error {
 		}
 	}
 	return after(ctx, p.drain, p.elector.Run)
+}
+
+// watchLeader has the elector know while the server of the leader refuses connections, as that of a process that was killed does.
+func (a *App) watchLeader(ctx context.Context, p *parts) error {
+	return liveness.Run(ctx, liveness.Config{Lead: p.lead, Dial: a.dialReplica, Refused: p.elector.Ended, Clock: a.clock})
+}
+
+// dialReplica returns a connection to another allocator.
+func (a *App) dialReplica(address string) (*grpc.ClientConn, error) {
+	return rpc.Dial(address, rpc.ClientConfig{TLS: a.config.TLS, ServerName: rpc.RoleAllocator.ServerName(), Silence: rpc.DefaultSilence})
 }
 
 // sink is a feed.Sink that also notifies the announcer.

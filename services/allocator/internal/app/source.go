@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -17,26 +19,33 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/informer"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/fastpath"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/follow"
+	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
 // source feeds the parts from the API server: agent Pods, pools, quotas and sandboxes of all namespaces.
 type source struct {
-	parts *parts
-	cache cache.Cache
+	parts     *parts
+	cache     cache.Cache
+	sandboxes *follow.Follower
 }
 
 func newSource(a *App, p *parts, scheme *runtime.Scheme, mapper meta.RESTMapper, httpClient *http.Client) (*source, error) {
 	c, err := cache.New(a.rest, cache.Options{
 		HTTPClient: httpClient, Scheme: scheme, Mapper: mapper, NewInformer: informer.New, DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Pod{}:       {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
-			&v1alpha1.Sandbox{}: {Transform: compact},
+			&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelComponent: v1alpha1.ComponentAgent})},
 		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("creating the informers: %w", err)
 	}
-	return &source{parts: p, cache: c}, nil
+	sandboxes, err := follow.New(follow.Config{REST: a.rest, HTTP: httpClient, Scheme: scheme, Sink: resources{p.fastpath, p.store}})
+	if err != nil {
+		return nil, err
+	}
+	return &source{parts: p, cache: c, sandboxes: sandboxes}, nil
 }
 
 // run feeds the parts until ctx ends, and calls synced once the informers have listed all objects. While the API server is
@@ -53,7 +62,6 @@ func (s *source) run(ctx context.Context, synced func()) error {
 		// Whole objects: an informer of metadata alone leaves a goroutine of watch.Filter behind when it stops.
 		{&corev1.Namespace{}, handle(s.parts.pools.SetNamespace, s.parts.pools.RemoveNamespace)},
 		{&corev1.ResourceQuota{}, handle(s.parts.quotas.Set, s.parts.quotas.Remove)},
-		{&v1alpha1.Sandbox{}, handle(s.parts.fastpath.ResourceSeen, s.parts.fastpath.ResourceGone)},
 		{&corev1.Pod{}, handle(s.parts.members.SetPod, s.parts.members.RemovePod)},
 	}
 	var synchronized []toolscache.InformerSynced
@@ -71,16 +79,46 @@ func (s *source) run(ctx context.Context, synced func()) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if toolscache.WaitForCacheSync(ctx.Done(), synchronized...) {
+		if toolscache.WaitForCacheSync(ctx.Done(), synchronized...) && s.listed(ctx) {
 			s.parts.feed.SetSynced()
 			s.parts.pools.SetSynced()
 			log.Info("synced with the API server", obs.KeySandboxes, s.parts.store.Len())
 			synced()
 		}
 	}()
+	var following sync.WaitGroup
+	following.Go(func() { s.sandboxes.Run(ctx) })
 	err := s.cache.Start(ctx)
 	<-ended
+	following.Wait()
 	return err
+}
+
+// listed waits until all sandboxes are known, and reports whether they are.
+func (s *source) listed(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.sandboxes.Synced():
+		return true
+	}
+}
+
+// resources is a follow.Sink.
+type resources struct {
+	fastpath *fastpath.Server
+	store    *store.Store
+}
+
+// Seen implements follow.Sink.
+func (r resources) Seen(sb *v1alpha1.Sandbox) { r.fastpath.ResourceSeen(sb) }
+
+// Gone implements follow.Sink.
+func (r resources) Gone(sb *v1alpha1.Sandbox) { r.fastpath.ResourceGone(sb) }
+
+// Known implements follow.Sink.
+func (r resources) Known(listed map[types.UID]struct{}, version string) []*v1alpha1.Sandbox {
+	return r.store.Unlisted(listed, version)
 }
 
 // handle returns an event handler that calls seen for existing objects and gone for deleted ones.

@@ -3,6 +3,7 @@ package create_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
@@ -40,7 +41,7 @@ func TestCallerLeaves(t *testing.T) {
 		}, waiting: true},
 		"while a deletion has the name": {arrange: func(e *env, _ func()) {
 			gone := theirs()
-			gone.DeletionTimestamp = &metav1.Time{}
+			gone.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 			e.store.SetResource(gone)
 		}, waiting: true},
 		"between the reservation and the call": {arrange: func(e *env, leave func()) { e.fleet.reserved = leave }, deletes: 1},

@@ -154,7 +154,10 @@ func (c *Creator) awaitRunning(ctx context.Context, k *call) (*sandboxv1.Sandbox
 			return nil, fault.FromContext(ctx, "waiting for the controller to have the sandbox created", nil)
 		case <-ticker.C():
 			item, ok := c.config.Store.Get(k.name)
-			if !ok {
+			switch {
+			case c.config.Store.Gone(k.name, uid): // perhaps before the watch began, which then reports nothing
+				return nil, Terminating(k.name)
+			case !ok:
 				continue
 			}
 			sb = item.Sandbox

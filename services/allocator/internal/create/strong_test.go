@@ -101,6 +101,25 @@ func TestStrongCreateFails(t *testing.T) {
 	}
 }
 
+// TestStrongDeletedAtOnce: the informer may observe the deletion before the create has received the answer to its write. The store has
+// nothing to report then, and the create ends without an event.
+func TestStrongDeletedAtOnce(t *testing.T) {
+	e := newEnv(t)
+	e.api.After(once(fakeapi.Create, func(obj client.Object) error {
+		there := e.resource(obj.GetName())
+		there.Finalizers = nil
+		require.NoError(e.t, e.api.Direct.Update(context.Background(), there))
+		require.NoError(e.t, e.api.Direct.Delete(context.Background(), there))
+		e.recovery.ResourceSeen(there)
+		e.recovery.ResourceGone(there)
+		return nil
+	}))
+	r := e.end(e.begin(t.Context(), request(strong)))
+	require.Equal(t, fault.SandboxTerminating, fault.ReasonOf(r.err), "%v", r.err)
+	require.False(t, fault.IsUnsettled(r.err))
+	e.requireNothing()
+}
+
 // TestReportedStartIsNotEnough: until the custom resource says that the process has started, the next leader does not know that
 // the caller may have been answered.
 func TestReportedStartIsNotEnough(t *testing.T) {

@@ -33,6 +33,13 @@ const (
 	readUnit  = 1 << 10
 )
 
+// Links connect in turn: if all agents of a new allocator did so at once, each handshake would take longer than it may, and be repeated.
+// A link that waits for its agent for longer than turnTime gives its turn to the next.
+const (
+	turns    = 64
+	turnTime = 2 * time.Second // that of a handshake, see rpc.Dial
+)
+
 // Sink receives the agents and their states.
 type Sink interface {
 	// Joined is called when an agent's Pod runs at an address. It may be called again with another address.
@@ -59,6 +66,7 @@ type Config struct {
 type Feed struct {
 	config Config
 	tasks  *tasks.Set
+	turns  chan struct{} // has an entry for each link whose turn it is
 
 	mu     sync.Mutex
 	links  map[string]*link    // by agent uid
@@ -82,7 +90,7 @@ func New(cfg Config) *Feed {
 	if cfg.Silence == 0 {
 		cfg.Silence = DefaultSilence
 	}
-	return &Feed{config: cfg, tasks: tasks.New(), links: map[string]*link{}, held: map[string]struct{}{}}
+	return &Feed{config: cfg, tasks: tasks.New(), turns: make(chan struct{}, turns), links: map[string]*link{}, held: map[string]struct{}{}}
 }
 
 // Run watches the agents until ctx ends.
@@ -223,6 +231,11 @@ func (f *Feed) dial(l *link) (*grpc.ClientConn, error) {
 func (f *Feed) watch(ctx context.Context, l *link, received func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	connected, err := f.turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer connected()
 	silence := f.config.Clock.AfterFunc(f.config.Silence, func() { cancel(errSilence) })
 	defer silence.Stop()
 	stream, err := l.client.WatchStatus(ctx, &agentv1.WatchStatusRequest{}, grpc.WaitForReady(true))
@@ -238,6 +251,7 @@ func (f *Feed) watch(ctx context.Context, l *link, received func()) error {
 		if err := last.advance(l.uid, m); err != nil {
 			return err
 		}
+		connected()
 		silence.Reset(f.config.Silence)
 		received()
 		switch c := m.GetContent().(type) {
@@ -252,6 +266,21 @@ func (f *Feed) watch(ctx context.Context, l *link, received func()) error {
 			return errors.Join(err, context.Cause(ctx))
 		}
 	}
+}
+
+// turn waits until a link may connect. Its caller must call end, more than once if it likes.
+func (f *Feed) turn(ctx context.Context) (end func(), err error) {
+	select {
+	case f.turns <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	release := sync.OnceFunc(func() { <-f.turns })
+	timer := f.config.Clock.AfterFunc(turnTime, release)
+	return sync.OnceFunc(func() {
+		timer.Stop()
+		release()
+	}), nil
 }
 
 var errSilence = errors.New("the agent sent nothing for too long")

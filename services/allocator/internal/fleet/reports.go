@@ -1,6 +1,10 @@
 package fleet
 
 import (
+	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/registry"
@@ -11,8 +15,10 @@ func (m *member) updateReports(reports []*agentv1.SandboxReport) ([]*agentv1.San
 	kept := make([]*agentv1.SandboxReport, 0, len(reports))
 	sandboxes := make([]registry.Sandbox, 0, len(reports))
 	for _, r := range reports {
-		sandboxes = append(sandboxes, usage(r))
+		used := usage(r)
 		r = m.compact(r)
+		used.Fence = identity.FenceOf(r.GetRecord().GetFence()) // the texts that are kept
+		sandboxes = append(sandboxes, used)
 		m.setReport(r)
 		kept = append(kept, r)
 	}
@@ -25,19 +31,55 @@ func (m *member) compact(r *agentv1.SandboxReport) *agentv1.SandboxReport {
 	if !r.GetPersisted() {
 		return r
 	}
-	record := r.GetRecord()
-	return &agentv1.SandboxReport{
-		Record: &agentv1.SandboxRecord{
-			Fence: &agentv1.Fence{
-				SandboxUid: record.GetFence().GetSandboxUid(), Attempt: record.GetFence().GetAttempt(),
-				AgentUid: shared(record.GetFence().GetAgentUid(), m.info.GetPodUid()),
-			},
-			Namespace: shared(record.GetNamespace(), m.info.GetNamespace()), Name: record.GetName(), CreateTime: record.GetCreateTime(),
-		},
-		State: r.GetState(), ContainerId: r.GetContainerId(), Endpoints: r.GetEndpoints(), ExitCode: r.ExitCode,
-		Reason: r.GetReason(), Message: r.GetMessage(), StartTime: r.GetStartTime(), FinishTime: r.GetFinishTime(),
-		Persisted: true, StartPath: r.GetStartPath(),
+	return m.keep(r)
+}
+
+// kept is a report and all that it refers to, in one piece of memory: the garbage collector visits each piece in every cycle.
+type kept struct {
+	report        agentv1.SandboxReport
+	record        agentv1.SandboxRecord
+	fence         agentv1.Fence
+	create, start timestamppb.Timestamp
+	endpoint      [1]string
+}
+
+func (m *member) keep(r *agentv1.SandboxReport) *agentv1.SandboxReport {
+	k, record, fence := &kept{}, r.GetRecord(), r.GetRecord().GetFence()
+	// The texts that belong to this sandbox, in one more piece. Its container's id begins with its uid.
+	rest := r.GetContainerId() + record.GetName() + strings.Join(r.GetEndpoints(), "")
+	next := func(s string) string {
+		head := rest[:len(s)]
+		rest = rest[len(s):]
+		return head
 	}
+	k.report.ContainerId, k.record.Name = next(r.GetContainerId()), next(record.GetName())
+	k.report.Endpoints = k.endpoint[:0]
+	for _, e := range r.GetEndpoints() {
+		k.report.Endpoints = append(k.report.Endpoints, next(e))
+	}
+	if len(r.GetEndpoints()) == 0 {
+		k.report.Endpoints = nil
+	}
+	k.fence.SandboxUid, k.fence.Attempt = fence.GetSandboxUid(), fence.GetAttempt()
+	if strings.HasPrefix(k.report.GetContainerId(), fence.GetSandboxUid()) {
+		k.fence.SandboxUid = k.report.GetContainerId()[:len(fence.GetSandboxUid())]
+	}
+	k.fence.AgentUid = shared(fence.GetAgentUid(), m.info.GetPodUid())
+	k.record.Fence, k.record.Namespace = &k.fence, shared(record.GetNamespace(), m.info.GetNamespace())
+	k.record.CreateTime = keptTime(&k.create, record.GetCreateTime())
+	k.report.Record, k.report.State, k.report.Persisted, k.report.StartPath = &k.record, r.GetState(), true, r.GetStartPath()
+	k.report.ExitCode, k.report.Reason, k.report.Message = r.ExitCode, r.GetReason(), r.GetMessage()
+	k.report.StartTime, k.report.FinishTime = keptTime(&k.start, r.GetStartTime()), r.GetFinishTime()
+	return &k.report
+}
+
+// keptTime copies a time into memory that is there already; nil stays nil.
+func keptTime(to, from *timestamppb.Timestamp) *timestamppb.Timestamp {
+	if from == nil {
+		return nil
+	}
+	to.Seconds, to.Nanos = from.GetSeconds(), from.GetNanos()
+	return to
 }
 
 func shared(s, known string) string {

@@ -22,8 +22,8 @@ type State struct {
 	Leads bool
 	// Term of this process's leadership; 0 if it does not lead or runs alone.
 	Term int64
-	// Address of the replica that leads; empty if it is not known, or is this process.
-	Address string
+	// Address of the replica that leads, and Holder, its identity in the Lease; empty if it is not known, or is this process.
+	Address, Holder string
 }
 
 // View is the view of an elector.
@@ -54,7 +54,7 @@ func (l *View) State() (State, <-chan struct{}) {
 	if err != nil { // the Lease of another program: no address is known
 		return State{}, changed
 	}
-	return State{Address: holder.Address}, changed
+	return State{Address: holder.Address, Holder: s.Holder}, changed
 }
 
 // Leads reports whether this process leads.

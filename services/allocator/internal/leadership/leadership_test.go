@@ -43,8 +43,8 @@ func TestState(t *testing.T) {
 		"no holder":                   {leader.State{}, leadership.State{}},
 		"leading":                     {leader.State{Term: 3, Holder: self.String()}, leadership.State{Leads: true, Term: 3}},
 		"suspended":                   {leader.State{Holder: self.String()}, leadership.State{}},
-		"another":                     {leader.State{Holder: other.String()}, leadership.State{Address: "10.0.0.2:9090"}},
-		"leadership lost":             {leader.State{Holder: other.String(), Lost: true}, leadership.State{Address: "10.0.0.2:9090"}},
+		"another":                     {leader.State{Holder: other.String()}, leadership.State{Address: "10.0.0.2:9090", Holder: other.String()}},
+		"leadership lost":             {leader.State{Holder: other.String(), Lost: true}, leadership.State{Address: "10.0.0.2:9090", Holder: other.String()}},
 		"a holder of another program": {leader.State{Holder: "another-program"}, leadership.State{}},
 	}
 	for name, test := range tests {

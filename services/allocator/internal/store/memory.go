@@ -69,7 +69,7 @@ func (m *memory) setDeleting(i incarnation) {
 func (m *memory) setGone(i incarnation, before snapshot) {
 	delete(m.deleting, i)
 	m.gone[i] = m.clock.Now()
-	if id := before.requestID(); id != "" && before.uid() == i.uid && !Abandoned(before.resource) {
+	if id := before.requestID(); id != "" && before.uid() == i.uid && (before.resource == nil || !before.resource.abandoned) {
 		m.setAnswered(requestKey{before.key.Namespace, id})
 	}
 	m.prune()

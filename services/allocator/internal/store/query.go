@@ -37,7 +37,7 @@ func (f *Filter) matches(n *snapshot) bool {
 		f.Namespace != "" && f.Namespace != n.key.Namespace,
 		f.Name != "" && f.Name != n.key.Name,
 		f.Pool != "" && f.Pool != n.pool(),
-		f.Selector != nil && !f.Selector.Matches(labels.Set(n.labels())):
+		f.Selector != nil && !f.Selector.Empty() && !f.Selector.Matches(labels.Set(n.labels())):
 		return false
 	}
 	return len(f.Phases) == 0 || slices.Contains(f.Phases, n.phase())

@@ -19,7 +19,8 @@ import (
 // view is built from it on request, without the store's lock. Without a resource and without a record the name is not visible.
 type snapshot struct {
 	key      Key
-	resource *v1alpha1.Sandbox
+	codec    codec
+	resource *packed
 	record   *Record
 	reports  reports
 	deleting time.Time // when a deletion was accepted; zero if none was
@@ -29,7 +30,7 @@ func (n *snapshot) seen() bool { return n.resource != nil || n.record != nil }
 
 func (n *snapshot) uid() string {
 	if n.resource != nil {
-		return n.resource.EffectiveUID()
+		return n.resource.uid
 	}
 	return n.recorded().GetFence().GetSandboxUid()
 }
@@ -44,47 +45,55 @@ func (n *snapshot) recorded() *agentv1.SandboxRecord {
 
 func (n *snapshot) requestID() string {
 	if n.resource != nil {
-		return n.resource.Annotations[v1alpha1.AnnotationRequestID]
+		return n.resource.requestID
 	}
 	return n.recorded().GetRequestId()
 }
 
 func (n *snapshot) pool() string {
 	if n.resource != nil {
-		return n.resource.Spec.PoolRef
+		return n.resource.pool
 	}
 	return n.recorded().GetSpec().GetPool()
 }
 
 func (n *snapshot) labels() map[string]string {
 	if n.resource != nil {
-		return n.resource.Labels
+		return n.codec.unpack(n.resource).Labels
 	}
 	return n.recorded().GetLabels()
 }
 
-// assignment returns the assignment in force, or nil.
-func (n *snapshot) assignment() *v1alpha1.Assignment {
-	if n.resource == nil {
+// fence returns the container of the assignment in force; zero without one.
+func (n *snapshot) fence() identity.Fence {
+	if n.resource != nil {
+		return n.resource.assigned
+	}
+	return identity.FenceOf(n.recorded().GetFence())
+}
+
+// assignment returns the assignment in force, or nil. resource is the custom resource, if there is one.
+func (n *snapshot) assignment(resource *v1alpha1.Sandbox) *v1alpha1.Assignment {
+	if resource == nil {
 		f := n.recorded().GetFence()
 		return &v1alpha1.Assignment{
 			AgentPod: n.record.AgentPod, NodeName: n.record.NodeName, SandboxUID: f.GetSandboxUid(), Attempt: f.GetAttempt(), AgentUID: f.GetAgentUid(),
 			Superseded: convert.SupersededFromProto(n.recorded().GetSuperseded()),
 		}
 	}
-	if a, err := n.resource.Assignment(); err == nil {
+	if a, err := resource.Assignment(); err == nil {
 		return a
 	}
 	return nil
 }
 
-// latest returns the newest report on the container of an assignment. The answer to its create, which the record holds, comes by
+// latest returns the newest report on the container of the assignment in force. The answer to its create, which the record holds, comes by
 // another stream than the agent's status and is newer than a status of CREATING.
-func (n *snapshot) latest(a *v1alpha1.Assignment) *agentv1.SandboxReport {
-	if a == nil {
+func (n *snapshot) latest() *agentv1.SandboxReport {
+	key := n.fence()
+	if key == (identity.Fence{}) {
 		return nil
 	}
-	key := identity.FenceOf(fenceOf(a))
 	report := n.reports.get(key)
 	if n.record == nil || identity.FenceOf(n.recorded().GetFence()) != key {
 		return report
@@ -101,17 +110,17 @@ func fenceOf(a *v1alpha1.Assignment) *agentv1.Fence {
 
 // phase returns the sandbox's phase.
 func (n *snapshot) phase() sandboxv1.Phase {
-	if !n.deleting.IsZero() || n.resource != nil && n.resource.DeletionTimestamp != nil {
+	if !n.deleting.IsZero() || n.resource != nil && n.resource.deleting {
 		return sandboxv1.Phase_PHASE_TERMINATING
 	}
-	p, _ := moved(n.written(), n.latest(n.assignment()))
+	p, _ := moved(n.written(), n.latest())
 	return p
 }
 
 // written returns the phase without the agents' reports.
 func (n *snapshot) written() sandboxv1.Phase {
 	if n.resource != nil {
-		return convert.PhaseToProto(n.resource.EffectiveStatus().Phase)
+		return convert.PhaseToProto(n.resource.phase)
 	}
 	if n.record != nil && n.record.Failure != nil {
 		return sandboxv1.Phase_PHASE_FAILED
@@ -121,9 +130,10 @@ func (n *snapshot) written() sandboxv1.Phase {
 
 // item builds the view of a visible sandbox.
 func (n *snapshot) item() Item {
-	item := Item{Key: n.key, Resource: n.resource, RequestID: n.requestID()}
+	item := Item{Key: n.key, RequestID: n.requestID()}
 	if n.resource != nil {
-		item.Sandbox = convert.ToProto(n.resource)
+		item.Resource = n.codec.unpack(n.resource)
+		item.Sandbox = convert.ToProto(item.Resource)
 	} else {
 		r := n.recorded()
 		item.Sandbox = &sandboxv1.Sandbox{
@@ -132,10 +142,10 @@ func (n *snapshot) item() Item {
 		}
 	}
 	st := item.Sandbox.GetStatus()
-	if a := n.assignment(); a != nil {
+	if a := n.assignment(item.Resource); a != nil {
 		item.Fence, item.Superseded = fenceOf(a), convert.SupersededToProto(a.Superseded)
 		setAssigned(st, a)
-		overlay(st, n.latest(a))
+		overlay(st, n.latest())
 	}
 	if n.resource == nil && n.record.Failure != nil {
 		st.Reason, st.Message = n.record.Failure.Reason, n.record.Failure.Message

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -199,7 +200,7 @@ func (s *Store) MarkFailed(key Key, uid, reason, message string) {
 func (s *Store) MarkGone(key Key, uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.table.entries[key]; e != nil && e.resource != nil && e.resource.EffectiveUID() == uid {
+	if e := s.table.entries[key]; e != nil && e.resource != nil && e.resource.uid == uid {
 		return false
 	}
 	s.table.change(key, func(e *entry, before snapshot) {
@@ -215,16 +216,17 @@ func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
 	if sb.DeletionTimestamp != nil {
 		s.deletes.addResource(sb)
 	}
-	key := KeyOf(sb)
+	p := s.table.codec.pack(sb)
+	key := Key{shared(sb.Namespace), strings.Clone(sb.Name)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.memory.isGone(incarnation{key, sb.EffectiveUID()}) {
+	if s.memory.isGone(incarnation{key, p.uid}) {
 		return
 	}
-	if e := s.table.entries[key]; e != nil && e.resource != nil && older(sb.ResourceVersion, e.resource.ResourceVersion) {
+	if e := s.table.entries[key]; e != nil && e.resource != nil && older(p.version, e.resource.version) {
 		return
 	}
-	s.table.change(key, func(e *entry, _ snapshot) { e.resource = sb })
+	s.table.change(key, func(e *entry, _ snapshot) { e.resource = p })
 }
 
 // older compares resource versions, which are increasing numbers for one kind of resource.
@@ -242,9 +244,30 @@ func (s *Store) RemoveResource(sb *v1alpha1.Sandbox) {
 	key := KeyOf(sb)
 	s.table.change(key, func(e *entry, before snapshot) {
 		s.memory.setGone(incarnation{key, sb.EffectiveUID()}, before)
-		if e.resource != nil && e.resource.UID == sb.UID {
+		if e.resource != nil && e.resource.objectUID == sb.UID {
 			e.resource = nil
 		}
 		e.dropRecord(sb.EffectiveUID())
 	})
+}
+
+// Unlisted returns the custom resources that a complete list of a resource version does not have, so that they were deleted before. Those
+// that are newer may exist.
+func (s *Store) Unlisted(listed map[types.UID]struct{}, version string) []*v1alpha1.Sandbox {
+	var missing []*packed
+	s.mu.Lock()
+	for _, e := range s.table.entries {
+		if e.resource == nil || older(version, e.resource.version) {
+			continue
+		}
+		if _, ok := listed[e.resource.objectUID]; !ok {
+			missing = append(missing, e.resource)
+		}
+	}
+	s.mu.Unlock()
+	var out []*v1alpha1.Sandbox
+	for _, p := range missing {
+		out = append(out, s.table.codec.unpack(p))
+	}
+	return out
 }

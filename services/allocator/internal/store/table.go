@@ -6,7 +6,6 @@ import (
 	"github.com/google/btree"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
-	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
@@ -16,7 +15,7 @@ type requestKey struct{ namespace, id string }
 // entry is the sources of one name.
 type entry struct {
 	key      Key
-	resource *v1alpha1.Sandbox
+	resource *packed
 	record   *Record
 	reports  reports
 	alone    *Record // the report that makes a sandbox visible without a resource or a record; nil if none does
@@ -35,6 +34,7 @@ type table struct {
 	memory   *memory
 	watchers watchers
 	counter  Counter // nil for none
+	codec    codec
 
 	entries  map[Key]*entry
 	sorted   *btree.BTreeG[Key]                // of the visible entries
@@ -45,7 +45,7 @@ type table struct {
 
 func newTable(m *memory) *table {
 	return &table{
-		memory: m, watchers: watchers{}, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, homes: map[string]string{},
+		memory: m, codec: newCodec(), watchers: watchers{}, entries: map[Key]*entry{}, byAgent: map[string]map[identity.Fence]Key{}, homes: map[string]string{},
 		requests: map[requestKey]Key{}, sorted: btree.NewG(32, func(a, b Key) bool { return a.Compare(b) < 0 }),
 	}
 }
@@ -56,7 +56,7 @@ func (t *table) snapshot(key Key) snapshot {
 	if e == nil {
 		return snapshot{key: key}
 	}
-	n := snapshot{key: key, resource: e.resource, record: cmp.Or(e.record, e.alone), reports: e.reports}
+	n := snapshot{key: key, codec: t.codec, resource: e.resource, record: cmp.Or(e.record, e.alone), reports: e.reports}
 	if n.seen() {
 		n.deleting = t.memory.deleting[incarnation{key, n.uid()}]
 	}
@@ -89,8 +89,8 @@ func (t *table) change(key Key, do func(e *entry, before snapshot)) {
 // resolve drops a record that the custom resource replaces, and selects the report that counts if there is neither.
 func (t *table) resolve(e *entry) {
 	if e.resource != nil && e.record != nil {
-		same := e.resource.EffectiveUID() == e.record.Record.GetFence().GetSandboxUid()
-		if !same || e.resource.Status.Phase != "" { // until then the record has more of the status
+		same := e.resource.uid == e.record.Record.GetFence().GetSandboxUid()
+		if !same || e.resource.recorded { // until then the record has more of the status
 			e.record = nil
 		}
 	}

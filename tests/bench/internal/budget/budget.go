@@ -76,7 +76,10 @@ func Registry() []Budget {
 func Scale() []Budget {
 	return []Budget{
 		{Key: "cpu_cores", Limit: 1, What: "CPU seconds of the allocator per second"},
-		{Key: "rss_mib", Limit: 1024, What: "resident memory of the allocator, MiB, greatest"},
+		{Key: "rss_mib", Limit: 700, What: "resident memory of the allocator, MiB, greatest"},
+		{Key: "create_p99_ms", Limit: 100, What: "a create, client to reply, p99"},
+		{Key: "start_s", Limit: 10, What: "from the start of an allocator to its knowing all agents and sandboxes"},
+		{Key: "takeover_s", Limit: 2, What: "from SIGKILL of the leader to the standby's first answer to a create"},
 	}
 }
 

@@ -65,7 +65,7 @@ func TestBudgets(t *testing.T) {
 	require.Equal(t, map[string]float64{
 		"slot_over_raw_p50": 0.15, "slot_over_raw_p99": 0.40, "cold_over_raw": 1.20, "strong_over_pod": 0.25,
 		"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2,
-		"ns_per_op_1000": 2000, "growth_100_to_100000": 3, "allocs_per_op_max": 0, "cached_call_ns": 50_000, "cpu_cores": 1, "rss_mib": 1024, "free_slot_mib": 2,
+		"ns_per_op_1000": 2000, "growth_100_to_100000": 3, "allocs_per_op_max": 0, "cached_call_ns": 50_000, "cpu_cores": 1, "rss_mib": 700, "create_p99_ms": 100, "start_s": 10, "takeover_s": 2, "free_slot_mib": 2,
 		"api_requests_per_container": 0,
 		"ours_over_default_tree":     0.2, "ours_over_default_pairs": 0.2, "ours_over_lifted_tree": 1, "ours_over_lifted_pairs": 1,
 		"ours_over_builtin_bytes_per_node": 1, "ours_over_builtin_heap_per_node": 1,
