@@ -39,6 +39,14 @@ type Ranges struct {
 	Count int
 }
 
+// Dir returns the directory for the ranges of a node whose slots are in slotRoot; empty if there are no slots.
+func Dir(slotRoot string) string {
+	if slotRoot == "" {
+		return ""
+	}
+	return filepath.Join(slotRoot, "ids")
+}
+
 // Validate returns an error if the ranges are not within those that the kernel has, or contain ids of the host's own users.
 func (r Ranges) Validate() error {
 	switch end := uint64(r.First) + uint64(max(r.Count, 0))*Size; {

@@ -25,6 +25,7 @@ import (
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -50,7 +51,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	slots := slot.New(slot.Config{
 		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, AgentProcess: process, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
 	})
-	hub := status.New(cfg.info())
+	hub := status.New(cfg.info(runtime))
 	dir, err := state.Open(cfg.StateDir)
 	if err != nil {
 		return err
@@ -107,7 +108,13 @@ func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Con
 		NetNSPath: c.NetNSPath, CgroupParent: c.CgroupParent, CgroupRoot: c.CgroupRoot,
 		DockerConfig: c.DockerConfig, InsecureRegistries: c.InsecureRegistries,
 		VerifyImages: c.ImagePolicy == imageVerify, MaxImageBytes: c.MaxImageBytes, SlotRoot: c.SlotRoot, SandboxInit: c.SandboxInit, Shim: c.Shim,
+		Users: ctrd.UserNamespace(c.UserNamespace), IDs: c.ids(),
 	}
+}
+
+// ids returns the ranges of user ids of the node: what is in use is noted where all its agents see it.
+func (c *Config) ids() idrange.Ranges {
+	return idrange.Ranges{Dir: idrange.Dir(c.SlotRoot), First: c.FirstUserID, Count: c.UserIDRanges}
 }
 
 // closeAfter waits for the end of ctx, and then ends the streams without an end and the manager's work.
@@ -126,7 +133,7 @@ func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime
 		return nil, nil, err
 	}
 	manager, err := sandbox.New(sandbox.Config{
-		Runtime: runtime, Logs: store, Info: c.info(), Process: process, State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout, MaxLimits: c.MaxLimits,
+		Runtime: runtime, Logs: store, Info: c.info(runtime), Process: process, State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout, MaxLimits: c.MaxLimits,
 		Slots: slots, Claimer: runtime, Status: hub,
 	})
 	if err != nil {
@@ -156,8 +163,9 @@ func (c *Config) users() (*rpc.Users, error) {
 	return agentrpc.Users(own, c.PodUID, clock.RealClock{}), nil
 }
 
-func (c *Config) info() *agentv1.AgentInfo {
+func (c *Config) info(runtime *ctrd.Runtime) *agentv1.AgentInfo {
 	return &agentv1.AgentInfo{
+		UserNamespaces: runtime.Users(), UserNamespacesOffReason: runtime.UsersOff(),
 		PodName: c.PodName, PodUid: c.PodUID, Namespace: c.PodNamespace, Pool: c.Pool, NodeName: c.NodeName, PodIp: c.PodIP,
 		Capacity:       int32(min(c.Capacity, math.MaxInt32)),
 		RuntimeHandler: c.RuntimeHandler, Version: daemon.Version(), ReservedPorts: c.reservedPorts(),

@@ -18,6 +18,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 )
 
@@ -56,6 +57,9 @@ type Config struct {
 	MaxDisk                                              runtime.DiskUsage
 	SlotRoot, SandboxInit, Shim                          string
 	SlotsMin, SlotsMax                                   int
+	UserNamespace                                        string
+	FirstUserID                                          uint32
+	UserIDRanges                                         int
 }
 
 var _ daemon.Config = (*Config)(nil)
@@ -97,12 +101,27 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Shim, "shim", "/containerd-shim-fsb-v1", "`path` of the shim of the runtime handler fsb, which is installed below --slot-root")
 	fs.IntVar(&c.SlotsMax, "slots-max", -1, "maximum number of slots to keep started; -1 is one for each free capacity unit, 0 is none")
 	fs.IntVar(&c.SlotsMin, "slots-min", 0, "number of slots to keep even when the node is short of memory")
+	fs.StringVar(&c.UserNamespace, "user-namespace", string(ctrd.UsersAuto), "user namespaces of sandboxes: Auto, Required or Disabled; only the runtime handler fsb has them")
+	fs.Uint32Var(&c.FirstUserID, "user-id-first", idrange.DefaultFirst, "first user and group `id` on the node that sandboxes may have, the same for all agents of a node")
+	fs.IntVar(&c.UserIDRanges, "user-id-ranges", idrange.DefaultCount, "number of ranges of 65536 ids from there, one for each sandbox and each slot of a node")
 	for flag, env := range map[string]string{
 		"capacity": "AGENT_CAPACITY", "containerd-socket": "CONTAINERD_SOCKET", "runtime-handler": "AGENT_RUNTIME_HANDLER",
 		"pool": "AGENT_POOL", "pod-name": "POD_NAME", "pod-namespace": "POD_NAMESPACE", "pod-uid": "POD_UID",
 		"pod-ip": "POD_IP", "node-name": "NODE_NAME", "slots-min": "AGENT_SLOTS_MIN", "slots-max": "AGENT_SLOTS_MAX",
 	} {
 		config.BindEnv(fs, flag, env)
+	}
+}
+
+// validateUsers checks the user namespaces.
+func (c *Config) validateUsers(add func(format string, args ...any)) {
+	switch ctrd.UserNamespace(c.UserNamespace) {
+	case ctrd.UsersAuto, ctrd.UsersRequired, ctrd.UsersDisabled:
+	default:
+		add("--user-namespace is %q, want Auto, Required or Disabled", c.UserNamespace)
+	}
+	if err := c.ids().Validate(); err != nil {
+		add("--user-id-first, --user-id-ranges: %w", err)
 	}
 }
 
@@ -148,6 +167,7 @@ func (c *Config) Validate() error {
 		add("--slots-min is %d, want 0 to --slots-max", c.SlotsMin)
 	}
 	c.validateBounds(add)
+	c.validateUsers(add)
 	if c.CreateTimeout <= 0 {
 		add("--create-timeout is %s, want more than 0", c.CreateTimeout)
 	}

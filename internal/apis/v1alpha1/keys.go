@@ -111,4 +111,7 @@ const (
 	// ConditionImagesReady is True on a pool while every image of spec.images is on every node of its agents. A pool without
 	// images does not have this condition.
 	ConditionImagesReady = "ImagesReady"
+	// ConditionUserNamespaces is True on a pool while the sandboxes of all its agents have user namespaces, and says why not
+	// otherwise. A pool that disables them does not have this condition.
+	ConditionUserNamespaces = "UserNamespaces"
 )

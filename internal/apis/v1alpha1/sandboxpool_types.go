@@ -23,6 +23,12 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`
 	// +optional
 	RuntimeHandler string `json:"runtimeHandler,omitempty"`
+	// userNamespace says whether each sandbox has a user namespace: root in it is a user without any rights on the node, and no
+	// two sandboxes of a node have the same users. Auto: where the node can do that, which the condition UserNamespaces shows.
+	// Required: nowhere else. Only the runtime handler fsb has user namespaces. A change drains the agents and replaces them.
+	// +kubebuilder:default=Auto
+	// +optional
+	UserNamespace UserNamespacePolicy `json:"userNamespace,omitempty"`
 	// sandboxResources are the limits of Sandboxes that do not set them. What neither sets is limited to 1 CPU, 512Mi of memory
 	// and 1024 pids, or less if maxSandboxResources is less.
 	// +optional
@@ -74,6 +80,17 @@ type AdmissionMode string
 const (
 	AdmissionAfterStart AdmissionMode = "AfterStart"
 	AdmissionDryRun     AdmissionMode = "DryRun"
+)
+
+// UserNamespacePolicy says whether sandboxes have user namespaces.
+// +kubebuilder:validation:Enum=Auto;Required;Disabled
+type UserNamespacePolicy string
+
+// The policies of user namespaces.
+const (
+	UserNamespaceAuto     UserNamespacePolicy = "Auto"
+	UserNamespaceRequired UserNamespacePolicy = "Required"
+	UserNamespaceDisabled UserNamespacePolicy = "Disabled"
 )
 
 // ImagePolicy determines what a Sandbox needs to use an image that is on the node already.
@@ -196,7 +213,7 @@ type SandboxPoolStatus struct {
 	// selector is the label selector of the agent Pods, for the scale subresource.
 	// +optional
 	Selector string `json:"selector,omitempty"`
-	// conditions are Ready, Progressing, SlotsReady and ImagesReady.
+	// conditions are Ready, Progressing, SlotsReady, ImagesReady and UserNamespaces.
 	// +listType=map
 	// +listMapKey=type
 	// +optional

@@ -72,6 +72,9 @@ func (u *userNamespaces) unusable() error {
 	return nil
 }
 
+// Users reports whether containers have user namespaces.
+func (r *Runtime) Users() bool { return r.users.on() }
+
 // UsersOff returns why containers have no user namespaces although the pool asks for them; empty if they have, or if it does not ask.
 func (r *Runtime) UsersOff() string {
 	if r.users.disabled() {

@@ -292,8 +292,15 @@ func optional(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 	if p.Spec.ImagePolicy == v1alpha1.ImagePolicyVerify {
 		out = append(out, corev1.EnvVar{Name: "FSB_IMAGE_POLICY", Value: string(p.Spec.ImagePolicy)})
 	}
+	// Other handlers have none; without the variable the hash of their agents is that of versions before user namespaces.
+	if u := p.Spec.UserNamespace; u == v1alpha1.UserNamespaceRequired || u != "" && p.Spec.RuntimeHandler == handlerWithUsers {
+		out = append(out, corev1.EnvVar{Name: "FSB_USER_NAMESPACE", Value: string(u)})
+	}
 	return out
 }
+
+// handlerWithUsers is the runtime handler whose sandboxes can have user namespaces.
+const handlerWithUsers = "fsb"
 
 // templateHash returns a hash of what an agent Pod is created from: the template, and what is injected into it. The pool's images
 // are not part of it, because agents can change them while they run.

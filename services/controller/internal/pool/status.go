@@ -60,6 +60,7 @@ func (w *statusWriter) fill(i *inventory, next *v1alpha1.SandboxPool, s summary,
 	w.setCondition(next, v1alpha1.ConditionProgressing, progressOf(i, next, s, want, problem))
 	if w.config.Index.Synced() { // until the Registry is read, the status of slots and images stays
 		w.fillSlots(next, s)
+		w.fillUsers(next, s)
 		w.fillImages(i, next)
 	}
 }
@@ -153,6 +154,19 @@ func (w *statusWriter) fillSlots(p *v1alpha1.SandboxPool, s summary) {
 	w.setCondition(p, v1alpha1.ConditionSlotsReady, c)
 }
 
+func (w *statusWriter) fillUsers(p *v1alpha1.SandboxPool, s summary) {
+	if u := p.Spec.UserNamespace; u == "" || u == v1alpha1.UserNamespaceDisabled {
+		meta.RemoveStatusCondition(&p.Status.Conditions, v1alpha1.ConditionUserNamespaces)
+		return
+	}
+	users := desired.SummarizeUsers(s.users)
+	c := state{metav1.ConditionFalse, users.Reason, truncate(users.Message)}
+	if users.On {
+		c.status = metav1.ConditionTrue
+	}
+	w.setCondition(p, v1alpha1.ConditionUserNamespaces, c)
+}
+
 func (w *statusWriter) fillImages(i *inventory, p *v1alpha1.SandboxPool) {
 	p.Status.Images = imageStatus(p.Spec.Images, i.sorted(), w.pinErr)
 	if len(p.Spec.Images) == 0 {
@@ -185,6 +199,8 @@ type summary struct {
 	draining, heldOnDraining, finishedOnDraining, liveOnDraining int
 	// slots are those of ready agents that the Registry has as ready, too.
 	slots []desired.SlotAgent
+	// users are those of the agents that the Registry has.
+	users []desired.UsersAgent
 }
 
 func (i *inventory) summarize() summary {
@@ -201,6 +217,10 @@ func (i *inventory) summarize() summary {
 			s.outdated++
 		case isReady(m.pod):
 			s.fresh++
+		}
+		if m.known {
+			info := m.agent.GetInfo()
+			s.users = append(s.users, desired.UsersAgent{On: info.GetUserNamespaces(), OffReason: info.GetUserNamespacesOffReason()})
 		}
 		if !isReady(m.pod) {
 			continue

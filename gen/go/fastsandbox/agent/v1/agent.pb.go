@@ -828,8 +828,12 @@ type AgentInfo struct {
 	Version string `protobuf:"bytes,9,opt,name=version,proto3" json:"version,omitempty"`
 	// TCP ports that the agent uses itself. No sandbox can have them.
 	ReservedPorts []int32 `protobuf:"varint,10,rep,packed,name=reserved_ports,json=reservedPorts,proto3" json:"reserved_ports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Whether each of its sandboxes has a user namespace of its own.
+	UserNamespaces bool `protobuf:"varint,11,opt,name=user_namespaces,json=userNamespaces,proto3" json:"user_namespaces,omitempty"`
+	// Why not, although its pool asks for them, for people. Empty otherwise.
+	UserNamespacesOffReason string `protobuf:"bytes,12,opt,name=user_namespaces_off_reason,json=userNamespacesOffReason,proto3" json:"user_namespaces_off_reason,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *AgentInfo) Reset() {
@@ -930,6 +934,20 @@ func (x *AgentInfo) GetReservedPorts() []int32 {
 		return x.ReservedPorts
 	}
 	return nil
+}
+
+func (x *AgentInfo) GetUserNamespaces() bool {
+	if x != nil {
+		return x.UserNamespaces
+	}
+	return false
+}
+
+func (x *AgentInfo) GetUserNamespacesOffReason() string {
+	if x != nil {
+		return x.UserNamespacesOffReason
+	}
+	return ""
 }
 
 // SlotStatus is the state of an agent's slots: containers that are started ahead of time without an image and become a
@@ -1473,7 +1491,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"start_path\x18\v \x01(\x0e2!.fastsandbox.sandbox.v1.StartPathR\tstartPathB\f\n" +
 	"\n" +
-	"_exit_code\"\xab\x02\n" +
+	"_exit_code\"\x91\x03\n" +
 	"\tAgentInfo\x12\x19\n" +
 	"\bpod_name\x18\x01 \x01(\tR\apodName\x12\x17\n" +
 	"\apod_uid\x18\x02 \x01(\tR\x06podUid\x12\x1c\n" +
@@ -1485,7 +1503,9 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fruntime_handler\x18\b \x01(\tR\x0eruntimeHandler\x12\x18\n" +
 	"\aversion\x18\t \x01(\tR\aversion\x12%\n" +
 	"\x0ereserved_ports\x18\n" +
-	" \x03(\x05R\rreservedPorts\"W\n" +
+	" \x03(\x05R\rreservedPorts\x12'\n" +
+	"\x0fuser_namespaces\x18\v \x01(\bR\x0euserNamespaces\x12;\n" +
+	"\x1auser_namespaces_off_reason\x18\f \x01(\tR\x17userNamespacesOffReason\"W\n" +
 	"\n" +
 	"SlotStatus\x12\x12\n" +
 	"\x04free\x18\x01 \x01(\x05R\x04free\x12\x16\n" +
