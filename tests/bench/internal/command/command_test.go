@@ -52,8 +52,8 @@ func TestWithoutACluster(t *testing.T) {
 	for _, name := range []string{"KUBECONFIG", "FSB_ADDR"} {
 		t.Setenv(name, "")
 	}
-	for _, suite := range []string{"create", "burst", "density"} {
-		require.ErrorContains(t, run(t, suite, "-q"), "KUBECONFIG is not set", suite)
+	for _, suite := range []string{"create", "burst", "rate", "density"} {
+		require.ErrorContains(t, run(t, suite, "-q", "--handler", "fsb"), "KUBECONFIG is not set", suite)
 	}
 	require.ErrorContains(t, run(t, "create", "-o", "yaml"), "yaml", "before anything is measured")
 	require.Error(t, run(t, "nothing"))
