@@ -107,6 +107,7 @@ func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Con
 		NetNSPath: c.NetNSPath, CgroupParent: c.CgroupParent, CgroupRoot: c.CgroupRoot,
 		DockerConfig: c.DockerConfig, InsecureRegistries: c.InsecureRegistries,
 		VerifyImages: c.ImagePolicy == imageVerify, MaxImageBytes: c.MaxImageBytes, SlotRoot: c.SlotRoot, SandboxInit: c.SandboxInit, Shim: c.Shim,
+		AddCapabilities: c.AddCapabilities,
 	}
 }
 

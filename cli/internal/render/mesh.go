@@ -2,6 +2,7 @@ package render
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -14,7 +15,7 @@ func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Tab
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "MIN", "MAX", "BUFFER", "PER-AGENT", "SLOT-RANGE", "RUNTIME")
+		header = append(header, "MIN", "MAX", "BUFFER", "PER-AGENT", "SLOT-RANGE", "RUNTIME", "ADDED-CAPABILITIES")
 	}
 	t := NewTable(header...)
 	for _, p := range pools {
@@ -27,7 +28,8 @@ func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Tab
 		}
 		if wide {
 			row = append(row, fmt.Sprint(p.GetPoolMin()), fmt.Sprint(p.GetPoolMax()),
-				fmt.Sprintf("%d-%d", p.GetBufferMin(), p.GetBufferMax()), fmt.Sprint(p.GetMaxSandboxesPerPod()), slotRange(p), p.GetRuntimeHandler())
+				fmt.Sprintf("%d-%d", p.GetBufferMin(), p.GetBufferMax()), fmt.Sprint(p.GetMaxSandboxesPerPod()), slotRange(p), p.GetRuntimeHandler(),
+				strings.Join(p.GetAddedCapabilities(), ","))
 		}
 		t.Add(row...)
 	}

@@ -25,6 +25,11 @@ func TestPoolSlots(t *testing.T) {
 	}
 }
 
+func TestPoolCapabilities(t *testing.T) {
+	p := &allocatorv1.Pool{RuntimeHandler: "fsb", AddedCapabilities: []string{"NET_RAW", "MKNOD"}}
+	require.Contains(t, written(t, render.Pools([]*allocatorv1.Pool{p, {RuntimeHandler: "runc"}}, false, true, now)), "fsb       NET_RAW,MKNOD\n")
+}
+
 func TestPoolCapacity(t *testing.T) {
 	pools := []*allocatorv1.Pool{{Namespace: "ns", Name: "p", Agents: 2, ReadyAgents: 1, Capacity: 5, Allocated: 7, CreateTime: ago(time.Hour)}}
 	require.Equal(t, strings.TrimPrefix(`

@@ -64,6 +64,8 @@ type Config struct {
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
 	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
 	SlotRoot, SandboxInit string
+	// AddCapabilities are added to the default capabilities of sandboxes, as CheckCapabilities allows them.
+	AddCapabilities []string
 	// Shim is the binary of the shim of the handler fsb. It is installed below SlotRoot.
 	Shim string
 	// Clock; nil is the real one.
@@ -115,7 +117,7 @@ func New(cfg Config) *Runtime {
 		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
-		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images), groups: groups,
+		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities), groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,

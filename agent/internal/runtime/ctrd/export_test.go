@@ -22,6 +22,8 @@ var (
 		return namespaces(c, &pod{netns: netns})
 	}
 	Resources   = cgroupResources
+	Capability  = capabilities
+	Rlimits     = rlimits
 	CgroupOf    = cgroupOf
 	Lower       = lower
 	PinChange   = pinChange

@@ -343,9 +343,11 @@ type Pool struct {
 	// Images that each agent pulls ahead and keeps.
 	Images []string `protobuf:"bytes,20,rep,name=images,proto3" json:"images,omitempty"`
 	// Largest limits that a sandbox may ask for. Unset fields have no maximum.
-	MaxResources  *v11.ResourceLimits `protobuf:"bytes,21,opt,name=max_resources,json=maxResources,proto3" json:"max_resources,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaxResources *v11.ResourceLimits `protobuf:"bytes,21,opt,name=max_resources,json=maxResources,proto3" json:"max_resources,omitempty"`
+	// Linux capabilities that sandboxes have besides the default ones, without the prefix CAP_.
+	AddedCapabilities []string `protobuf:"bytes,22,rep,name=added_capabilities,json=addedCapabilities,proto3" json:"added_capabilities,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
@@ -521,6 +523,13 @@ func (x *Pool) GetImages() []string {
 func (x *Pool) GetMaxResources() *v11.ResourceLimits {
 	if x != nil {
 		return x.MaxResources
+	}
+	return nil
+}
+
+func (x *Pool) GetAddedCapabilities() []string {
+	if x != nil {
+		return x.AddedCapabilities
 	}
 	return nil
 }
@@ -1613,7 +1622,7 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\fwanted_slots\x18\t \x01(\x05R\vwantedSlots\x12(\n" +
 	"\x10slots_off_reason\x18\n" +
 	" \x01(\tR\x0eslotsOffReason\x12F\n" +
-	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\xdf\x06\n" +
+	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\x8e\a\n" +
 	"\x04Pool\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
@@ -1640,7 +1649,8 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\tslots_max\x18\x12 \x01(\x05H\x01R\bslotsMax\x88\x01\x01\x12G\n" +
 	"\x12ttl_after_finished\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\x10ttlAfterFinished\x12\x16\n" +
 	"\x06images\x18\x14 \x03(\tR\x06images\x12K\n" +
-	"\rmax_resources\x18\x15 \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\fmaxResourcesB\f\n" +
+	"\rmax_resources\x18\x15 \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\fmaxResources\x12-\n" +
+	"\x12added_capabilities\x18\x16 \x03(\tR\x11addedCapabilitiesB\f\n" +
 	"\n" +
 	"_slots_minB\f\n" +
 	"\n" +
