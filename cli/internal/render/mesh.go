@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 )
 
@@ -62,6 +63,14 @@ func agentSlots(a *allocatorv1.Agent) string {
 	return fmt.Sprintf("%d/%d", a.GetFreeSlots(), a.GetWantedSlots())
 }
 
+// appArmor returns the profile that sandboxes of an agent have, or why they have none.
+func appArmor(s *agentv1.AppArmorStatus) string {
+	if s.GetProfile() == "" && s.GetOffReason() != "" {
+		return "off: " + s.GetOffReason()
+	}
+	return s.GetProfile()
+}
+
 // Agents is the table of agents.
 func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *Table {
 	header := []string{"NAME", "POOL", "NODE", "READY", "USED", "CAPACITY", "SLOTS", "HEARTBEAT"}
@@ -69,7 +78,7 @@ func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "ADDRESS", "RUNTIME", "IMAGES", "VERSION", "REASON", "SLOTS-OFF-REASON")
+		header = append(header, "ADDRESS", "RUNTIME", "IMAGES", "VERSION", "REASON", "SLOTS-OFF-REASON", "APPARMOR")
 	}
 	t := NewTable(header...)
 	for _, a := range agents {
@@ -86,7 +95,7 @@ func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *
 			row = append([]string{info.GetNamespace()}, row...)
 		}
 		if wide {
-			row = append(row, a.GetAddress(), info.GetRuntimeHandler(), fmt.Sprint(a.GetImageCount()), info.GetVersion(), a.GetReason(), a.GetSlotsOffReason())
+			row = append(row, a.GetAddress(), info.GetRuntimeHandler(), fmt.Sprint(a.GetImageCount()), info.GetVersion(), a.GetReason(), a.GetSlotsOffReason(), appArmor(a.GetApparmor()))
 		}
 		t.Add(row...)
 	}

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
@@ -66,6 +67,8 @@ type Config struct {
 	SlotRoot, SandboxInit string
 	// AddCapabilities are added to the default capabilities of sandboxes, as CheckCapabilities allows them.
 	AddCapabilities []string
+	// AppArmor is whether sandboxes have the AppArmor profile. With the handler fsb, shims find that out.
+	AppArmor apparmor.Status
 	// Shim is the binary of the shim of the handler fsb. It is installed below SlotRoot.
 	Shim string
 	// Clock; nil is the real one.
@@ -88,7 +91,9 @@ type Runtime struct {
 	shims     *shims  // of ours
 	pending   *pendingStarts
 	cgroups   func() (*cgroup.Tree, error)
-	settled   atomic.Bool // whether settle has succeeded
+
+	confinement *confinement
+	settled     atomic.Bool // whether settle has succeeded
 }
 
 var (
@@ -112,12 +117,14 @@ func New(cfg Config) *Runtime {
 	}
 	images, groups := newImageStore(cfg), newGroups()
 	roots := &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit, shim: cfg.Shim}
-	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim)
+	confined := &confinement{status: cfg.AppArmor}
+	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim, confined.shimStarted)
 	return &Runtime{
-		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
+		confinement: confined,
+		shims:       shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
-		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities), groups: groups,
+		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities, confined.profile), groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot,

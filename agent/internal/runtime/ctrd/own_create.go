@@ -90,6 +90,9 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	if err != nil {
 		return err
 	}
+	// The first shim of this process has only now found out whether there is a profile.
+	spec.Process.ApparmorProfile = r.confinement.profile()
+	request.AppArmorProfile = spec.Process.ApparmorProfile
 	if err := r.annotate(spec, anchor, private); err != nil {
 		return err
 	}
@@ -183,7 +186,9 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return classify(errgrpc.ToNative(err), "starting container %s", id)
 	}
-	if err := ownFault(p.slot.conn.Go(held), id, p.command); err != nil {
+	err := p.slot.conn.Go(held)
+	r.confinement.observe(err)
+	if err := ownFault(err, id, p.command); err != nil {
 		return err
 	}
 	return r.SlotClaimed(id)

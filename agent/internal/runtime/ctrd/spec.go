@@ -34,12 +34,14 @@ type specBuilder struct {
 	rlimits []specs.POSIXRlimit    // of all containers; does not change
 	seccomp *specs.LinuxSeccomp    // the same
 	filter  func() ([]byte, error) // seccomp, compiled once
+	profile func() string          // of AppArmor, or empty
 }
 
-// newSpecBuilder returns a specBuilder. Sandboxes have the default capabilities and the added ones; see GrantableCapabilities.
-func newSpecBuilder(images *imageStore, added []string) *specBuilder {
+// newSpecBuilder returns a specBuilder. Sandboxes have the default capabilities and the added ones; see GrantableCapabilities. apparmor
+// returns the AppArmor profile that is loaded.
+func newSpecBuilder(images *imageStore, added []string, apparmor func() string) *specBuilder {
 	caps := capabilities(added)
-	b := &specBuilder{images: images, caps: caps, oom: oomScoreAdj(), rlimits: rlimits(), seccomp: profile(caps)}
+	b := &specBuilder{images: images, profile: apparmor, caps: caps, oom: oomScoreAdj(), rlimits: rlimits(), seccomp: profile(caps)}
 	b.filter = sync.OnceValues(func() ([]byte, error) { return filter.Compile(b.seccomp) })
 	return b
 }
@@ -75,6 +77,7 @@ func (b *specBuilder) sandbox(ctx context.Context, c runtime.Container, img *ima
 			User: user, Args: args, Env: env, Cwd: cwd,
 			Capabilities:    &specs.LinuxCapabilities{Bounding: b.caps, Effective: b.caps, Permitted: b.caps},
 			NoNewPrivileges: true,
+			ApparmorProfile: b.profile(),
 			OOMScoreAdj:     &b.oom,
 			Rlimits:         b.rlimits,
 		},
