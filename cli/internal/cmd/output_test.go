@@ -150,8 +150,8 @@ default   2        1       10         3      7      5/7     120m
 off       0        0       0          0      0      off     120m
 `},
 		"pool wide": {"pool get default -o wide", `
-NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME
-default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2
+NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME                 ADDED-CAPABILITIES
+default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2   <none>
 `},
 		"pools wide": {"pool list -o wide", `
 NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME                 ADDED-CAPABILITIES
