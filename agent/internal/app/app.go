@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/disk"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/pin"
@@ -44,7 +45,11 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	defer client.Close()
-	runtime := ctrd.New(cfg.runtime(client, handler))
+	settings := cfg.runtime(client, handler)
+	if !handler.IsOwn() { // its shims do this on the host
+		settings.AppArmor = apparmor.Local().Load(ctx)
+	}
+	runtime := ctrd.New(settings)
 	defer runtime.Close()
 	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
 	process := rand.Text()
@@ -75,7 +80,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	closing := make(chan struct{})
 	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
-		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }}
+		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor}
 
 	g := daemon.NewGroup()
 	g.Go("gRPC", server.Run)
@@ -109,6 +114,7 @@ func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Con
 		DockerConfig: c.DockerConfig, InsecureRegistries: c.InsecureRegistries,
 		VerifyImages: c.ImagePolicy == imageVerify, MaxImageBytes: c.MaxImageBytes, SlotRoot: c.SlotRoot, SandboxInit: c.SandboxInit, Shim: c.Shim,
 		Users: ctrd.UserNamespace(c.UserNamespace), IDs: c.ids(),
+		AddCapabilities: c.AddCapabilities,
 	}
 }
 

@@ -52,6 +52,7 @@ type Config struct {
 	MaxImageBytes                                        int64
 	ImagePolicy                                          string
 	MaxLimits                                            resources.Limits
+	AddCapabilities                                      []string
 	CreateTimeout                                        time.Duration
 	MemoryBytes                                          int64
 	MaxDisk                                              runtime.DiskUsage
@@ -92,6 +93,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&c.MaxLimits.CPUMillis, "sandbox-max-cpu-millis", 0, "largest CPU limit, in thousandths of a core, that a sandbox may have; 0 is none")
 	fs.Int64Var(&c.MaxLimits.MemoryBytes, "sandbox-max-memory-bytes", 0, "largest memory limit, in bytes, that a sandbox may have; 0 is none")
 	fs.Int64Var(&c.MaxLimits.PIDs, "sandbox-max-pids", 0, "largest limit of processes and threads that a sandbox may have; 0 is none")
+	fs.StringSliceVar(&c.AddCapabilities, "sandbox-add-capabilities", nil, "`capabilities` of sandboxes besides the default ones: NET_RAW, MKNOD, AUDIT_WRITE")
 	fs.DurationVar(&c.CreateTimeout, "create-timeout", 2*time.Minute, "timeout of a create, the pull of its image included")
 	fs.Int64Var(&c.MaxDisk.Bytes, "sandbox-disk-bytes", defaultDiskBytes, "disk, in bytes, that the files of a sandbox may take; one that takes more is ended; 0 is no limit")
 	fs.Int64Var(&c.MaxDisk.Inodes, "sandbox-disk-inodes", defaultDiskInodes, "number of files that a sandbox may create; one that has more is ended; 0 is no limit")
@@ -190,6 +192,9 @@ func (c *Config) validateBounds(add func(format string, args ...any)) {
 	}
 	if least := min(c.MaxDisk.Bytes, c.MaxDisk.Inodes); least < 0 {
 		add("--sandbox-disk-bytes or --sandbox-disk-inodes is %d, want 0 or more", least)
+	}
+	if err := ctrd.CheckCapabilities(c.AddCapabilities); err != nil {
+		add("--sandbox-add-capabilities: %w", err)
 	}
 	if c.MemoryBytes != 0 && c.MemoryBytes < 64<<20 {
 		add("--memory-limit-bytes is %d, want 0 or at least %d", c.MemoryBytes, 64<<20)

@@ -9,9 +9,11 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/sandbox"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -52,6 +54,8 @@ type monitor struct {
 	clock   clock.WithTicker
 	// adopted, if not nil, is called once the sandboxes are adopted.
 	adopted func(context.Context)
+	// apparmor, if not nil, returns whether sandboxes have the AppArmor profile.
+	apparmor func() apparmor.Status
 }
 
 func (m *monitor) run(ctx context.Context) error {
@@ -93,9 +97,21 @@ func (m *monitor) adopt(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
+	m.reportAppArmor(ctx)
 	m.manager.SetAccepting(true, "")
 	m.ready(true)
 	return true
+}
+
+// reportAppArmor reports whether sandboxes have the AppArmor profile, if that changed.
+func (m *monitor) reportAppArmor(ctx context.Context) {
+	if m.apparmor == nil {
+		return
+	}
+	s := m.apparmor()
+	if m.status.SetAppArmor(&agentv1.AppArmorStatus{Profile: s.Profile, OffReason: s.Off}) {
+		logr.FromContextOrDiscard(ctx).Info("AppArmor of sandboxes", obs.KeyName, s.Profile, obs.KeyReason, s.Off)
+	}
 }
 
 func (m *monitor) watchRuntime(ctx context.Context) {
@@ -108,6 +124,7 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
+		m.reportAppArmor(ctx)
 		err := m.ping(ctx)
 		if ctx.Err() != nil {
 			return

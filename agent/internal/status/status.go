@@ -124,6 +124,17 @@ func (h *Hub) SetSlots(s *agentv1.SlotStatus) {
 	}
 }
 
+// SetAppArmor replaces whether sandboxes have the AppArmor profile, and reports whether that is a change.
+func (h *Hub) SetAppArmor(s *agentv1.AppArmorStatus) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if proto.Equal(h.state.GetApparmor(), s) {
+		return false
+	}
+	h.publish(&agentv1.AgentDelta{Apparmor: s})
+	return true
+}
+
 // SetPinnedImages replaces the pinned images.
 func (h *Hub) SetPinnedImages(images []*agentv1.PinnedImage) {
 	h.mu.Lock()
@@ -155,6 +166,7 @@ func (h *Hub) snapshot() *agentv1.AgentSnapshot {
 	return &agentv1.AgentSnapshot{
 		Info: h.state.GetInfo(), Images: h.state.GetImages(), Accepting: h.state.GetAccepting(),
 		NotAcceptingReason: h.state.GetNotAcceptingReason(), Slots: h.state.GetSlots(), PinnedImages: h.state.GetPinnedImages(),
+		Apparmor: h.state.GetApparmor(),
 		Sandboxes: slices.SortedFunc(maps.Values(h.sandbox), func(a, b *agentv1.SandboxReport) int {
 			return strings.Compare(a.GetContainerId(), b.GetContainerId())
 		}),
@@ -203,6 +215,9 @@ func (h *Hub) apply(d *agentv1.AgentDelta) {
 	}
 	if s := d.GetSlots(); s != nil {
 		h.state.Slots = s
+	}
+	if s := d.GetApparmor(); s != nil {
+		h.state.Apparmor = s
 	}
 	if p := d.GetPinnedImages(); p != nil {
 		h.state.PinnedImages = p.GetImages()

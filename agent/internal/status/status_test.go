@@ -86,6 +86,10 @@ func TestSnapshotFollowsDeltas(t *testing.T) {
 		{"pinned images", func() {
 			h.SetPinnedImages([]*agentv1.PinnedImage{{Image: "x"}})
 		}, func() { want.PinnedImages = []*agentv1.PinnedImage{{Image: "x"}} }},
+		{"apparmor", func() {
+			require.True(t, h.SetAppArmor(&agentv1.AppArmorStatus{OffReason: "x"}))
+			require.False(t, h.SetAppArmor(&agentv1.AppArmorStatus{OffReason: "x"}))
+		}, func() { want.Apparmor = &agentv1.AppArmorStatus{OffReason: "x"} }},
 		{"no pinned images", func() { h.SetPinnedImages(nil) }, func() { want.PinnedImages = nil }},
 		{"a tombstone", func() {
 			h.Publish(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{tombstone("b", 1)}})

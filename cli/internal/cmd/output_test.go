@@ -150,13 +150,13 @@ default   2        1       10         3      7      5/7     120m
 off       0        0       0          0      0      off     120m
 `},
 		"pool wide": {"pool get default -o wide", `
-NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME
-default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2
+NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME                 ADDED-CAPABILITIES
+default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2   <none>
 `},
 		"pools wide": {"pool list -o wide", `
-NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME
-default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2
-off       0        0       0          0      0      off     120m   0     0     0-0      0           0-0          runsc
+NAME      AGENTS   READY   CAPACITY   USED   FREE   SLOTS   AGE    MIN   MAX   BUFFER   PER-AGENT   SLOT-RANGE   RUNTIME                 ADDED-CAPABILITIES
+default   2        1       10         3      7      5/7     120m   1     4     2-8      10          0-all        io.containerd.runc.v2   <none>
+off       0        0       0          0      0      off     120m   0     0     0-0      0           0-0          runsc                   <none>
 `},
 		"pool name": {"pool list -o name", "\nsandboxpool/default\nsandboxpool/off\n"},
 		"agents": {"agents", `
@@ -165,9 +165,9 @@ agent-1   default   node-1   True    3      10         5/7     1s
 agent-2   default   <none>   False   0      0          off     <unknown>
 `},
 		"agents wide": {"agents -o wide", `
-NAME      POOL      NODE     READY   USED   CAPACITY   SLOTS   HEARTBEAT   ADDRESS         RUNTIME                 IMAGES   VERSION   REASON         SLOTS-OFF-REASON
-agent-1   default   node-1   True    3      10         5/7     1s          10.0.0.3:5758   io.containerd.runc.v2   5        v1        <none>         <none>
-agent-2   default   <none>   False   0      0          off     <unknown>   <none>          <none>                  0        <none>    Disconnected   the kernel has no fsopen
+NAME      POOL      NODE     READY   USED   CAPACITY   SLOTS   HEARTBEAT   ADDRESS         RUNTIME                 IMAGES   VERSION   REASON         SLOTS-OFF-REASON           APPARMOR
+agent-1   default   node-1   True    3      10         5/7     1s          10.0.0.3:5758   io.containerd.runc.v2   5        v1        <none>         <none>                     <none>
+agent-2   default   <none>   False   0      0          off     <unknown>   <none>          <none>                  0        <none>    Disconnected   the kernel has no fsopen   <none>
 `},
 		"agents yaml": {"agents -o name", "\npod/agent-1\npod/agent-2\n"},
 	}

@@ -2,8 +2,10 @@ package render
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
+	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 )
 
@@ -14,7 +16,7 @@ func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Tab
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "MIN", "MAX", "BUFFER", "PER-AGENT", "SLOT-RANGE", "RUNTIME")
+		header = append(header, "MIN", "MAX", "BUFFER", "PER-AGENT", "SLOT-RANGE", "RUNTIME", "ADDED-CAPABILITIES")
 	}
 	t := NewTable(header...)
 	for _, p := range pools {
@@ -27,7 +29,8 @@ func Pools(pools []*allocatorv1.Pool, namespaces, wide bool, now time.Time) *Tab
 		}
 		if wide {
 			row = append(row, fmt.Sprint(p.GetPoolMin()), fmt.Sprint(p.GetPoolMax()),
-				fmt.Sprintf("%d-%d", p.GetBufferMin(), p.GetBufferMax()), fmt.Sprint(p.GetMaxSandboxesPerPod()), slotRange(p), p.GetRuntimeHandler())
+				fmt.Sprintf("%d-%d", p.GetBufferMin(), p.GetBufferMax()), fmt.Sprint(p.GetMaxSandboxesPerPod()), slotRange(p), p.GetRuntimeHandler(),
+				strings.Join(p.GetAddedCapabilities(), ","))
 		}
 		t.Add(row...)
 	}
@@ -60,6 +63,14 @@ func agentSlots(a *allocatorv1.Agent) string {
 	return fmt.Sprintf("%d/%d", a.GetFreeSlots(), a.GetWantedSlots())
 }
 
+// appArmor returns the profile that sandboxes of an agent have, or why they have none.
+func appArmor(s *agentv1.AppArmorStatus) string {
+	if s.GetProfile() == "" && s.GetOffReason() != "" {
+		return "off: " + s.GetOffReason()
+	}
+	return s.GetProfile()
+}
+
 // Agents is the table of agents.
 func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *Table {
 	header := []string{"NAME", "POOL", "NODE", "READY", "USED", "CAPACITY", "SLOTS", "HEARTBEAT"}
@@ -67,7 +78,7 @@ func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "ADDRESS", "RUNTIME", "IMAGES", "VERSION", "REASON", "SLOTS-OFF-REASON")
+		header = append(header, "ADDRESS", "RUNTIME", "IMAGES", "VERSION", "REASON", "SLOTS-OFF-REASON", "APPARMOR")
 	}
 	t := NewTable(header...)
 	for _, a := range agents {
@@ -84,7 +95,7 @@ func Agents(agents []*allocatorv1.Agent, namespaces, wide bool, now time.Time) *
 			row = append([]string{info.GetNamespace()}, row...)
 		}
 		if wide {
-			row = append(row, a.GetAddress(), info.GetRuntimeHandler(), fmt.Sprint(a.GetImageCount()), info.GetVersion(), a.GetReason(), a.GetSlotsOffReason())
+			row = append(row, a.GetAddress(), info.GetRuntimeHandler(), fmt.Sprint(a.GetImageCount()), info.GetVersion(), a.GetReason(), a.GetSlotsOffReason(), appArmor(a.GetApparmor()))
 		}
 		t.Add(row...)
 	}

@@ -25,6 +25,11 @@ func TestPoolSlots(t *testing.T) {
 	}
 }
 
+func TestPoolCapabilities(t *testing.T) {
+	p := &allocatorv1.Pool{RuntimeHandler: "fsb", AddedCapabilities: []string{"NET_RAW", "MKNOD"}}
+	require.Contains(t, written(t, render.Pools([]*allocatorv1.Pool{p, {RuntimeHandler: "runc"}}, false, true, now)), "fsb       NET_RAW,MKNOD\n")
+}
+
 func TestPoolCapacity(t *testing.T) {
 	pools := []*allocatorv1.Pool{{Namespace: "ns", Name: "p", Agents: 2, ReadyAgents: 1, Capacity: 5, Allocated: 7, CreateTime: ago(time.Hour)}}
 	require.Equal(t, strings.TrimPrefix(`
@@ -35,15 +40,17 @@ ns          p      2        1       5          7      0      0/0     60m
 
 func TestAgents(t *testing.T) {
 	agents := []*allocatorv1.Agent{
-		{Info: &agentv1.AgentInfo{Namespace: "ns", PodName: "a", Pool: "p", NodeName: "n", Capacity: 5}, Ready: true, Allocated: 2, LastHeartbeatTime: ago(time.Second)},
-		{Info: &agentv1.AgentInfo{Namespace: "ns", PodName: "b", Pool: "p"}, Reason: "Draining", SlotsOffReason: "no overlay"},
+		{Info: &agentv1.AgentInfo{Namespace: "ns", PodName: "a", Pool: "p", NodeName: "n", Capacity: 5}, Ready: true, Allocated: 2, Apparmor: &agentv1.AppArmorStatus{Profile: "fast-sandbox-default-1"}, LastHeartbeatTime: ago(time.Second)},
+		{Info: &agentv1.AgentInfo{Namespace: "ns", PodName: "b", Pool: "p"}, Reason: "Draining", SlotsOffReason: "no overlay", Apparmor: &agentv1.AppArmorStatus{OffReason: "no parser"}},
 	}
 	require.Equal(t, strings.TrimPrefix(`
 NAMESPACE   NAME   POOL   NODE     READY   USED   CAPACITY   SLOTS   HEARTBEAT
 ns          a      p      n        True    2      5          0/0     1s
 ns          b      p      <none>   False   0      0          off     <unknown>
 `, "\n"), written(t, render.Agents(agents, true, false, now)))
-	require.Contains(t, written(t, render.Agents(agents, false, true, now)), "Draining   no overlay\n")
+	wide := written(t, render.Agents(agents, false, true, now))
+	require.Contains(t, wide, "Draining   no overlay         off: no parser\n")
+	require.Contains(t, wide, "fast-sandbox-default-1\n")
 }
 
 func TestImages(t *testing.T) {

@@ -67,6 +67,9 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:default=Cached
 	// +optional
 	ImagePolicy ImagePolicy `json:"imagePolicy,omitempty"`
+	// security changes what the pool's sandboxes may do. A change drains the agents and replaces them.
+	// +optional
+	Security *PoolSecurity `json:"security,omitempty"`
 	// agentTemplate is the template of the agent Pods. The controller adds what the agent needs: containerd's socket, host
 	// paths, environment, security context, certificate, probes.
 	AgentTemplate AgentTemplate `json:"agentTemplate"`
@@ -146,6 +149,36 @@ type PoolSlots struct {
 	// +kubebuilder:validation:Maximum=1000
 	// +optional
 	Max *int32 `json:"max,omitempty"`
+}
+
+// PoolSecurity changes what the sandboxes of a pool may do.
+type PoolSecurity struct {
+	// addCapabilities are Linux capabilities that root in a sandbox has besides the default ones, which are CHOWN, DAC_OVERRIDE,
+	// FSETID, FOWNER, SETGID, SETUID, SETFCAP, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT and KILL. NET_RAW lets a sandbox read and forge
+	// packets of the network that it shares with its agent, MKNOD make device nodes, and AUDIT_WRITE write to the node's audit log.
+	// +kubebuilder:validation:MaxItems=3
+	// +listType=set
+	// +optional
+	AddCapabilities []Capability `json:"addCapabilities,omitempty"`
+}
+
+// Capability is a Linux capability that a pool can add to those of its sandboxes.
+// +kubebuilder:validation:Enum=NET_RAW;MKNOD;AUDIT_WRITE
+type Capability string
+
+// The capabilities that a pool can add.
+const (
+	CapabilityNetRaw     Capability = "NET_RAW"
+	CapabilityMknod      Capability = "MKNOD"
+	CapabilityAuditWrite Capability = "AUDIT_WRITE"
+)
+
+// AddedCapabilities returns the capabilities that the pool adds; nil if there are none.
+func (s *SandboxPoolSpec) AddedCapabilities() []Capability {
+	if s.Security == nil {
+		return nil
+	}
+	return s.Security.AddCapabilities
 }
 
 // Off reports whether the pool disables slots.

@@ -54,7 +54,9 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	}
 	_, span := obs.Tracer().Start(ctx, "go")
 	defer span.End()
-	return claimFault(held.conn.Go(sent), c.ID, request.Args[0])
+	err = held.conn.Go(sent)
+	r.confinement.observe(err)
+	return claimFault(err, c.ID, request.Args[0])
 }
 
 // handOver makes the claim durable and passes it, with the root file system, to the slot.

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"k8s.io/utils/clock"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
@@ -65,6 +66,10 @@ type Config struct {
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
 	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
 	SlotRoot, SandboxInit string
+	// AddCapabilities are added to the default capabilities of sandboxes, as CheckCapabilities allows them.
+	AddCapabilities []string
+	// AppArmor is whether sandboxes have the AppArmor profile. With the handler fsb, shims find that out.
+	AppArmor apparmor.Status
 	// Shim is the binary of the shim of the handler fsb. It is installed below SlotRoot.
 	Shim string
 	// Users says whether containers have user namespaces, of the ranges in IDs. Empty: UsersDisabled.
@@ -91,7 +96,9 @@ type Runtime struct {
 	pending   *pendingStarts
 	users     *userNamespaces
 	cgroups   func() (*cgroup.Tree, error)
-	settled   atomic.Bool // whether settle has succeeded
+
+	confinement *confinement
+	settled     atomic.Bool // whether settle has succeeded
 }
 
 var (
@@ -117,12 +124,14 @@ func New(cfg Config) *Runtime {
 	roots := &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit, shim: cfg.Shim}
 	users := newUserNamespaces(cfg, roots)
 	images := newImageStore(cfg, users)
-	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim)
+	confined := &confinement{status: cfg.AppArmor}
+	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim, confined.shimStarted)
 	return &Runtime{
-		shims: shims, users: users, pending: &pendingStarts{held: map[string]*pendingStart{}},
+		confinement: confined, users: users,
+		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
-		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images), groups: groups,
+		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities, confined.profile), groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, Ranges: cfg.IDs,

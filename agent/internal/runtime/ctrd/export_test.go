@@ -6,6 +6,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 )
 
@@ -22,6 +23,8 @@ var (
 		return namespaces(c, &pod{netns: netns})
 	}
 	Resources   = cgroupResources
+	Capability  = capabilities
+	Rlimits     = rlimits
 	CgroupOf    = cgroupOf
 	Lower       = lower
 	PinChange   = pinChange
@@ -97,3 +100,24 @@ func (g Groups) Joined(group string) bool { return g.joined(group) }
 
 // SetShimSize bounds the containers of a shim of ours.
 func (r *Runtime) SetShimSize(n int) { r.shims.size = n }
+
+// Confinement is whether sandboxes have the AppArmor profile.
+type Confinement struct{ *confinement }
+
+// NewConfinement returns a Confinement.
+func NewConfinement(s apparmor.Status) Confinement { return Confinement{&confinement{status: s}} }
+
+// Get returns the status.
+func (c Confinement) Get() apparmor.Status { return c.get() }
+
+// Profile returns the profile of the next sandbox.
+func (c Confinement) Profile() string { return c.profile() }
+
+// Observe looks at the error of a claim.
+func (c Confinement) Observe(err error) { c.observe(err) }
+
+// ShimStarted reads what a shim has found out.
+func (c Confinement) ShimStarted(binary string) { c.shimStarted(binary) }
+
+// SetAppArmor sets whether sandboxes have the AppArmor profile.
+func (r *Runtime) SetAppArmor(s apparmor.Status) { r.confinement.set(s) }

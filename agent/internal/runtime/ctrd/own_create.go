@@ -90,7 +90,7 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 		return err
 	}
 	mapUsers(spec, first)
-	record, added, err := r.ownRecord(ctx, c, p, img, spec)
+	record, added, err := r.ownRecord(ctx, c, p, img, spec, request)
 	if err != nil {
 		r.users.release(first, c.ID)
 		return err
@@ -119,7 +119,7 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 }
 
 // ownRecord returns the record of a container whose shim is ours. added reports whether the container has joined its shim here.
-func (r *Runtime) ownRecord(ctx context.Context, c runtime.Container, p *pod, img *image, spec *specs.Spec) (record containers.Container, added bool, err error) {
+func (r *Runtime) ownRecord(ctx context.Context, c runtime.Container, p *pod, img *image, spec *specs.Spec, request *claim.Claim) (record containers.Container, added bool, err error) {
 	binary, err := r.shimBinary()
 	if err != nil {
 		return record, false, err
@@ -128,6 +128,9 @@ func (r *Runtime) ownRecord(ctx context.Context, c runtime.Container, p *pod, im
 	if err != nil {
 		return record, false, err
 	}
+	// The first shim of this process has only now found out whether there is a profile.
+	spec.Process.ApparmorProfile = r.confinement.profile()
+	request.AppArmorProfile = spec.Process.ApparmorProfile
 	if err := r.annotate(spec, anchor, r.claimDir(c.ID)); err != nil {
 		return record, added, err
 	}
@@ -193,7 +196,9 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return classify(errgrpc.ToNative(err), "starting container %s", id)
 	}
-	if err := ownFault(p.slot.conn.Go(held), id, p.command); err != nil {
+	err := p.slot.conn.Go(held)
+	r.confinement.observe(err)
+	if err := ownFault(err, id, p.command); err != nil {
 		return err
 	}
 	return r.SlotClaimed(id)

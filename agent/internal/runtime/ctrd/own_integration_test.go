@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/conformance"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
@@ -288,4 +289,30 @@ func TestOwnRefusesOtherSpecs(t *testing.T) {
 		require.NoError(t, s.Client.ContainerService().Delete(t.Context(), "other"))
 	}
 	require.NoError(t, r.Delete(t.Context(), id))
+}
+
+// TestAppArmorIsAppliedOnlyIfLoaded: the kernel of the tests has no AppArmor. A shim finds that out, and sandboxes run without the profile; with
+// one the kernel refuses the process, so that the profile of a spec does reach the kernel, and the next sandbox runs without again.
+func TestAppArmorIsAppliedOnlyIfLoaded(t *testing.T) {
+	if s := apparmor.Local().Load(t.Context()); s.Profile != "" {
+		t.Fatalf("this machine has AppArmor: extend the test for the profile %s", s.Profile)
+	}
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, own(t, s))
+	require.Empty(t, r.AppArmor())
+	kept := started(t, s, r, 2)
+	require.Empty(t, r.AppArmor().Profile)
+	require.Equal(t, apparmor.Local().Load(t.Context()), r.AppArmor(), "what the shim has found out")
+	for _, slot := range []bool{false, true} {
+		r.SetAppArmor(apparmor.Status{Profile: apparmor.Name()})
+		b := box(t, s, slot, containerd.Busybox, "true")
+		require.ErrorContains(t, launch(t.Context(), r, b), "setting the AppArmor profile")
+		require.NoError(t, r.Delete(t.Context(), b.ID))
+		require.Contains(t, r.AppArmor().Off, "setting the AppArmor profile")
+		kept = append(kept, started(t, s, r, 1)...)
+	}
+	for _, id := range kept {
+		require.NoError(t, r.Delete(t.Context(), id))
+	}
 }

@@ -35,6 +35,8 @@ type shims struct {
 	client *client.Client
 	// binary returns the path of the shim on the host, which it may have to install.
 	binary func() (string, error)
+	// started is called with that path whenever a shim has been started.
+	started func(binary string)
 	// owner is the agent's Pod.
 	owner string
 	size  int
@@ -45,8 +47,8 @@ type shims struct {
 	current string
 }
 
-func newShims(c *client.Client, owner string, binary func() (string, error)) *shims {
-	return &shims{client: c, owner: owner, size: shimSize, binary: binary, of: map[string]string{}, members: map[string]int{}}
+func newShims(c *client.Client, owner string, binary func() (string, error), started func(string)) *shims {
+	return &shims{client: c, owner: owner, size: shimSize, binary: binary, started: started, of: map[string]string{}, members: map[string]int{}}
 }
 
 // join adds a container, unless it is in a shim already, and returns its shim, which it starts if there is none with room for it. mu is held over
@@ -125,6 +127,7 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	if _, err := s.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return "", classify(errgrpc.ToNative(err), "starting shim %s", id)
 	}
+	s.started(binary)
 	return id, nil
 }
 

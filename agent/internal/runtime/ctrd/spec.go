@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -27,25 +26,22 @@ const specVersion = "1.0.2"
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// capabilities returns what an image may expect of Docker, and all that a sandbox ever has.
-func capabilities() []string {
-	return []string{
-		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
-		"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
-	}
-}
-
 // specBuilder builds OCI specs and claims, so that both ways to start a sandbox end in the same confinement.
 type specBuilder struct {
 	images  *imageStore
+	caps    []string               // that a sandbox ever has; does not change
 	oom     int                    // oom_score_adj of containers
 	rlimits []specs.POSIXRlimit    // of all containers; does not change
 	seccomp *specs.LinuxSeccomp    // the same
 	filter  func() ([]byte, error) // seccomp, compiled once
+	profile func() string          // of AppArmor, or empty
 }
 
-func newSpecBuilder(images *imageStore) *specBuilder {
-	b := &specBuilder{images: images, oom: oomScoreAdj(), rlimits: rlimits(), seccomp: profile()}
+// newSpecBuilder returns a specBuilder. Sandboxes have the default capabilities and the added ones; see GrantableCapabilities. apparmor
+// returns the AppArmor profile that is loaded.
+func newSpecBuilder(images *imageStore, added []string, apparmor func() string) *specBuilder {
+	caps := capabilities(added)
+	b := &specBuilder{images: images, profile: apparmor, caps: caps, oom: oomScoreAdj(), rlimits: rlimits(), seccomp: profile(caps)}
 	b.filter = sync.OnceValues(func() ([]byte, error) { return filter.Compile(b.seccomp) })
 	return b
 }
@@ -74,14 +70,14 @@ func (b *specBuilder) sandbox(ctx context.Context, c runtime.Container, img *ima
 	if err := checkProcess(args, env); err != nil {
 		return nil, err
 	}
-	caps := capabilities()
 	s := &specs.Spec{
 		Version: specVersion,
 		Root:    &specs.Root{Path: "rootfs"},
 		Process: &specs.Process{
 			User: user, Args: args, Env: env, Cwd: cwd,
-			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
+			Capabilities:    &specs.LinuxCapabilities{Bounding: b.caps, Effective: b.caps, Permitted: b.caps},
 			NoNewPrivileges: true,
+			ApparmorProfile: b.profile(),
 			OOMScoreAdj:     &b.oom,
 			Rlimits:         b.rlimits,
 		},
@@ -110,7 +106,7 @@ func initCapabilities() []string { return []string{"CAP_SYS_ADMIN"} }
 // that sandbox-init drops at the claim.
 func (b *specBuilder) slot(s runtime.Slot, p *pod, rootfs, dir string) *specs.Spec {
 	c := runtime.Container{ID: s.ID, HostnamePath: s.HostnamePath, Network: runtime.NetworkAgent}
-	caps := append(capabilities(), initCapabilities()...)
+	caps := slices.Concat(b.caps, initCapabilities())
 	list := mounts(c, p)
 	for i, m := range list {
 		if m.Type == "bind" {
@@ -152,9 +148,8 @@ func (b *specBuilder) claim(s *specs.Spec) (*claim.Claim, error) {
 	return c, nil
 }
 
-// profile returns the seccomp profile of every container.
-func profile() *specs.LinuxSeccomp {
-	caps := capabilities()
+// profile returns the seccomp profile of every container with these capabilities.
+func profile(caps []string) *specs.LinuxSeccomp {
 	p := seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: caps}}, Linux: &specs.Linux{}})
 	if len(p.Architectures) > 1 {
 		// Only the native system calls. The 32-bit ones double the time that the OCI runtime takes to compile the filter,
@@ -279,21 +274,6 @@ func mounts(c runtime.Container, p *pod) []specs.Mount {
 		file("/etc/resolv.conf", p.resolv)
 	}
 	return list
-}
-
-// maxOpenFiles bounds the open files of each process. Otherwise it is that of containerd, which often has no bound, and with one
-// descriptor for each of them a process can have the kernel keep files for gigabytes.
-const maxOpenFiles = 65_536
-
-// rlimits returns the limits of a container's processes. A slot has them too: at the claim it could not raise them. None is above the
-// agent's own, because the OCI runtime, which containerd starts as it has started the agent, may not be allowed to raise it.
-func rlimits() []specs.POSIXRlimit {
-	files := uint64(maxOpenFiles)
-	var own unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err == nil {
-		files = min(files, own.Max)
-	}
-	return []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: files, Hard: files}}
 }
 
 func maskedPaths() []string {

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/task"
@@ -129,6 +130,10 @@ func (o *options) start(ctx context.Context) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
+	}
+	// Sandboxes run without the profile where it cannot be loaded; the agent reports that.
+	if err := apparmor.Write(filepath.Dir(self), apparmor.Local().Load(ctx)); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err) // containerd logs it
 	}
 	cmd := exec.CommandContext(ctx, self, "-namespace", o.namespace, "-id", o.id, "-address", o.address)
 	cmd.Env = append(cmd.Environ(), "GOMAXPROCS=2", "GOGC=40")

@@ -111,7 +111,9 @@ func (p *Plan) refuse(s *specs.Spec) error {
 	switch {
 	case s.Process == nil || s.Root == nil || l == nil:
 		return unsupported("a spec without process, root and linux")
-	case s.Process.Terminal:
+	case s.Solaris != nil || s.Windows != nil || s.VM != nil || s.ZOS != nil || s.FreeBSD != nil || s.Process.CommandLine != "" || s.Process.User.Username != "":
+		return unsupported("the parts of a spec for other systems than Linux")
+	case s.Process.Terminal || s.Process.ConsoleSize != nil:
 		return unsupported("a terminal as the standard streams of a container")
 	case s.Hooks != nil:
 		return unsupported("hooks")
@@ -231,15 +233,29 @@ func (p *Plan) mounts(s *specs.Spec) error {
 // made has the host make a mount, if sandbox-init could not make it in a user namespace: devices, and the view of a network namespace that is
 // not of that user namespace. It is the same without one, so that there is one way.
 func (p *Plan) made(m specs.Mount) bool {
+	kind := ""
 	switch {
 	case m.Destination == "/dev" && m.Type == "tmpfs":
-		_, data := options(m.Options)
-		p.add(Mount{Type: Devices, Options: data, Attributes: attributes(m.Options)}, m.Destination)
+		kind = Devices
 	case m.Type == "sysfs" && !p.OwnNetwork:
-		p.add(Mount{Type: Sysfs, Attributes: attributes(m.Options)}, m.Destination)
+		kind = Sysfs
 	default:
 		return false
 	}
+	made := Mount{Type: kind}
+	var rest []string
+	for _, o := range m.Options {
+		set, err := attributes([]string{o})
+		switch {
+		case o == "strictatime":
+			set = unix.MOUNT_ATTR_STRICTATIME
+		case err != nil && o != "relatime":
+			rest = append(rest, o) // the file system's own, which the kernel refuses if it does not know it
+		}
+		made.Attributes |= set
+	}
+	made.Options = strings.Join(rest, ",")
+	p.add(made, m.Destination)
 	return true
 }
 
@@ -269,9 +285,13 @@ func (p *Plan) sysfsLast() error {
 // file has a file of the host bound where the slot keeps it for the claim.
 func (p *Plan) file(m specs.Mount) error {
 	destination := m.Destination
+	attributes, err := attributes(m.Options)
+	if err != nil {
+		return err
+	}
 	switch {
 	case destination == layout.PrivateDir:
-		p.add(Mount{Source: m.Source, Attributes: attributes(m.Options)}, destination)
+		p.add(Mount{Source: m.Source, Attributes: attributes}, destination)
 		return nil
 	case filepath.Dir(destination) == "/etc" && slices.Contains(layout.RootFiles(), filepath.Base(destination)):
 		destination = layout.File(destination)
@@ -281,7 +301,7 @@ func (p *Plan) file(m specs.Mount) error {
 	if !filepath.IsAbs(m.Source) {
 		return unsupported("the source %q of mount %s", m.Source, m.Destination)
 	}
-	p.add(Mount{Source: m.Source, Attributes: attributes(m.Options)}, destination)
+	p.add(Mount{Source: m.Source, Attributes: attributes}, destination)
 	return nil
 }
 
@@ -323,7 +343,7 @@ func Supported(r *specs.LinuxResources) error {
 	if c := r.CPU; c != nil && (c.Burst != nil || c.RealtimePeriod != nil || c.RealtimeRuntime != nil || c.Cpus != "" || c.Mems != "" || c.Idle != nil) {
 		return unsupported("limits of cpu other than shares, quota and period")
 	}
-	if m := r.Memory; m != nil && (m.Reservation != nil || m.Kernel != nil || m.KernelTCP != nil || m.Swappiness != nil || m.DisableOOMKiller != nil || m.UseHierarchy != nil) { //nolint:staticcheck // deprecated, but valid
+	if m := r.Memory; m != nil && (m.CheckBeforeUpdate != nil || m.Reservation != nil || m.Kernel != nil || m.KernelTCP != nil || m.Swappiness != nil || m.DisableOOMKiller != nil || m.UseHierarchy != nil) { //nolint:staticcheck // deprecated, but valid
 		return unsupported("limits of memory other than limit and swap")
 	}
 	return nil
@@ -347,14 +367,18 @@ func options(list []string) (flags uint64, data string) {
 }
 
 // attributes translates mount options into MOUNT_ATTR_*; what is mounted is private in any case.
-func attributes(list []string) uint64 {
+func attributes(list []string) (uint64, error) {
 	known := map[string]uint64{
 		"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV, "noexec": unix.MOUNT_ATTR_NOEXEC,
-		"strictatime": unix.MOUNT_ATTR_STRICTATIME,
+		"rw": 0, "bind": 0, "rbind": 0, "private": 0, "rprivate": 0,
 	}
 	var set uint64
 	for _, o := range list {
-		set |= known[o]
+		attribute, ok := known[o]
+		if !ok {
+			return 0, unsupported("the option %q of a bind mount", o)
+		}
+		set |= attribute
 	}
-	return set
+	return set, nil
 }

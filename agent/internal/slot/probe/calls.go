@@ -47,6 +47,9 @@ func calls() map[string]string {
 		{"personality without randomization", unix.SYS_PERSONALITY, [4]uintptr{0x0040000}},
 		{"socket of AF_ALG", unix.SYS_SOCKET, [4]uintptr{unix.AF_ALG, unix.SOCK_SEQPACKET}},
 		{"socket of AF_VSOCK", unix.SYS_SOCKET, [4]uintptr{unix.AF_VSOCK, unix.SOCK_STREAM}},
+		{"raw socket", unix.SYS_SOCKET, [4]uintptr{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}},
+		{"packet socket", unix.SYS_SOCKET, [4]uintptr{unix.AF_PACKET, unix.SOCK_RAW}},
+		{"audit socket", unix.SYS_SOCKET, [4]uintptr{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT}},
 		{"getpid", unix.SYS_GETPID, [4]uintptr{}},
 		{"setuid 0", unix.SYS_SETUID, [4]uintptr{0}},
 		{"setgroups", unix.SYS_SETGROUPS, [4]uintptr{0, 0}},
@@ -60,14 +63,19 @@ func calls() map[string]string {
 			found[c.name] = errno.Error()
 		}
 	}
+	found["making a device"] = text(syscall.Mknod("/tmp/probe-device", syscall.S_IFBLK|0o600, 0x0801))
+	_ = syscall.Unlink("/tmp/probe-device")
+	raise(found)
+	return found
+}
+
+// raise adds the capabilities that cannot be added to the ambient set.
+func raise(found map[string]string) {
 	for bit := range 41 {
 		if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uintptr(bit), 0, 0); err != nil {
 			found["raising capability "+strconv.Itoa(bit)] = err.Error()
 		}
 	}
-	found["making a device"] = text(syscall.Mknod("/tmp/probe-device", syscall.S_IFBLK|0o600, 0x0801))
-	_ = syscall.Unlink("/tmp/probe-device")
-	return found
 }
 
 func text(err error) string {

@@ -23,6 +23,7 @@ type Report struct {
 	SID, PGID  int
 	Status     map[string]string // fields of /proc/self/status
 	OOM        string
+	Limits     map[string]string // soft and hard, of /proc/self/limits
 	Securebits int
 	TTY        string            // the result of opening /dev/tty
 	FDs        map[string]string // number to target, without inode numbers
@@ -45,7 +46,7 @@ func main() {
 	r.OOM = content("/proc/self/oom_score_adj")
 	_, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	r.TTY = outcome(err)
-	r.Status = status()
+	r.Status, r.Limits = status(), limits()
 	r.FDs = descriptors()
 	r.Mounts = mounts()
 	entries, _ := os.ReadDir("/")
@@ -97,6 +98,17 @@ func status() map[string]string {
 		case "Umask", "Uid", "Gid", "Groups", "NStgid", "SigBlk", "SigIgn", "ShdPnd", "SigPnd", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
 			"NoNewPrivs", "Seccomp", "Seccomp_filters", "Speculation_Store_Bypass", "SpeculationIndirectBranch", "CoreDumping", "THP_enabled", "TracerPid":
 			found[key] = strings.Join(strings.Fields(value), " ")
+		}
+	}
+	return found
+}
+
+// limits returns the limits by name. The names contain spaces; columns are two or more apart.
+func limits() map[string]string {
+	found := map[string]string{}
+	for line := range strings.Lines(content("/proc/self/limits")) {
+		if name, values, ok := strings.Cut(line, "  "); ok && name != "Limit" {
+			found[name] = strings.Join(strings.Fields(values), " ")
 		}
 	}
 	return found

@@ -53,6 +53,7 @@ type member struct {
 	unpersisted map[identity.Fence]*agentv1.SandboxReport // the reports whose agent does not know of a custom resource
 	tombstones  map[identity.Fence]*agentv1.Tombstone     // immutable values
 	pinned      []*agentv1.PinnedImage                    // immutable values
+	apparmor    *agentv1.AppArmorStatus                   // immutable; nil if the agent has not said
 	slots       slots                                     // by the agent's last report
 	published   status                                    // what watchers received last
 }
@@ -138,6 +139,7 @@ func (f *Fleet) Snapshot(uid string, s *agentv1.AgentSnapshot) {
 	m.info = m.described(s.GetInfo())
 	m.slots = slotsOf(s.GetSlots())
 	m.pinned = s.GetPinnedImages()
+	m.apparmor = s.GetApparmor()
 	m.seen = true
 	m.messages++
 	tombstones, foreignTombstones := m.ownTombstones(s.GetTombstones())
@@ -172,6 +174,9 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	if d.GetSlots() != nil {
 		m.slots = slotsOf(d.GetSlots())
 		freeSlots = ptr.To(int(m.slots.free))
+	}
+	if d.GetApparmor() != nil {
+		m.apparmor = d.GetApparmor()
 	}
 	if d.GetPinnedImages() != nil {
 		m.pinned = d.GetPinnedImages().GetImages()
@@ -215,6 +220,7 @@ func (f *Fleet) agentLocked(uid string) *allocatorv1.Agent {
 	a := &allocatorv1.Agent{
 		Info: m.info, Address: m.address, Reason: registry.ReasonConnecting,
 		FreeSlots: m.slots.free, WantedSlots: m.slots.wanted, SlotsOffReason: m.slots.off, PinnedImages: m.pinned,
+		Apparmor: m.apparmor,
 	}
 	if v, ok := f.registry.Agent(f.clock.Now(), uid); ok {
 		a.Allocated, a.ImageCount = int32(v.Allocated), int32(v.Images)

@@ -296,6 +296,9 @@ func TestSweepPublishesSlots(t *testing.T) {
 	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT, e.GetType())
 	require.Len(t, e.GetSandboxes(), 2)
 	require.Equal(t, "no fsopen", e.GetAgent().GetSlotsOffReason())
+	f.Delta("a", &agentv1.AgentDelta{Apparmor: &agentv1.AppArmorStatus{OffReason: "no parser"}})
+	e = <-w.Events()
+	require.Equal(t, "no parser", e.GetAgent().GetApparmor().GetOffReason())
 	f.Sweep()
 	require.Empty(t, w.Events())
 

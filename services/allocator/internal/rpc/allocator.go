@@ -169,6 +169,9 @@ func (a *Allocator) view(p *v1alpha1.SandboxPool) *allocatorv1.Pool {
 		DefaultResources: convert.LimitsToProto(p.Spec.SandboxResources), CreateTime: timestamppb.New(p.CreationTimestamp.Time),
 		Images: slices.Clone(p.Spec.Images), MaxResources: convert.LimitsToProto(p.Spec.MaxSandboxResources),
 	}
+	for _, c := range p.Spec.AddedCapabilities() {
+		out.AddedCapabilities = append(out.AddedCapabilities, string(c))
+	}
 	if ttl := p.Spec.TTLAfterFinished; ttl != nil {
 		out.TtlAfterFinished = durationpb.New(ttl.Duration)
 	}

@@ -46,6 +46,7 @@ spec:
   capacity: {poolMin: 1, poolMax: 2, bufferMin: 1, bufferMax: 2}
   sandboxResources: {limits: {cpu: "1", memory: 1Gi}}
   maxSandboxResources: {limits: {cpu: 1000m, pids: 4096}}
+  security: {addCapabilities: [NET_RAW, MKNOD, AUDIT_WRITE]}
   agentTemplate: {spec: {containers: [{name: agent, image: a}]}}
 `
 
@@ -106,6 +107,8 @@ func TestInvalidManifests(t *testing.T) {
 			}, "sandboxResources must not exceed maxSandboxResources",
 		},
 		"unknown image policy":  {goodPool, set("spec", "imagePolicy")("Always"), "spec.imagePolicy"},
+		"capability of no pool": {goodPool, set("spec", "security", "addCapabilities")(list("SYS_ADMIN")), "spec.security.addCapabilities[0]"},
+		"capability twice":      {goodPool, set("spec", "security", "addCapabilities")(list("MKNOD", "MKNOD")), "spec.security.addCapabilities[1]"},
 		"unknown default limit": {goodPool, set("spec", "sandboxResources")(map[string]any{"limits": map[string]any{"disk": "1"}}), "only cpu, memory and pids"},
 	} {
 		t.Run(name, func(t *testing.T) {

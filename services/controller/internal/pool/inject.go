@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -76,6 +77,13 @@ func (i Injection) Check(p *v1alpha1.SandboxPool) error {
 		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.containers[agent].image is required"}
 	case spec.HostNetwork:
 		return &templateError{"InvalidTemplate", "spec.agentTemplate.spec.hostNetwork: the sandboxes of an agent share its network, which must not be the node's"}
+	}
+	for _, c := range p.Spec.AddedCapabilities() { // the resource definition of another version may let others through
+		switch c {
+		case v1alpha1.CapabilityNetRaw, v1alpha1.CapabilityMknod, v1alpha1.CapabilityAuditWrite:
+		default:
+			return &templateError{"InvalidCapability", fmt.Sprintf("spec.security.addCapabilities: %q cannot be added; use only NET_RAW, MKNOD, AUDIT_WRITE", c)}
+		}
 	}
 	for _, v := range spec.Volumes {
 		if len(v.Name) >= len(volumePrefix) && v.Name[:len(volumePrefix)] == volumePrefix {
@@ -265,7 +273,7 @@ func (i Injection) env(c *corev1.Container, p *v1alpha1.SandboxPool) {
 }
 
 // optional returns the environment variables for what the pool sets beyond the defaults: bounds of slots and of the limits of
-// sandboxes, and the image policy.
+// sandboxes, the image policy, and capabilities.
 func optional(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 	var out []corev1.EnvVar
 	add := func(name string, n int64) {
@@ -295,6 +303,14 @@ func optional(p *v1alpha1.SandboxPool) []corev1.EnvVar {
 	// Other handlers have none; without the variable the hash of their agents is that of versions before user namespaces.
 	if u := p.Spec.UserNamespace; u == v1alpha1.UserNamespaceRequired || u != "" && p.Spec.RuntimeHandler == handlerWithUsers {
 		out = append(out, corev1.EnvVar{Name: "FSB_USER_NAMESPACE", Value: string(u)})
+	}
+	if added := p.Spec.AddedCapabilities(); len(added) > 0 {
+		names := make([]string, 0, len(added))
+		for _, c := range added {
+			names = append(names, string(c))
+		}
+		slices.Sort(names) // the order is not a difference
+		out = append(out, corev1.EnvVar{Name: "FSB_SANDBOX_ADD_CAPABILITIES", Value: strings.Join(names, ",")})
 	}
 	return out
 }

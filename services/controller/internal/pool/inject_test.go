@@ -283,6 +283,30 @@ func TestImagePolicy(t *testing.T) {
 	require.NotContains(t, verify.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_IMAGE_POLICY", Value: "Cached"})
 }
 
+// TestAddedCapabilities: agents know what the pool adds, whatever the template says, and none is created for a pool that adds another one.
+func TestAddedCapabilities(t *testing.T) {
+	p := newPool(func(s *corev1.PodSpec) {
+		s.Containers[1].Env = []corev1.EnvVar{{Name: "FSB_SANDBOX_ADD_CAPABILITIES", Value: "MKNOD"}}
+	})
+	of := func(names ...v1alpha1.Capability) *corev1.Pod {
+		p.Spec.Security = &v1alpha1.PoolSecurity{AddCapabilities: names}
+		pod, err := injection().Pod(p, "py-agent-x")
+		require.NoError(t, err)
+		return pod
+	}
+	base, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	require.Equal(t, base.Labels, of().Labels, "none is the default")
+	one, two, other := of(v1alpha1.CapabilityNetRaw), of(v1alpha1.CapabilityNetRaw, v1alpha1.CapabilityAuditWrite), of(v1alpha1.CapabilityAuditWrite, v1alpha1.CapabilityNetRaw)
+	require.NotEqual(t, base.Labels, one.Labels)
+	require.NotEqual(t, one.Labels, two.Labels)
+	require.Equal(t, two.Labels, other.Labels, "the order")
+	require.Contains(t, two.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_SANDBOX_ADD_CAPABILITIES", Value: "AUDIT_WRITE,NET_RAW"})
+	require.NotContains(t, two.Spec.Containers[1].Env, corev1.EnvVar{Name: "FSB_SANDBOX_ADD_CAPABILITIES", Value: "MKNOD"})
+	p.Spec.Security.AddCapabilities = []v1alpha1.Capability{"SYS_ADMIN"}
+	require.ErrorContains(t, injection().Check(p), `"SYS_ADMIN" cannot be added`)
+}
+
 // TestSlotBounds: the pool's bounds override its template. A bound that is not set is left to the agent.
 func TestSlotBounds(t *testing.T) {
 	for name, tc := range map[string]struct {

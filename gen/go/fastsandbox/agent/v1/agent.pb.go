@@ -1033,7 +1033,9 @@ type AgentSnapshot struct {
 	// Its slots. Unset: it does not support slots.
 	Slots *SlotStatus `protobuf:"bytes,7,opt,name=slots,proto3" json:"slots,omitempty"`
 	// Images that it keeps on its node, as SetPinnedImages named them.
-	PinnedImages  []*PinnedImage `protobuf:"bytes,8,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	PinnedImages []*PinnedImage `protobuf:"bytes,8,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	// Whether its sandboxes have the AppArmor profile. Unset: an agent of an older version.
+	Apparmor      *AppArmorStatus `protobuf:"bytes,9,opt,name=apparmor,proto3" json:"apparmor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1124,6 +1126,68 @@ func (x *AgentSnapshot) GetPinnedImages() []*PinnedImage {
 	return nil
 }
 
+func (x *AgentSnapshot) GetApparmor() *AppArmorStatus {
+	if x != nil {
+		return x.Apparmor
+	}
+	return nil
+}
+
+// AppArmorStatus is whether the sandboxes of an agent have the AppArmor profile.
+type AppArmorStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the profile that new sandboxes have. Empty: none.
+	Profile string `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
+	// Why they have none, for people. Empty otherwise.
+	OffReason     string `protobuf:"bytes,2,opt,name=off_reason,json=offReason,proto3" json:"off_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppArmorStatus) Reset() {
+	*x = AppArmorStatus{}
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppArmorStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppArmorStatus) ProtoMessage() {}
+
+func (x *AppArmorStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppArmorStatus.ProtoReflect.Descriptor instead.
+func (*AppArmorStatus) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AppArmorStatus) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *AppArmorStatus) GetOffReason() string {
+	if x != nil {
+		return x.OffReason
+	}
+	return ""
+}
+
 // AgentDelta is a change of an agent's state.
 type AgentDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1144,14 +1208,16 @@ type AgentDelta struct {
 	// Complete state of its slots, if it changed.
 	Slots *SlotStatus `protobuf:"bytes,8,opt,name=slots,proto3" json:"slots,omitempty"`
 	// Complete list of its pinned images, if it changed.
-	PinnedImages  *PinnedImages `protobuf:"bytes,9,opt,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	PinnedImages *PinnedImages `protobuf:"bytes,9,opt,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	// Whether its sandboxes have the AppArmor profile, if that changed.
+	Apparmor      *AppArmorStatus `protobuf:"bytes,10,opt,name=apparmor,proto3" json:"apparmor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentDelta) Reset() {
 	*x = AgentDelta{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1229,7 @@ func (x *AgentDelta) String() string {
 func (*AgentDelta) ProtoMessage() {}
 
 func (x *AgentDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1242,7 @@ func (x *AgentDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentDelta.ProtoReflect.Descriptor instead.
 func (*AgentDelta) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AgentDelta) GetSandboxes() []*SandboxReport {
@@ -1242,6 +1308,13 @@ func (x *AgentDelta) GetPinnedImages() *PinnedImages {
 	return nil
 }
 
+func (x *AgentDelta) GetApparmor() *AppArmorStatus {
+	if x != nil {
+		return x.Apparmor
+	}
+	return nil
+}
+
 // PinnedImages is the complete list of an agent's pinned images.
 type PinnedImages struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1253,7 +1326,7 @@ type PinnedImages struct {
 
 func (x *PinnedImages) Reset() {
 	*x = PinnedImages{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1338,7 @@ func (x *PinnedImages) String() string {
 func (*PinnedImages) ProtoMessage() {}
 
 func (x *PinnedImages) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1351,7 @@ func (x *PinnedImages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinnedImages.ProtoReflect.Descriptor instead.
 func (*PinnedImages) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PinnedImages) GetImages() []*PinnedImage {
@@ -1303,7 +1376,7 @@ type PinnedImage struct {
 
 func (x *PinnedImage) Reset() {
 	*x = PinnedImage{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1388,7 @@ func (x *PinnedImage) String() string {
 func (*PinnedImage) ProtoMessage() {}
 
 func (x *PinnedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1401,7 @@ func (x *PinnedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinnedImage.ProtoReflect.Descriptor instead.
 func (*PinnedImage) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PinnedImage) GetImage() string {
@@ -1369,7 +1442,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1454,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_fastsandbox_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1467,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_fastsandbox_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PullProgress) GetDownloadedBytes() int64 {
@@ -1511,7 +1584,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x04free\x18\x01 \x01(\x05R\x04free\x12\x16\n" +
 	"\x06wanted\x18\x02 \x01(\x05R\x06wanted\x12\x1d\n" +
 	"\n" +
-	"off_reason\x18\x03 \x01(\tR\toffReason\"\xb0\x03\n" +
+	"off_reason\x18\x03 \x01(\tR\toffReason\"\xf2\x03\n" +
 	"\rAgentSnapshot\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12A\n" +
 	"\tsandboxes\x18\x02 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12\x16\n" +
@@ -1522,7 +1595,12 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"tombstones\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\n" +
 	"tombstones\x126\n" +
 	"\x05slots\x18\a \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\x12F\n" +
-	"\rpinned_images\x18\b \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\x95\x04\n" +
+	"\rpinned_images\x18\b \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\x12@\n" +
+	"\bapparmor\x18\t \x01(\v2$.fastsandbox.agent.v1.AppArmorStatusR\bapparmor\"I\n" +
+	"\x0eAppArmorStatus\x12\x18\n" +
+	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x1d\n" +
+	"\n" +
+	"off_reason\x18\x02 \x01(\tR\toffReason\"\xd7\x04\n" +
 	"\n" +
 	"AgentDelta\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12!\n" +
@@ -1533,7 +1611,9 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x10tombstones_added\x18\x06 \x03(\v2\x1f.fastsandbox.agent.v1.TombstoneR\x0ftombstonesAdded\x12J\n" +
 	"\x12tombstones_removed\x18\a \x03(\v2\x1b.fastsandbox.agent.v1.FenceR\x11tombstonesRemoved\x126\n" +
 	"\x05slots\x18\b \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\x12G\n" +
-	"\rpinned_images\x18\t \x01(\v2\".fastsandbox.agent.v1.PinnedImagesR\fpinnedImagesB\f\n" +
+	"\rpinned_images\x18\t \x01(\v2\".fastsandbox.agent.v1.PinnedImagesR\fpinnedImages\x12@\n" +
+	"\bapparmor\x18\n" +
+	" \x01(\v2$.fastsandbox.agent.v1.AppArmorStatusR\bapparmorB\f\n" +
 	"\n" +
 	"_accepting\"I\n" +
 	"\fPinnedImages\x129\n" +
@@ -1591,7 +1671,7 @@ func file_fastsandbox_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_fastsandbox_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_fastsandbox_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(SandboxState)(0),             // 0: fastsandbox.agent.v1.SandboxState
 	(PinnedImageState)(0),         // 1: fastsandbox.agent.v1.PinnedImageState
@@ -1605,54 +1685,57 @@ var file_fastsandbox_agent_v1_agent_proto_goTypes = []any{
 	(*AgentInfo)(nil),             // 9: fastsandbox.agent.v1.AgentInfo
 	(*SlotStatus)(nil),            // 10: fastsandbox.agent.v1.SlotStatus
 	(*AgentSnapshot)(nil),         // 11: fastsandbox.agent.v1.AgentSnapshot
-	(*AgentDelta)(nil),            // 12: fastsandbox.agent.v1.AgentDelta
-	(*PinnedImages)(nil),          // 13: fastsandbox.agent.v1.PinnedImages
-	(*PinnedImage)(nil),           // 14: fastsandbox.agent.v1.PinnedImage
-	(*PullProgress)(nil),          // 15: fastsandbox.agent.v1.PullProgress
-	nil,                           // 16: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	(*v1.SandboxSpec)(nil),        // 17: fastsandbox.sandbox.v1.SandboxSpec
-	(*v1.ResourceLimits)(nil),     // 18: fastsandbox.sandbox.v1.ResourceLimits
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(v1.ConsistencyMode)(0),       // 20: fastsandbox.sandbox.v1.ConsistencyMode
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
-	(v1.StartPath)(0),             // 22: fastsandbox.sandbox.v1.StartPath
+	(*AppArmorStatus)(nil),        // 12: fastsandbox.agent.v1.AppArmorStatus
+	(*AgentDelta)(nil),            // 13: fastsandbox.agent.v1.AgentDelta
+	(*PinnedImages)(nil),          // 14: fastsandbox.agent.v1.PinnedImages
+	(*PinnedImage)(nil),           // 15: fastsandbox.agent.v1.PinnedImage
+	(*PullProgress)(nil),          // 16: fastsandbox.agent.v1.PullProgress
+	nil,                           // 17: fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	(*v1.SandboxSpec)(nil),        // 18: fastsandbox.sandbox.v1.SandboxSpec
+	(*v1.ResourceLimits)(nil),     // 19: fastsandbox.sandbox.v1.ResourceLimits
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(v1.ConsistencyMode)(0),       // 21: fastsandbox.sandbox.v1.ConsistencyMode
+	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
+	(v1.StartPath)(0),             // 23: fastsandbox.sandbox.v1.StartPath
 }
 var file_fastsandbox_agent_v1_agent_proto_depIdxs = []int32{
 	4,  // 0: fastsandbox.agent.v1.SandboxRecord.fence:type_name -> fastsandbox.agent.v1.Fence
-	16, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
-	17, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
-	18, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	19, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
-	20, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
+	17, // 1: fastsandbox.agent.v1.SandboxRecord.labels:type_name -> fastsandbox.agent.v1.SandboxRecord.LabelsEntry
+	18, // 2: fastsandbox.agent.v1.SandboxRecord.spec:type_name -> fastsandbox.sandbox.v1.SandboxSpec
+	19, // 3: fastsandbox.agent.v1.SandboxRecord.limits:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	20, // 4: fastsandbox.agent.v1.SandboxRecord.create_time:type_name -> google.protobuf.Timestamp
+	21, // 5: fastsandbox.agent.v1.SandboxRecord.consistency_mode:type_name -> fastsandbox.sandbox.v1.ConsistencyMode
 	6,  // 6: fastsandbox.agent.v1.SandboxRecord.superseded:type_name -> fastsandbox.agent.v1.SupersededAttempt
 	4,  // 7: fastsandbox.agent.v1.SupersededAttempt.fence:type_name -> fastsandbox.agent.v1.Fence
 	4,  // 8: fastsandbox.agent.v1.Tombstone.fence:type_name -> fastsandbox.agent.v1.Fence
-	19, // 9: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
-	21, // 10: fastsandbox.agent.v1.Tombstone.grace_period:type_name -> google.protobuf.Duration
+	20, // 9: fastsandbox.agent.v1.Tombstone.delete_time:type_name -> google.protobuf.Timestamp
+	22, // 10: fastsandbox.agent.v1.Tombstone.grace_period:type_name -> google.protobuf.Duration
 	6,  // 11: fastsandbox.agent.v1.Tombstone.superseded:type_name -> fastsandbox.agent.v1.SupersededAttempt
 	5,  // 12: fastsandbox.agent.v1.SandboxReport.record:type_name -> fastsandbox.agent.v1.SandboxRecord
 	0,  // 13: fastsandbox.agent.v1.SandboxReport.state:type_name -> fastsandbox.agent.v1.SandboxState
-	19, // 14: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
-	19, // 15: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
-	22, // 16: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
+	20, // 14: fastsandbox.agent.v1.SandboxReport.start_time:type_name -> google.protobuf.Timestamp
+	20, // 15: fastsandbox.agent.v1.SandboxReport.finish_time:type_name -> google.protobuf.Timestamp
+	23, // 16: fastsandbox.agent.v1.SandboxReport.start_path:type_name -> fastsandbox.sandbox.v1.StartPath
 	9,  // 17: fastsandbox.agent.v1.AgentSnapshot.info:type_name -> fastsandbox.agent.v1.AgentInfo
 	8,  // 18: fastsandbox.agent.v1.AgentSnapshot.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
 	7,  // 19: fastsandbox.agent.v1.AgentSnapshot.tombstones:type_name -> fastsandbox.agent.v1.Tombstone
 	10, // 20: fastsandbox.agent.v1.AgentSnapshot.slots:type_name -> fastsandbox.agent.v1.SlotStatus
-	14, // 21: fastsandbox.agent.v1.AgentSnapshot.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
-	8,  // 22: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	7,  // 23: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
-	4,  // 24: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
-	10, // 25: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
-	13, // 26: fastsandbox.agent.v1.AgentDelta.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImages
-	14, // 27: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
-	1,  // 28: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	21, // 29: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	15, // 21: fastsandbox.agent.v1.AgentSnapshot.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
+	12, // 22: fastsandbox.agent.v1.AgentSnapshot.apparmor:type_name -> fastsandbox.agent.v1.AppArmorStatus
+	8,  // 23: fastsandbox.agent.v1.AgentDelta.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	7,  // 24: fastsandbox.agent.v1.AgentDelta.tombstones_added:type_name -> fastsandbox.agent.v1.Tombstone
+	4,  // 25: fastsandbox.agent.v1.AgentDelta.tombstones_removed:type_name -> fastsandbox.agent.v1.Fence
+	10, // 26: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
+	14, // 27: fastsandbox.agent.v1.AgentDelta.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImages
+	12, // 28: fastsandbox.agent.v1.AgentDelta.apparmor:type_name -> fastsandbox.agent.v1.AppArmorStatus
+	15, // 29: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
+	1,  // 30: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	22, // 31: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_proto_init() }
@@ -1661,14 +1744,14 @@ func file_fastsandbox_agent_v1_agent_proto_init() {
 		return
 	}
 	file_fastsandbox_agent_v1_agent_proto_msgTypes[4].OneofWrappers = []any{}
-	file_fastsandbox_agent_v1_agent_proto_msgTypes[8].OneofWrappers = []any{}
+	file_fastsandbox_agent_v1_agent_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_agent_v1_agent_proto_rawDesc), len(file_fastsandbox_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

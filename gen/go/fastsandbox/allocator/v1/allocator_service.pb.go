@@ -187,7 +187,9 @@ type Agent struct {
 	// Why it keeps no slots although its pool demands some. Empty otherwise.
 	SlotsOffReason string `protobuf:"bytes,10,opt,name=slots_off_reason,json=slotsOffReason,proto3" json:"slots_off_reason,omitempty"`
 	// Images that the agent keeps on its node.
-	PinnedImages  []*v1.PinnedImage `protobuf:"bytes,11,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	PinnedImages []*v1.PinnedImage `protobuf:"bytes,11,rep,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
+	// Whether new sandboxes of the agent have the AppArmor profile. Unset: it has not said.
+	Apparmor      *v1.AppArmorStatus `protobuf:"bytes,12,opt,name=apparmor,proto3" json:"apparmor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -299,6 +301,13 @@ func (x *Agent) GetPinnedImages() []*v1.PinnedImage {
 	return nil
 }
 
+func (x *Agent) GetApparmor() *v1.AppArmorStatus {
+	if x != nil {
+		return x.Apparmor
+	}
+	return nil
+}
+
 // Pool is a SandboxPool with the state of its agents.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -343,9 +352,11 @@ type Pool struct {
 	// Images that each agent pulls ahead and keeps.
 	Images []string `protobuf:"bytes,20,rep,name=images,proto3" json:"images,omitempty"`
 	// Largest limits that a sandbox may ask for. Unset fields have no maximum.
-	MaxResources  *v11.ResourceLimits `protobuf:"bytes,21,opt,name=max_resources,json=maxResources,proto3" json:"max_resources,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaxResources *v11.ResourceLimits `protobuf:"bytes,21,opt,name=max_resources,json=maxResources,proto3" json:"max_resources,omitempty"`
+	// Linux capabilities that sandboxes have besides the default ones, without the prefix CAP_.
+	AddedCapabilities []string `protobuf:"bytes,22,rep,name=added_capabilities,json=addedCapabilities,proto3" json:"added_capabilities,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
@@ -521,6 +532,13 @@ func (x *Pool) GetImages() []string {
 func (x *Pool) GetMaxResources() *v11.ResourceLimits {
 	if x != nil {
 		return x.MaxResources
+	}
+	return nil
+}
+
+func (x *Pool) GetAddedCapabilities() []string {
+	if x != nil {
+		return x.AddedCapabilities
 	}
 	return nil
 }
@@ -1598,7 +1616,7 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceR\x05fence\x12\x1b\n" +
 	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12\x1b\n" +
 	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12#\n" +
-	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\xc3\x03\n" +
+	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\x85\x04\n" +
 	"\x05Agent\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
@@ -1613,7 +1631,8 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\fwanted_slots\x18\t \x01(\x05R\vwantedSlots\x12(\n" +
 	"\x10slots_off_reason\x18\n" +
 	" \x01(\tR\x0eslotsOffReason\x12F\n" +
-	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\"\xdf\x06\n" +
+	"\rpinned_images\x18\v \x03(\v2!.fastsandbox.agent.v1.PinnedImageR\fpinnedImages\x12@\n" +
+	"\bapparmor\x18\f \x01(\v2$.fastsandbox.agent.v1.AppArmorStatusR\bapparmor\"\x8e\a\n" +
 	"\x04Pool\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
@@ -1640,7 +1659,8 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\tslots_max\x18\x12 \x01(\x05H\x01R\bslotsMax\x88\x01\x01\x12G\n" +
 	"\x12ttl_after_finished\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\x10ttlAfterFinished\x12\x16\n" +
 	"\x06images\x18\x14 \x03(\tR\x06images\x12K\n" +
-	"\rmax_resources\x18\x15 \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\fmaxResourcesB\f\n" +
+	"\rmax_resources\x18\x15 \x01(\v2&.fastsandbox.sandbox.v1.ResourceLimitsR\fmaxResources\x12-\n" +
+	"\x12added_capabilities\x18\x16 \x03(\tR\x11addedCapabilitiesB\f\n" +
 	"\n" +
 	"_slots_minB\f\n" +
 	"\n" +
@@ -1774,57 +1794,59 @@ var file_fastsandbox_allocator_v1_allocator_service_proto_goTypes = []any{
 	(*v1.AgentInfo)(nil),          // 23: fastsandbox.agent.v1.AgentInfo
 	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
 	(*v1.PinnedImage)(nil),        // 25: fastsandbox.agent.v1.PinnedImage
-	(*v11.ResourceLimits)(nil),    // 26: fastsandbox.sandbox.v1.ResourceLimits
-	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
-	(*v1.SandboxReport)(nil),      // 28: fastsandbox.agent.v1.SandboxReport
-	(v1.PinnedImageState)(0),      // 29: fastsandbox.agent.v1.PinnedImageState
-	(*v1.PullProgress)(nil),       // 30: fastsandbox.agent.v1.PullProgress
+	(*v1.AppArmorStatus)(nil),     // 26: fastsandbox.agent.v1.AppArmorStatus
+	(*v11.ResourceLimits)(nil),    // 27: fastsandbox.sandbox.v1.ResourceLimits
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*v1.SandboxReport)(nil),      // 29: fastsandbox.agent.v1.SandboxReport
+	(v1.PinnedImageState)(0),      // 30: fastsandbox.agent.v1.PinnedImageState
+	(*v1.PullProgress)(nil),       // 31: fastsandbox.agent.v1.PullProgress
 }
 var file_fastsandbox_allocator_v1_allocator_service_proto_depIdxs = []int32{
 	22, // 0: fastsandbox.allocator.v1.Assignment.fence:type_name -> fastsandbox.agent.v1.Fence
 	23, // 1: fastsandbox.allocator.v1.Agent.info:type_name -> fastsandbox.agent.v1.AgentInfo
 	24, // 2: fastsandbox.allocator.v1.Agent.last_heartbeat_time:type_name -> google.protobuf.Timestamp
 	25, // 3: fastsandbox.allocator.v1.Agent.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
-	26, // 4: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	24, // 5: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
-	27, // 6: fastsandbox.allocator.v1.Pool.ttl_after_finished:type_name -> google.protobuf.Duration
-	26, // 7: fastsandbox.allocator.v1.Pool.max_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	26, // 8: fastsandbox.allocator.v1.AllocateRequest.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	1,  // 9: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
-	26, // 10: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	22, // 11: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	2,  // 12: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
-	0,  // 13: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
-	2,  // 14: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
-	28, // 15: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	27, // 16: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
-	3,  // 17: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
-	3,  // 18: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
-	18, // 19: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
-	19, // 20: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
-	29, // 21: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	30, // 22: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
-	4,  // 23: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
-	6,  // 24: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
-	8,  // 25: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
-	10, // 26: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
-	12, // 27: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
-	14, // 28: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
-	16, // 29: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
-	20, // 30: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
-	5,  // 31: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
-	7,  // 32: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
-	9,  // 33: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
-	11, // 34: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
-	13, // 35: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
-	15, // 36: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
-	17, // 37: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
-	21, // 38: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
-	31, // [31:39] is the sub-list for method output_type
-	23, // [23:31] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	26, // 4: fastsandbox.allocator.v1.Agent.apparmor:type_name -> fastsandbox.agent.v1.AppArmorStatus
+	27, // 5: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	24, // 6: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
+	28, // 7: fastsandbox.allocator.v1.Pool.ttl_after_finished:type_name -> google.protobuf.Duration
+	27, // 8: fastsandbox.allocator.v1.Pool.max_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	27, // 9: fastsandbox.allocator.v1.AllocateRequest.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	1,  // 10: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
+	27, // 11: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	22, // 12: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	2,  // 13: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
+	0,  // 14: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
+	2,  // 15: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
+	29, // 16: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	28, // 17: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
+	3,  // 18: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
+	3,  // 19: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
+	18, // 20: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
+	19, // 21: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
+	30, // 22: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	31, // 23: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	4,  // 24: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
+	6,  // 25: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
+	8,  // 26: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
+	10, // 27: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
+	12, // 28: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
+	14, // 29: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
+	16, // 30: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
+	20, // 31: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
+	5,  // 32: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
+	7,  // 33: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
+	9,  // 34: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
+	11, // 35: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
+	13, // 36: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
+	15, // 37: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
+	17, // 38: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
+	21, // 39: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
+	32, // [32:40] is the sub-list for method output_type
+	24, // [24:32] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_allocator_v1_allocator_service_proto_init() }

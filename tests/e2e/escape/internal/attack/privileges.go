@@ -26,10 +26,10 @@ const (
 )
 
 // allowedCapabilities are those that root in a sandbox may have, by their numbers: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
-// SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE, SETFCAP.
+// SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, SETFCAP.
 func allowedCapabilities() uint64 {
 	mask := uint64(0)
-	for _, bit := range []int{0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31} {
+	for _, bit := range []int{0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31} {
 		mask |= 1 << bit
 	}
 	return mask

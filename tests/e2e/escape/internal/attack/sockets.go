@@ -40,9 +40,12 @@ func sockets() []Attack {
 			Unprovable: "the open container has a file system of its own",
 		},
 		{
-			Attempt: suite.Attempt{Name: "sockets: packets of its roommates", Does: "reads the packets of the network that it shares with its agent, as root", Success: "it has such a socket",
-				Expected: suite.Network},
-			By: Root, run: func(*Env) (string, error) { return openPackets() },
+			Attempt: suite.Attempt{Name: "sockets: packets of its roommates", Does: "reads the packets of the network that it shares with its agent, as root", Success: "it has such a socket"},
+			By:      Root, run: func(*Env) (string, error) { return openPackets() },
+		},
+		{
+			Attempt: suite.Attempt{Name: "sockets: forged packets", Does: "opens raw sockets of IPv4 and IPv6, to send packets with addresses of others", Success: "it has such a socket"},
+			By:      Root, run: func(*Env) (string, error) { return first([]int{unix.AF_INET, unix.AF_INET6}, openRaw) },
 		},
 		{
 			Attempt: suite.Attempt{Name: "sockets: packets as an ordinary user", Does: "reads the packets of the network that it shares with its agent", Success: "it has such a socket"},
@@ -111,6 +114,15 @@ func openPackets() (string, error) {
 	}
 	_ = unix.Close(fd)
 	return "a packet socket is open", nil
+}
+
+func openRaw(family int) (string, error) {
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return "", err
+	}
+	_ = unix.Close(fd)
+	return fmt.Sprintf("a raw socket of family %d is open", family), nil
 }
 
 // changeNetwork makes changes without an effect: it sets the flags of the loopback device as they are.
