@@ -11,7 +11,7 @@ import (
 // setup makes a container of the namespaces that a shim has cloned this process into: root, mounts, devices, host name, limits. Before it,
 // the process sees the host's files; after it, only those of the slot. It returns the exit code if that failed.
 func setup() (code int) {
-	shim := &channel{fd: wire.SetupFD}
+	shim := &channel{fd: wire.SetupFD, shim: noShim}
 	defer func() {
 		if r := recover(); r != nil {
 			shim.fail(&wire.Failure{Stage: wire.StageRoot, Detail: "panic"})
@@ -27,7 +27,14 @@ func setup() (code int) {
 	if !shim.write(wire.TypeReady, nil) {
 		return exitAbandoned
 	}
-	if err := unix.CloseRange(wire.SetupFD, ^uint(0)>>32, 0); err != nil {
+	// The socket stays open for the confinement of the claim.
+	if err := unix.CloseRange(shimFD, ^uint(0)>>32, 0); err != nil {
+		return exitFailed
+	}
+	if err := unix.Dup3(wire.SetupFD, shimFD, unix.O_CLOEXEC); err != nil {
+		return exitFailed
+	}
+	if err := unix.Close(wire.SetupFD); err != nil {
 		return exitFailed
 	}
 	return 0
@@ -42,9 +49,8 @@ func prepareSlot(shim *channel) *wire.Failure {
 	if err != nil {
 		return err.(*wire.Failure) //nolint:errorlint // DecodeSetup returns nothing else
 	}
-	// No process of the container is to have the keys of who started containerd.
-	if _, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0); errno != 0 && errno != unix.ENOSYS && errno != unix.EPERM {
-		return failed(wire.StageRoot, errno, "(session keyring)")
+	if failure := dropKeys(); failure != nil {
+		return failure
 	}
 	if s.OOMScoreAdj != nil { // while /proc is the host's, in which this process is
 		if failure := adjustOOMScore(int(*s.OOMScoreAdj)); failure != nil {
@@ -52,6 +58,9 @@ func prepareSlot(shim *channel) *wire.Failure {
 		}
 	}
 	if failure := makeRoot(s); failure != nil {
+		return failure
+	}
+	if failure := ownNull(); failure != nil {
 		return failure
 	}
 	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
