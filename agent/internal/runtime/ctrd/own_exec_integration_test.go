@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,8 +23,26 @@ import (
 // execution is a process that was executed in a container.
 type execution struct {
 	client.Process
-	stdout, stderr *bytes.Buffer
+	stdout, stderr *output
 	exit           <-chan client.ExitStatus
+}
+
+// output is what a process has printed until now.
+type output struct {
+	mu      sync.Mutex
+	printed bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.printed.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.printed.String()
 }
 
 // processOf returns the task of a container, and the spec of its process with other arguments, as ctr makes it.
@@ -46,7 +65,7 @@ func addProcess(t *testing.T, s *containerd.Server, id string, stdin io.Reader, 
 	if change != nil {
 		change(process)
 	}
-	e := &execution{stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{}}
+	e := &execution{stdout: &output{}, stderr: &output{}}
 	streams := cio.WithStreams(stdin, e.stdout, e.stderr)
 	options := []cio.Opt{streams, cio.WithFIFODir(t.TempDir())}
 	if process.Terminal {

@@ -43,6 +43,8 @@ type execution struct {
 	phase   phase
 	process *process.Process // while running, and after that; nil if there was none
 	streams *output.Streams  // the same
+	// noInput records that the input was closed: a client may do that before the process runs.
+	noInput bool
 	code    uint32           // once stopped
 	at      time.Time
 }
@@ -62,6 +64,18 @@ func (e *execution) started(p *process.Process, s *output.Streams) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.phase, e.process, e.streams = running, p, s
+	if e.noInput {
+		s.CloseInput()
+	}
+}
+
+func (e *execution) closeInput() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.noInput = true
+	if e.streams != nil {
+		e.streams.CloseInput()
+	}
 }
 
 // stop records the end of the execution, and calls publish before anyone who waits for it goes on.

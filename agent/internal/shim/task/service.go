@@ -345,12 +345,12 @@ func (s *Service) CloseIO(_ context.Context, r *taskv3.CloseIORequest) (*emptypb
 	if err != nil {
 		return nil, err
 	}
-	streams := c.streams
-	if e != nil {
-		streams = e.output()
-	}
-	if streams != nil && r.GetStdin() {
-		streams.CloseInput()
+	switch {
+	case !r.GetStdin():
+	case e != nil:
+		e.closeInput()
+	case c.streams != nil:
+		c.streams.CloseInput()
 	}
 	return &emptypb.Empty{}, nil
 }
