@@ -45,7 +45,7 @@ type execution struct {
 	streams *output.Streams  // the same
 	// noInput records that the input was closed: a client may do that before the process runs.
 	noInput bool
-	code    uint32           // once stopped
+	code    uint32 // once stopped
 	at      time.Time
 }
 
