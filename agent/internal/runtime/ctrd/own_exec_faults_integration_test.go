@@ -204,12 +204,16 @@ func TestOwnExecLeavesNothing(t *testing.T) {
 	count := func() (files, children int) {
 		entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(shim), "fd"))
 		require.NoError(t, err)
-		tasks, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(shim), "task/*/children"))
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
 		require.NoError(t, err)
-		for _, f := range tasks {
+		for _, f := range stats {
 			raw, _ := os.ReadFile(f)
-			children += len(strings.Fields(string(raw)))
+			_, rest, _ := strings.Cut(string(raw), ") ")
+			if fields := strings.Fields(rest); len(fields) > 1 && fields[1] == strconv.Itoa(shim) {
+				children++
+			}
 		}
+		require.Positive(t, children, "the container")
 		return len(entries), children
 	}
 	execute(t, s, id, nil, "true")
