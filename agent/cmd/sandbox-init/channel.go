@@ -8,16 +8,23 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// keptFD is the connection's descriptor after all above it are closed.
-const keptFD = 3
+const (
+	// keptFD is the connection's descriptor after all others are closed.
+	keptFD = 3
+	// shimFD is that of the socket to the shim, if a shim has started this process.
+	shimFD = keptFD + 1
+	noShim = -1
+)
 
 // errAbandoned means that the agent has closed the connection: no process is left to receive a failure.
 var errAbandoned = &wire.Failure{Stage: wire.StageClaim, Detail: "abandoned"}
 
-// channel is the connection to the agent.
+// channel is the connection to the agent, or to the shim.
 type channel struct {
 	fd int
-	// users is the user namespace of this process, for the hello; below zero if it is the host's.
+	// shim is the socket to the shim, beside the connection to the agent; noShim if there is none.
+	shim int
+	// users is the user namespace of this process, for the hello to the agent; below zero if it is the host's.
 	users int
 }
 
@@ -185,8 +192,15 @@ func descriptors(rights []byte) ([]int, error) {
 	return fds, nil
 }
 
-// closeOthers closes every file descriptor except the standard streams and the connection, so that no path of the image leads
-// to one, and sets close-on-exec on the connection.
+// informShim sends the shim what every process of the container is confined to. If it cannot, the shim executes no further process.
+func (c *channel) informShim(claim *wire.Claim) {
+	if c.shim != noShim {
+		(&channel{fd: c.shim}).write(wire.TypeConfinement, wire.EncodeConfinement(claim))
+	}
+}
+
+// closeOthers closes every file descriptor except the standard streams and the connections, so that no path of the image leads
+// to one, and sets close-on-exec on those.
 func (c *channel) closeOthers() *wire.Failure {
 	if c.fd != keptFD {
 		if err := unix.Dup3(c.fd, keptFD, unix.O_CLOEXEC); err != nil {
@@ -194,7 +208,10 @@ func (c *channel) closeOthers() *wire.Failure {
 		}
 		c.fd = keptFD
 	}
-	if err := unix.CloseRange(keptFD+1, ^uint(0)>>32, 0); err != nil {
+	if _, err := unix.FcntlInt(keptFD, unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+		return failed(wire.StageRoot, err, "(keeping the connection)")
+	}
+	if err := unix.CloseRange(uint(max(keptFD, c.shim)+1), ^uint(0)>>32, 0); err != nil {
 		return failed(wire.StageRoot, err, "(closing other file descriptors)")
 	}
 	return nil

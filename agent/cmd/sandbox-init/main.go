@@ -1,7 +1,8 @@
 // Command sandbox-init is pid 1 of a slot: a container without an image that an agent has started ahead of time. It waits
 // for one claim on its socket, builds the root file system from the mounts that come with it, confines itself as the
 // claim requires, and executes the claim's command. After that nothing of it is left: no memory, file descriptor, mount,
-// variable or capability.
+// variable or capability. A shim of ours also starts it for each further process of a container, in that container: it confines itself in the
+// same way, and executes the process.
 //
 // A host runs many of it, which mostly wait: it imports neither os, net nor fmt, and starts no goroutine. It runs on one
 // locked thread, because credentials, capabilities and filters belong to threads. It uses the raw system calls of
@@ -29,12 +30,16 @@ const (
 
 func main() {
 	runtime.LockOSThread()
-	users := -1
-	if setUp() {
+	shim, users := noShim, -1
+	switch task() {
+	case wire.TypeExec:
+		unix.Exit(execute(&channel{fd: wire.SetupFD, shim: noShim, users: -1}))
+	case wire.TypeSetup:
 		var code int
 		if users, code = setup(); code != 0 {
 			unix.Exit(code)
 		}
+		shim = shimFD
 	}
 	fd, err := accept(socket, users >= 0)
 	if err != nil {
@@ -42,14 +47,28 @@ func main() {
 		_, _ = unix.Write(2, []byte("sandbox-init: waiting on "+socket+": "+err.Error()+"\n"))
 		unix.Exit(exitNoSocket)
 	}
-	unix.Exit(serve(&channel{fd: fd, users: users}))
+	unix.Exit(serve(&channel{fd: fd, shim: shim, users: users}))
 }
 
-// setUp reports whether a shim of ours has started this process, which makes the slot itself then. An OCI runtime has made the slot
-// otherwise. Package os, which has the arguments, is not used: the socket of the shim tells.
-func setUp() bool {
+// task returns what a shim of ours has started this process for: to make a slot, or to execute one more process of a container. An OCI
+// runtime has started it otherwise, and has made the slot. Package os, which has the arguments, is not used: the first message of the shim
+// names the task.
+func task() wire.Type {
 	family, err := unix.GetsockoptInt(wire.SetupFD, unix.SOL_SOCKET, unix.SO_DOMAIN)
-	return err == nil && family == unix.AF_UNIX
+	if err != nil || family != unix.AF_UNIX {
+		return 0
+	}
+	var first [1]byte
+	for {
+		n, _, err := unix.Recvfrom(wire.SetupFD, first[:], unix.MSG_PEEK)
+		switch {
+		case err == unix.EINTR: //nolint:errorlint // system calls return it unwrapped
+			continue
+		case err != nil || n == 0:
+			unix.Exit(exitAbandoned)
+		}
+		return wire.Type(first[0])
+	}
 }
 
 // serve takes the one claim. It returns only if that failed, with the exit code.
@@ -69,6 +88,7 @@ func serve(c *channel) (code int) {
 		if !c.ready() {
 			return exitAbandoned
 		}
+		c.informShim(claim)
 		failure = become(claim, entered)
 	}
 	if failure == errAbandoned {

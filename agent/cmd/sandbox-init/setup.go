@@ -9,7 +9,7 @@ import (
 // setup makes a container of the namespaces that a shim has cloned this process into: root, mounts, host name. Before it, the process sees the
 // host's files; after it, only those of the slot. It returns the user namespace, or -1 if that is the host's, and the exit code if it failed.
 func setup() (users, code int) {
-	shim := &channel{fd: wire.SetupFD}
+	shim := &channel{fd: wire.SetupFD, shim: noShim, users: -1}
 	defer func() {
 		if r := recover(); r != nil {
 			shim.fail(&wire.Failure{Stage: wire.StageRoot, Detail: "panic"})
@@ -26,7 +26,14 @@ func setup() (users, code int) {
 	if !shim.write(wire.TypeReady, nil) {
 		return -1, exitAbandoned
 	}
-	if err := unix.CloseRange(wire.SetupFD, ^uint(0)>>32, 0); err != nil {
+	// The socket stays open for the confinement of the claim.
+	if err := unix.CloseRange(shimFD, ^uint(0)>>32, 0); err != nil {
+		return -1, exitFailed
+	}
+	if err := unix.Dup3(wire.SetupFD, shimFD, unix.O_CLOEXEC); err != nil {
+		return -1, exitFailed
+	}
+	if err := unix.Close(wire.SetupFD); err != nil {
 		return -1, exitFailed
 	}
 	if !s.UserNamespace {
@@ -48,11 +55,13 @@ func prepareSlot(shim *channel) (*wire.Setup, *wire.Failure) {
 	if err != nil {
 		return nil, err.(*wire.Failure) //nolint:errorlint // DecodeSetup returns nothing else
 	}
-	// No process of the container is to have the keys of who started containerd.
-	if _, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0); errno != 0 && errno != unix.ENOSYS && errno != unix.EPERM {
-		return nil, failed(wire.StageRoot, errno, "(session keyring)")
+	if failure := dropKeys(); failure != nil {
+		return nil, failure
 	}
 	if failure := makeRoot(s); failure != nil {
+		return nil, failure
+	}
+	if failure := ownNull(); failure != nil {
 		return nil, failure
 	}
 	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {

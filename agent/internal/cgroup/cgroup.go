@@ -197,6 +197,10 @@ func (t *Tree) main() string {
 	return t.hierarchies[0]
 }
 
+// killRounds is how often Signal looks for processes that it has not killed yet. All rounds take 5 s: on a machine without an idle processor, it
+// takes that long until those that were killed have ended.
+const killRounds = 300
+
 // Signal sends a signal to all processes of a cgroup. With SIGKILL none is left that was in it when the call began, nor any that these have
 // started meanwhile.
 func (t *Tree) Signal(path string, sig unix.Signal) error {
@@ -211,7 +215,7 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 		_ = write(filepath.Join(t.root, "freezer", path, "freezer.state"), "THAWED")
 	}
 	// Each round kills what the one before has missed because it was just being started.
-	for range 100 {
+	for round := range killRounds {
 		pids, err := t.Pids(path)
 		if err != nil || len(pids) == 0 {
 			return err
@@ -224,7 +228,7 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 		if sig != unix.SIGKILL {
 			return nil
 		}
-		<-time.After(time.Millisecond)
+		<-time.After(time.Millisecond * time.Duration(1+round/10))
 	}
 	return fmt.Errorf("killing the processes of cgroup %s: some are left", path)
 }

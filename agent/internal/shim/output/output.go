@@ -38,17 +38,21 @@ type Streams struct {
 	Files [3]*os.File
 
 	ours    []io.Closer
-	copies  sync.WaitGroup
+	copies  sync.WaitGroup // of the output
+	feeding sync.WaitGroup // of the input
 	cancel  context.CancelFunc
 	ctx     context.Context //nolint:containedctx // of the copies
 	targets [2]target
-	input   io.Closer
+	input   input
+	master  *os.File // of a terminal; nil without one
 }
 
+// target is one stream of the process's output: a pipe, or the master of its terminal, and a log or a client's FIFO.
 type target struct {
 	pipe *os.File
 	to   *os.File
-	log  bool
+	// reader keeps a FIFO readable while there is something to write, when its client has gone; nil for a log.
+	reader *os.File
 }
 
 // Open opens the streams of a process: a path that is empty is /dev/null, a regular file gets what is printed appended, and a FIFO is a
@@ -71,60 +75,59 @@ func Open(stdin, stdout, stderr string) (s *Streams, err error) {
 			}
 			continue
 		}
-		if err := s.openOutput(i, path); err != nil {
+		if err := s.openTarget(i, path); err != nil {
 			return s, fmt.Errorf("opening the output %s: %w", path, err)
+		}
+		if s.Files[i+1], s.targets[i].pipe, err = s.pipe(false); err != nil {
+			return s, err
 		}
 	}
 	return s, nil
 }
 
-func (s *Streams) openInput(path string) (err error) {
-	if path == "" {
-		s.Files[0], err = os.Open(os.DevNull)
-		return err
+// pipe returns a pipe's end for the process, which blocks, as programs expect it, and ours.
+func (s *Streams) pipe(toProcess bool) (process, ours *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
 	}
-	// The process reads the FIFO itself. Opened for writing as well, it has no end until CloseInput.
-	if s.Files[0], err = os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0); err != nil {
-		return fmt.Errorf("opening the input %s: %w", path, err)
+	if toProcess {
+		fds[0], fds[1] = fds[1], fds[0]
 	}
-	held, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("opening the input %s: %w", path, err)
+	process = os.NewFile(uintptr(fds[1]), "pipe")
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, nil, errors.Join(err, process.Close(), unix.Close(fds[0]))
 	}
-	s.input = held
-	s.ours = append(s.ours, held)
-	return unix.SetNonblock(int(s.Files[0].Fd()), false)
+	ours = os.NewFile(uintptr(fds[0]), "pipe")
+	s.ours = append(s.ours, ours)
+	return process, ours, nil
 }
 
-func (s *Streams) openOutput(i int, path string) error {
+// openTarget opens where the output goes. It never waits for a client.
+func (s *Streams) openTarget(i int, path string) error {
 	if scheme, rest, ok := strings.Cut(path, "://"); ok {
 		if scheme != "file" && scheme != "fifo" {
 			return fmt.Errorf("output to %s: %w", scheme, errors.ErrUnsupported)
 		}
 		path = rest
 	}
+	t := &s.targets[i]
 	flags := os.O_WRONLY | os.O_APPEND | os.O_CREATE
-	info, err := os.Stat(path)
-	fifo := err == nil && info.Mode()&os.ModeNamedPipe != 0
-	if fifo {
-		flags = os.O_RDWR // it never blocks, and a client may come later
+	if isFIFO(path) {
+		flags = os.O_WRONLY | syscall.O_NONBLOCK
+		reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		t.reader = reader
+		s.ours = append(s.ours, reader)
 	}
 	to, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return err
 	}
+	t.to = to
 	s.ours = append(s.ours, to)
-	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		return err
-	}
-	s.Files[i+1] = os.NewFile(uintptr(fds[1]), "output") // blocking, as programs expect it
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		return err
-	}
-	ours := os.NewFile(uintptr(fds[0]), "output")
-	s.ours = append(s.ours, ours)
-	s.targets[i] = target{pipe: ours, to: to, log: !fifo}
 	return nil
 }
 
@@ -145,11 +148,17 @@ func (s *Streams) Chown(id int) error {
 	return nil
 }
 
+func isFIFO(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode()&os.ModeNamedPipe != 0
+}
+
 // Started begins the copies: the process has the files.
 func (s *Streams) Started() {
 	for _, f := range s.Files {
 		_ = f.Close()
 	}
+	s.feed()
 	limit := rate.NewLimiter(Rate, Burst) // of both streams
 	for _, t := range s.targets {
 		if t.pipe == nil {
@@ -160,6 +169,7 @@ func (s *Streams) Started() {
 }
 
 func (s *Streams) copy(t target, limit *rate.Limiter) {
+	defer t.end()
 	trim := trimmer(t.to)
 	conn, err := t.pipe.SyscallConn()
 	if err != nil {
@@ -186,7 +196,7 @@ func (s *Streams) copy(t target, limit *rate.Limiter) {
 		if readErr != nil {
 			return
 		}
-		if !t.log {
+		if t.reader != nil {
 			continue
 		}
 		if written >= trimEvery {
@@ -196,6 +206,27 @@ func (s *Streams) copy(t target, limit *rate.Limiter) {
 		if limit.WaitN(s.ctx, n) != nil {
 			return
 		}
+	}
+}
+
+// end ends the output of a client that reads it. The FIFO of one that has not come yet keeps what was written until Close.
+func (t target) end() {
+	if t.reader == nil {
+		return
+	}
+	_ = t.reader.Close()
+	conn, err := t.to.SyscallConn()
+	if err != nil {
+		return
+	}
+	read := false
+	_ = conn.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		n, _ := unix.Poll(fds, 0) // POLLERR if it has no reader
+		read = n == 0
+	})
+	if read {
+		_ = t.to.Close()
 	}
 }
 
@@ -217,13 +248,6 @@ func trimmer(log *os.File) func() {
 		if err := unix.Fstat(int(log.Fd()), &st); err == nil && st.Blocks*512 > 2*bound {
 			_, _ = node.TrimLog(log, st.Size, bound)
 		}
-	}
-}
-
-// CloseInput ends the input of the process.
-func (s *Streams) CloseInput() {
-	if s.input != nil {
-		_ = s.input.Close()
 	}
 }
 
@@ -254,4 +278,5 @@ func (s *Streams) Close() {
 	for _, c := range s.ours {
 		_ = c.Close()
 	}
+	s.feeding.Wait()
 }

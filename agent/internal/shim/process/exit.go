@@ -2,6 +2,7 @@ package process
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -14,7 +15,7 @@ import (
 // Process is a process that was started.
 type Process struct {
 	pid  int
-	fd   *os.File // stands for the process, also when its pid is another's
+	fd   *os.File // stands for the process, also when its pid is another's; nil if it was reaped before it was known
 	done chan struct{}
 
 	// Set before done is closed.
@@ -48,6 +49,9 @@ func (p *Process) Exit() (code uint32, at time.Time) {
 
 // Signal sends a signal to the process. One that has ended is os.ErrProcessDone.
 func (p *Process) Signal(sig syscall.Signal) error {
+	if p.fd == nil {
+		return os.ErrProcessDone
+	}
 	err := unix.PidfdSendSignal(int(p.fd.Fd()), sig, nil, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EBADF) {
 		return os.ErrProcessDone
@@ -56,7 +60,11 @@ func (p *Process) Signal(sig syscall.Signal) error {
 }
 
 // Close releases what belongs to a process that has ended.
-func (p *Process) Close() { _ = p.fd.Close() }
+func (p *Process) Close() {
+	if p.fd != nil {
+		_ = p.fd.Close()
+	}
+}
 
 // exits has the processes that run, by pid.
 type exits struct {
@@ -64,10 +72,19 @@ type exits struct {
 
 	mu      sync.Mutex
 	running map[int]*Process
+	// expecting counts those that start a child through another process, and learn its pid later. Until then, early has the children that
+	// have ended unknown.
+	expecting int
+	early     map[int]ended
+}
+
+type ended struct {
+	status syscall.WaitStatus
+	at     time.Time
 }
 
 func newExits() *exits {
-	e := &exits{signals: make(chan os.Signal, 1), running: map[int]*Process{}}
+	e := &exits{signals: make(chan os.Signal, 1), running: map[int]*Process{}, early: map[int]ended{}}
 	signal.Notify(e.signals, syscall.SIGCHLD)
 	return e
 }
@@ -94,6 +111,43 @@ func (e *exits) reapOne() bool {
 		delete(e.running, pid)
 		p.status, p.at = status, time.Now()
 		close(p.done)
+	} else if _, known := e.early[pid]; e.expecting > 0 && !known {
+		e.early[pid] = ended{status, time.Now()}
 	}
 	return true
+}
+
+// expect keeps how unknown children end until expected is called as often.
+func (e *exits) expect() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.expecting++
+}
+
+func (e *exits) expected() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.expecting--; e.expecting == 0 {
+		clear(e.early)
+	}
+}
+
+// adopt returns the process with the pid of a child, which may have ended since the call of expect.
+func (e *exits) adopt(pid int) (*Process, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := &Process{pid: pid, done: make(chan struct{})}
+	if end, ok := e.early[pid]; ok {
+		p.status, p.at = end.status, end.at
+		close(p.done)
+		return p, nil
+	}
+	// It is not reaped while the lock is held, so that the pid is still its own.
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening process %d: %w", pid, err)
+	}
+	p.fd = os.NewFile(uintptr(fd), "pidfd")
+	e.running[pid] = p
+	return p, nil
 }

@@ -105,6 +105,7 @@ func TestStarter(t *testing.T) {
 			require.EqualValues(t, 7, <-done)
 		}
 	})
+	t.Run("join", func(t *testing.T) { testJoin(t, s) })
 	t.Run("no program", func(t *testing.T) {
 		_, err := s.Start(t.Context(), &process.Spec{Path: "/nowhere", Args: []string{"x"}})
 		require.ErrorIs(t, err, syscall.ENOENT)

@@ -32,13 +32,19 @@ const (
 
 // container is one container of the group.
 type container struct {
-	id, bundle             string
-	stdin, stdout, stderr  string
-	plan                   *plan.Plan
-	init                   *process.Process
-	streams                *output.Streams
-	started, paused, ended bool // guarded by mu
+	id, bundle            string
+	stdin, stdout, stderr string
+	plan                  *plan.Plan
+	init                  *process.Process
+	streams               *output.Streams
+
+	// entering is held to read while a process enters the container, and to write by what must not happen then. It is locked before mu.
+	entering sync.RWMutex
+
 	mu                     sync.Mutex
+	started, paused, ended bool
+	link                   link
+	execs                  map[string]*execution
 }
 
 // create makes the container's cgroup, and starts sandbox-init in it. It returns when that has made the container, and waits for its claim.
@@ -59,7 +65,7 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 	if err != nil {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
-	defer local.Close()
+	c.link.socket = local
 	defer remote.Close()
 	mounts, err := openMounts(c.plan)
 	if err != nil {
@@ -150,7 +156,9 @@ func (s *Service) destroy(c *container) error {
 			return err
 		}
 		<-c.init.Done()
+		s.settle(c)
 	}
+	c.link.close()
 	if c.streams != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 		c.streams.Drained(ctx)
@@ -161,6 +169,21 @@ func (s *Service) destroy(c *container) error {
 		return nil
 	}
 	return Remove(s.cgroups, c.plan.Cgroup)
+}
+
+// settle waits until all that was executed in a container whose first process has ended has ended as well, and is reported.
+func (s *Service) settle(c *container) {
+	c.entering.Lock() // what was about to enter it has failed, or is in its cgroup now
+	_ = s.cgroups.Signal(c.plan.Cgroup, unix.SIGKILL)
+	c.entering.Unlock()
+	for _, e := range c.executions() {
+		e.mu.Lock()
+		ends := e.phase != added
+		e.mu.Unlock()
+		if ends {
+			<-e.done
+		}
+	}
 }
 
 // kill kills the container's processes, frozen or not. One that was not attached to its cgroup yet is killed as well.
@@ -185,26 +208,18 @@ func setUp(ctx context.Context, conn *os.File, s *wire.Setup) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	deadline := time.Now().Add(setupTime)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	if err := conn.SetDeadline(deadline); err != nil {
+	stop, err := bounded(ctx, conn)
+	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	_, err = conn.Write(wire.Frame(wire.TypeSetup, payload))
 	kind, answer, readErr := claim.ReadFrame(conn)
 	switch {
 	case readErr == nil && kind == wire.TypeReady:
 		return err
-	case readErr == nil && kind == wire.TypeFailure:
-		failure, err := wire.DecodeFailure(answer)
-		if err != nil {
-			return err
-		}
-		return failure
+	case readErr == nil:
+		return failureOf(kind, answer)
 	case err != nil:
 		readErr = errors.Join(err, readErr)
 	}

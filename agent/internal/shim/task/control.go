@@ -8,9 +8,11 @@ import (
 
 	eventtypes "github.com/containerd/containerd/api/events"
 	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -19,7 +21,7 @@ import (
 
 // Pids implements the Task API.
 func (s *Service) Pids(_ context.Context, r *taskv3.PidsRequest) (*taskv3.PidsResponse, error) {
-	c, err := s.get(r.GetID(), "")
+	c, err := s.get(r.GetID())
 	if err != nil {
 		return nil, err
 	}
@@ -29,9 +31,19 @@ func (s *Service) Pids(_ context.Context, r *taskv3.PidsRequest) (*taskv3.PidsRe
 			return nil, errgrpc.ToGRPC(err)
 		}
 	}
+	added := map[uint32]string{}
+	for _, e := range c.executions() {
+		added[e.pid()] = e.id
+	}
 	out := &taskv3.PidsResponse{}
 	for _, pid := range pids {
-		out.Processes = append(out.Processes, &task.ProcessInfo{Pid: uint32(pid)})
+		info := &task.ProcessInfo{Pid: uint32(pid)}
+		if id, ok := added[info.GetPid()]; ok {
+			if info.Info, err = typeurl.MarshalAnyToProto(&options.ProcessDetails{ExecID: id}); err != nil {
+				return nil, errgrpc.ToGRPC(err)
+			}
+		}
+		out.Processes = append(out.Processes, info)
 	}
 	return out, nil
 }
@@ -51,6 +63,8 @@ func (s *Service) freeze(ctx context.Context, id string, stop bool) (*emptypb.Em
 	if err != nil {
 		return nil, err
 	}
+	c.entering.Lock()
+	defer c.entering.Unlock()
 	if err := s.cgroups.Freeze(ctx, c.plan.Cgroup, stop); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -67,7 +81,7 @@ func (s *Service) freeze(ctx context.Context, id string, stop bool) (*emptypb.Em
 
 // running returns a container whose process runs.
 func (s *Service) running(id string) (*container, error) {
-	c, err := s.get(id, "")
+	c, err := s.get(id)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +113,7 @@ func (s *Service) Update(_ context.Context, r *taskv3.UpdateTaskRequest) (*empty
 
 // Stats implements the Task API.
 func (s *Service) Stats(_ context.Context, r *taskv3.StatsRequest) (*taskv3.StatsResponse, error) {
-	c, err := s.get(r.GetID(), "")
+	c, err := s.get(r.GetID())
 	if err != nil {
 		return nil, err
 	}

@@ -132,8 +132,8 @@ func (c *container) pid() uint32 {
 func (s *Service) watch(c *container) {
 	<-c.init.Done()
 	code, at := c.init.Exit()
-	// What is left of it in its cgroup ends with it: processes that were executed in its namespaces.
-	_ = s.cgroups.Signal(c.plan.Cgroup, unix.SIGKILL)
+	// The kernel has ended all other processes of its PID namespace. Their ends are reported first.
+	s.settle(c)
 	c.mu.Lock()
 	c.ended = true
 	c.mu.Unlock()
@@ -141,24 +141,34 @@ func (s *Service) watch(c *container) {
 }
 
 // get returns a container.
-func (s *Service) get(id, exec string) (*container, error) {
+func (s *Service) get(id string) (*container, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.containers[id]
 	if c == nil {
 		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound))
 	}
-	if exec != "" {
-		return nil, errgrpc.ToGRPC(fmt.Errorf("process %s of container %s: %w", exec, id, errdefs.ErrNotFound))
-	}
 	return c, nil
 }
 
+// find returns a container, and the process that was added to it with an id; nil for that of the container itself.
+func (s *Service) find(id, exec string) (*container, *execution, error) {
+	c, err := s.get(id)
+	if err != nil || exec == "" {
+		return c, nil, err
+	}
+	e, err := c.exec(exec)
+	return c, e, err
+}
+
 // Start implements the Task API. The process runs since Create; what it becomes is decided by its claim.
-func (s *Service) Start(_ context.Context, r *taskv3.StartRequest) (*taskv3.StartResponse, error) {
-	c, err := s.get(r.GetID(), r.GetExecID())
+func (s *Service) Start(ctx context.Context, r *taskv3.StartRequest) (*taskv3.StartResponse, error) {
+	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, err
+	}
+	if e != nil {
+		return s.startExec(ctx, c, e)
 	}
 	c.mu.Lock()
 	again := c.started
@@ -190,9 +200,12 @@ func (s *Service) exit(c *container) (code uint32, at time.Time, ok bool) {
 
 // State implements the Task API.
 func (s *Service) State(_ context.Context, r *taskv3.StateRequest) (*taskv3.StateResponse, error) {
-	c, err := s.get(r.GetID(), r.GetExecID())
+	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, err
+	}
+	if e != nil {
+		return stateOf(c, e), nil
 	}
 	out := &taskv3.StateResponse{
 		ID: c.id, Bundle: c.bundle, Pid: c.pid(), Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr, Status: task.Status_CREATED,
@@ -213,9 +226,12 @@ func (s *Service) State(_ context.Context, r *taskv3.StateRequest) (*taskv3.Stat
 
 // Wait implements the Task API.
 func (s *Service) Wait(ctx context.Context, r *taskv3.WaitRequest) (*taskv3.WaitResponse, error) {
-	c, err := s.get(r.GetID(), r.GetExecID())
+	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, err
+	}
+	if e != nil {
+		return waitExec(ctx, e)
 	}
 	done := s.anchored
 	var ended <-chan struct{} = done
@@ -233,9 +249,12 @@ func (s *Service) Wait(ctx context.Context, r *taskv3.WaitRequest) (*taskv3.Wait
 
 // Kill implements the Task API. An anchor that is killed ends the whole group.
 func (s *Service) Kill(_ context.Context, r *taskv3.KillRequest) (*emptypb.Empty, error) {
-	c, err := s.get(r.GetID(), r.GetExecID())
+	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, err
+	}
+	if e != nil {
+		return killExec(c, e, unix.Signal(r.GetSignal()))
 	}
 	sig := unix.Signal(r.GetSignal())
 	if _, _, ended := s.exit(c); ended {
@@ -282,10 +301,13 @@ func (s *Service) killAnchor(anchor *container, sig syscall.Signal) error {
 }
 
 // Delete implements the Task API.
-func (s *Service) Delete(_ context.Context, r *taskv3.DeleteRequest) (*taskv3.DeleteResponse, error) {
-	c, err := s.get(r.GetID(), r.GetExecID())
+func (s *Service) Delete(ctx context.Context, r *taskv3.DeleteRequest) (*taskv3.DeleteResponse, error) {
+	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, err
+	}
+	if e != nil {
+		return deleteExec(ctx, c, e)
 	}
 	code, at, ended := s.exit(c)
 	if c.mu.Lock(); !ended && c.started {
@@ -306,6 +328,9 @@ func (s *Service) Delete(_ context.Context, r *taskv3.DeleteRequest) (*taskv3.De
 	delete(s.containers, c.id)
 	s.mu.Unlock()
 	if there {
+		for _, e := range c.executions() {
+			e.release()
+		}
 		if c.init != nil {
 			c.init.Close()
 		}
@@ -316,11 +341,15 @@ func (s *Service) Delete(_ context.Context, r *taskv3.DeleteRequest) (*taskv3.De
 
 // CloseIO implements the Task API.
 func (s *Service) CloseIO(_ context.Context, r *taskv3.CloseIORequest) (*emptypb.Empty, error) {
-	c, err := s.get(r.GetID(), r.GetExecID())
+	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, err
 	}
-	if c.streams != nil && r.GetStdin() {
+	switch {
+	case !r.GetStdin():
+	case e != nil:
+		e.closeInput()
+	case c.streams != nil:
 		c.streams.CloseInput()
 	}
 	return &emptypb.Empty{}, nil
@@ -329,7 +358,7 @@ func (s *Service) CloseIO(_ context.Context, r *taskv3.CloseIORequest) (*emptypb
 // Connect implements the Task API.
 func (s *Service) Connect(_ context.Context, r *taskv3.ConnectRequest) (*taskv3.ConnectResponse, error) {
 	out := &taskv3.ConnectResponse{ShimPid: uint32(os.Getpid()), Version: "v3"}
-	if c, err := s.get(r.GetID(), ""); err == nil {
+	if c, err := s.get(r.GetID()); err == nil {
 		out.TaskPid = c.pid()
 	}
 	return out, nil
@@ -348,14 +377,4 @@ func (s *Service) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.E
 // Checkpoint implements the Task API.
 func (s *Service) Checkpoint(context.Context, *taskv3.CheckpointTaskRequest) (*emptypb.Empty, error) {
 	return nil, errgrpc.ToGRPC(fmt.Errorf("checkpoints: %w", errdefs.ErrNotImplemented))
-}
-
-// Exec implements the Task API.
-func (s *Service) Exec(context.Context, *taskv3.ExecProcessRequest) (*emptypb.Empty, error) {
-	return nil, errgrpc.ToGRPC(fmt.Errorf("executing another process: %w", errdefs.ErrNotImplemented))
-}
-
-// ResizePty implements the Task API.
-func (s *Service) ResizePty(context.Context, *taskv3.ResizePtyRequest) (*emptypb.Empty, error) {
-	return nil, errgrpc.ToGRPC(fmt.Errorf("resizing a terminal: %w", errdefs.ErrNotImplemented))
 }

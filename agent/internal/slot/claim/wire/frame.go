@@ -5,12 +5,14 @@ type Type uint8
 
 // The frames. Numbers are never reused.
 const (
-	TypeHello   Type = 1
-	TypeClaim   Type = 2
-	TypeReady   Type = 3
-	TypeGo      Type = 4
-	TypeFailure Type = 5
-	TypeSetup   Type = 6
+	TypeHello       Type = 1
+	TypeClaim       Type = 2
+	TypeReady       Type = 3
+	TypeGo          Type = 4
+	TypeFailure     Type = 5
+	TypeSetup       Type = 6
+	TypeExec        Type = 7
+	TypeConfinement Type = 8
 )
 
 // HeaderSize is the length of a frame's header.

@@ -116,3 +116,36 @@ func FuzzSetup(f *testing.F) {
 		require.Equal(t, s, again)
 	})
 }
+
+// FuzzExec decodes whatever a shim may send, and what sandbox-init sends to it: what is accepted can be encoded again, and is the same then.
+func FuzzExec(f *testing.F) {
+	raw, err := wire.EncodeExec(fullExec())
+	require.NoError(f, err)
+	f.Add(string(raw))
+	f.Add(string(wire.EncodeConfinement(full())))
+	f.Add(strings.Repeat("\x0a\x80\x14\x00\x00\x00"+strings.Repeat("\x00", 20), 2000))
+	f.Fuzz(func(t *testing.T, payload string) {
+		used := allocated(func() {
+			_, _ = wire.DecodeExec(payload)
+			_, _ = wire.DecodeConfinement(payload)
+		})
+		require.LessOrEqual(t, used, uint64(48*len(payload)+128<<10))
+		if e, err := wire.DecodeExec(payload); err == nil {
+			require.Empty(t, e.Claim.Mounts)
+			raw, err := wire.EncodeExec(e)
+			require.NoError(t, err)
+			again, err := wire.DecodeExec(string(raw))
+			require.NoError(t, err)
+			twice, err := wire.EncodeExec(again)
+			require.NoError(t, err)
+			require.Equal(t, raw, twice)
+		}
+		if c, err := wire.DecodeConfinement(payload); err == nil {
+			again, err := wire.DecodeConfinement(string(wire.EncodeConfinement(c)))
+			require.NoError(t, err)
+			require.Equal(t, c.Capabilities, again.Capabilities)
+			require.Equal(t, c.NoNewPrivs, again.NoNewPrivs)
+			require.Equal(t, len(c.Seccomp), len(again.Seccomp))
+		}
+	})
+}

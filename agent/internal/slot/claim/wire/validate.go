@@ -30,6 +30,22 @@ func (c *Claim) validate() error {
 		return &Failure{Stage: StageHostname, Errno: syscall.EINVAL}
 	case len(c.Groups) > maxGroups:
 		return &Failure{Stage: StageUser, Errno: syscall.EINVAL, Detail: "groups"}
+	case len(c.Mounts) > MaxMounts:
+		return tooManyMounts()
+	}
+	if err := c.validateConfinement(); err != nil {
+		return err
+	}
+	for _, m := range c.Mounts {
+		if !isPath(m.Destination) || (m.Path != "" && !isPath(m.Path)) {
+			return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "a path that is not absolute or too long"}
+		}
+	}
+	return nil
+}
+
+func (c *Claim) validateConfinement() error {
+	switch {
 	case len(c.Rlimits) > maxRlimits:
 		return tooManyRlimits()
 	case len(c.Seccomp) > maxFilter || len(c.Seccomp)%8 != 0:
@@ -38,13 +54,6 @@ func (c *Claim) validate() error {
 		return &Failure{Stage: StageAppArmor, Errno: syscall.EINVAL}
 	case c.Umask != nil && *c.Umask > 0o777:
 		return malformed("the umask is not a file mode")
-	case len(c.Mounts) > MaxMounts:
-		return tooManyMounts()
-	}
-	for _, m := range c.Mounts {
-		if !isPath(m.Destination) || (m.Path != "" && !isPath(m.Path)) {
-			return &Failure{Stage: StageMount, Errno: syscall.EINVAL, Detail: "a path that is not absolute or too long"}
-		}
 	}
 	return nil
 }

@@ -120,12 +120,14 @@ const (
 	StageUser             // setting the user or groups
 	StageLookup           // finding the command
 	StageExec             // executing it
+	StageTerminal         // making the terminal
 )
 
 var stages = [...]string{
 	"", "reading the claim", "building the root", "mounting", "setting the host name", "entering the working directory",
 	"giving the standard streams to the user", "setting the oom score", "setting the AppArmor profile", "setting limits",
 	"loading the seccomp filter", "setting capabilities", "setting the user", "finding the command", "executing the command",
+	"making the terminal",
 }
 
 // String returns what the stage does, as a gerund.

@@ -190,3 +190,52 @@ func TestInvalidSetups(t *testing.T) {
 		require.Error(t, err, name)
 	}
 }
+
+func fullExec() *wire.Exec {
+	c := full()
+	c.Mounts, c.Hostname = nil, ""
+	return &wire.Exec{Claim: c, Terminal: &wire.Terminal{Rows: 24, Columns: 65535}}
+}
+
+func TestExecRoundTrip(t *testing.T) {
+	for _, e := range []*wire.Exec{fullExec(), {Claim: fullExec().Claim}, {Claim: fullExec().Claim, Terminal: &wire.Terminal{}}} {
+		payload, err := wire.EncodeExec(e)
+		require.NoError(t, err)
+		got, err := wire.DecodeExec(string(payload))
+		require.NoError(t, err)
+		require.Equal(t, e, got)
+		_, err = wire.DecodeExec(string(append(payload, payload...)))
+		require.Error(t, err, "two processes")
+	}
+}
+
+func TestInvalidExecs(t *testing.T) {
+	for name, change := range map[string]func(*wire.Exec){
+		"no process":  func(e *wire.Exec) { e.Claim = nil },
+		"no command":  func(e *wire.Exec) { e.Claim.Args = nil },
+		"a mount":     func(e *wire.Exec) { e.Claim.Mounts = full().Mounts },
+		"a host name": func(e *wire.Exec) { e.Claim.Hostname = "box" },
+		"too much": func(e *wire.Exec) {
+			e.Claim.Env = []string{strings.Repeat("x", wire.MaxMessage-4096), strings.Repeat("x", 4090)}
+		},
+		"relative path": func(e *wire.Exec) { e.Claim.Cwd = "x" },
+	} {
+		e := fullExec()
+		change(e)
+		_, err := wire.EncodeExec(e)
+		var failure *wire.Failure
+		require.ErrorAs(t, err, &failure, name)
+	}
+}
+
+func TestConfinementRoundTrip(t *testing.T) {
+	want := full()
+	got, err := wire.DecodeConfinement(string(wire.EncodeConfinement(want)))
+	require.NoError(t, err)
+	require.Equal(t, &wire.Claim{
+		Capabilities: want.Capabilities, NoNewPrivs: true, Rlimits: want.Rlimits, Seccomp: want.Seccomp, SeccompFlags: want.SeccompFlags,
+		AppArmorProfile: want.AppArmorProfile, OOMScoreAdj: want.OOMScoreAdj, Umask: want.Umask,
+	}, got, "and nothing that is the process's own")
+	_, err = wire.DecodeConfinement("\x0b\x80\x07\x00\x00\x001234567")
+	require.Error(t, err, "a filter that is cut off")
+}
