@@ -139,10 +139,16 @@ func probeReport(t *testing.T, s *containerd.Server, r *ctrd.Runtime, c runtime.
 	var seen map[string]any
 	require.NoError(t, json.Unmarshal(out, &seen), "%s", out)
 	seen["cgroup"] = limits
+	tidy(t, seen)
+	return seen
+}
+
+// tidy takes out of a report what is not the runtime's: the order of mounts, and the signals that this program was started to ignore.
+func tidy(t *testing.T, seen map[string]any) {
+	t.Helper()
 	sortStrings(seen["Mounts"])
 	status := seen["Status"].(map[string]any)
 	status["SigIgn"] = signals(t, status["SigIgn"].(string)) &^ inherited(t)
-	return seen
 }
 
 // withoutUsers checks what is different in a user namespace, and returns the report without it.

@@ -38,7 +38,7 @@ func probed(t *testing.T, s *containerd.Server) {
 func TestOwnExecConfinement(t *testing.T) {
 	s := containerd.Start(t)
 	probed(t, s)
-	runc, fsb := withSlots(t, s), newRuntime(t, s, own(t, s))
+	runc, fsb, users := withSlots(t, s), newRuntime(t, s, own(t, s)), newRuntime(t, s, mapped(t, s))
 	for _, c := range []struct {
 		name, image string
 		change      func(*runtime.Container)
@@ -60,7 +60,10 @@ func TestOwnExecConfinement(t *testing.T) {
 				name    string
 				runtime *ctrd.Runtime
 				slot    bool
-			}{{"runc", runc, false}, {"fsb", fsb, false}, {"a slot of fsb", fsb, true}} {
+			}{
+				{"runc", runc, false}, {"fsb", fsb, false}, {"a slot of fsb", fsb, true},
+				{"fsb with user namespaces", users, false}, {"a slot of fsb with user namespaces", users, true},
+			} {
 				if first.Network == runtime.NetworkNone && way.slot {
 					continue // slots have the network of the agent
 				}
@@ -71,7 +74,7 @@ func TestOwnExecConfinement(t *testing.T) {
 				require.Zero(t, code, stderr)
 				var seen map[string]any
 				require.NoError(t, json.Unmarshal([]byte(out), &seen), "%s", out)
-				sortStrings(seen["Mounts"])
+				tidy(t, seen)
 				requireInside(t, s, b.ID)
 				require.NoError(t, way.runtime.Delete(t.Context(), b.ID))
 				// The ids of processes differ, and who else is there.
@@ -84,6 +87,9 @@ func TestOwnExecConfinement(t *testing.T) {
 				delete(seen["Status"].(map[string]any), "NStgid")
 				if before == nil {
 					before = seen
+				}
+				if way.runtime == users {
+					seen = withoutUsers(t, before, seen)
 				}
 				for _, key := range slices.Sorted(maps.Keys(before)) {
 					require.Equal(t, before[key], seen[key], "%s: runc, then %s", key, way.name)

@@ -35,7 +35,7 @@ import (
 func TestOwnExecFailures(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t, containerd.WithFile("/garbage", "no program\x00\x01", 0o755), containerd.WithFile("/data", "x", 0o644)))
-	runc, fsb := withSlots(t, s), newRuntime(t, s, own(t, s))
+	runc, fsb := withSlots(t, s), newRuntime(t, s, mapped(t, s))
 	ids := map[string]*ctrd.Runtime{}
 	var order []string
 	for _, r := range []*ctrd.Runtime{runc, fsb} {
@@ -102,7 +102,7 @@ func TestOwnExecFailures(t *testing.T) {
 func TestOwnExecRefusals(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	id := started(t, s, r, 1)[0]
 	task, process := processOf(t, s, id, "true")
 	service := s.Client.TaskService()
@@ -152,7 +152,7 @@ func TestOwnExecRefusals(t *testing.T) {
 func TestOwnExecLife(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	b := box(t, s, false, containerd.Busybox, "sh", "-c", "while :; do sleep 0.1; done") // it reaps
 	require.NoError(t, launch(t.Context(), r, b))
 	e, err := addProcess(t, s, b.ID, nil, nil, "sh", "-c", "trap 'exit 4' TERM; echo ready; while :; do sleep 0.05; done")
@@ -198,7 +198,7 @@ func TestOwnExecLife(t *testing.T) {
 func TestOwnExecLeavesNothing(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	id := started(t, s, r, 1)[0]
 	_, shim := shimOf(t, s, id)
 	count := func() (files, children int) {
@@ -243,7 +243,7 @@ func TestOwnExecLeavesNothing(t *testing.T) {
 func TestOwnExecEndsWithItsContainer(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	id := started(t, s, r, 1)[0]
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
@@ -280,7 +280,7 @@ func TestOwnExecEndsWithItsContainer(t *testing.T) {
 func TestOwnExecEndsWithItsShim(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	id := started(t, s, r, 1)[0]
 	_, shim := shimOf(t, s, id)
 	task, process := processOf(t, s, id, "sleep", "1000")

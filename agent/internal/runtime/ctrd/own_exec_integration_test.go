@@ -111,7 +111,7 @@ func execute(t *testing.T, s *containerd.Server, id string, change func(*specs.P
 func TestOwnExec(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	for _, id := range started(t, s, r, 2) {
 		code, stdout, stderr := execute(t, s, id, nil, "sh", "-c", "echo out; echo err >&2; exit 7")
 		require.EqualValues(t, 7, code)

@@ -34,7 +34,7 @@ func terminal(p *specs.Process) {
 func TestOwnExecInput(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	id := started(t, s, r, 1)[0]
 	in, out := io.Pipe()
 	e, err := addProcess(t, s, id, in, nil, "sh", "-c", "read first; echo got $first; cat; echo end; ls -l /proc/self/fd/0")
@@ -65,7 +65,7 @@ func TestOwnExecInput(t *testing.T) {
 func TestOwnExecNull(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	before, err := os.Stat("/dev/null")
 	require.NoError(t, err)
 	for _, slot := range []bool{false, true} {
@@ -102,7 +102,7 @@ func TestOwnExecTerminal(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	s.Import(t, "docker.io/library/user:test", containerd.Image(t, containerd.WithUser("1234:4321")))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	for _, image := range []string{containerd.Busybox, "user:test"} {
 		b := box(t, s, false, image, "sleep", "1000")
 		require.NoError(t, launch(t.Context(), r, b))
@@ -150,7 +150,7 @@ func newConsole(t *testing.T) *console {
 func TestOwnExecByCtr(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, s, own(t, s))
+	r := newRuntime(t, s, mapped(t, s))
 	id := started(t, s, r, 1)[0]
 	ctr := func(args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(config.Env("FSB_BIN"), "containerd", "ctr"), "-a", s.Socket, "-n", shared.DefaultNamespace)

@@ -71,6 +71,9 @@ func open(e *execution) (*output.Streams, error) {
 
 // join starts sandbox-init. It waits at the other end of conn for what to do.
 func (s *Service) join(ctx context.Context, c *container, streams *output.Streams) (_ *process.Process, conn *net.UnixConn, err error) {
+	if err := streams.Chown(int(c.plan.FirstID)); err != nil {
+		return nil, nil, err
+	}
 	local, remote, err := socketpair()
 	if err != nil {
 		return nil, nil, err
