@@ -43,6 +43,7 @@ type file struct {
 	name, content string
 	mode          int64
 	link          string
+	owner         int  // user and group
 	kind          byte // tar.TypeReg, without a link, if it is zero
 }
 
@@ -62,6 +63,11 @@ func WithEnv(env ...string) Option {
 // WithFile adds a file in a layer of its own.
 func WithFile(path, content string, mode int64) Option {
 	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, content: content, mode: mode}) }
+}
+
+// WithOwner adds a file of a user and the group with the same id, in a layer of its own.
+func WithOwner(path string, owner int, mode int64) Option {
+	return func(_ *v1.ConfigFile, f *[]file) { *f = append(*f, file{name: path, mode: mode, owner: owner}) }
 }
 
 // WithLink adds a symbolic link in a layer of its own.
@@ -158,7 +164,7 @@ func layer(t testing.TB, files []file) v1.Layer {
 		require.NoError(t, w.WriteHeader(&tar.Header{Name: dir + "/", Typeflag: tar.TypeDir, Mode: mode, ModTime: time.Unix(0, 0)}))
 	}
 	for _, f := range files {
-		h := &tar.Header{Name: strings.TrimPrefix(f.name, "/"), Typeflag: tar.TypeReg, Mode: f.mode, Size: int64(len(f.content)), ModTime: time.Unix(0, 0)}
+		h := &tar.Header{Name: strings.TrimPrefix(f.name, "/"), Typeflag: tar.TypeReg, Mode: f.mode, Size: int64(len(f.content)), ModTime: time.Unix(0, 0), Uid: f.owner, Gid: f.owner}
 		switch {
 		case f.link != "":
 			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, f.link, 0

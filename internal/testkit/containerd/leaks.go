@@ -18,12 +18,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
 // leakTimeout is the time that containerd's garbage collector and the kernel have to finish.
 const leakTimeout = 15 * time.Second
 
-// Leaks returns everything that exists besides images and their layers: tasks, containers, snapshots, log directories, cgroups.
+// Leaks returns everything that exists besides images and their layers: tasks, containers, snapshots, log directories, cgroups, ranges of user
+// ids.
 func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	var left []string
 	list, err := s.Client.TaskService().List(ctx, &tasks.ListTasksRequest{})
@@ -56,6 +58,13 @@ func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	for _, l := range logs {
 		left = append(left, "log directory "+l.Name())
 	}
+	held, err := s.Ranges(1).List()
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range held {
+		left = append(left, "user ids of "+h.ID)
+	}
 	for _, dir := range cgroupDirs(s.CgroupParent) {
 		children, _ := os.ReadDir(dir)
 		for _, c := range children {
@@ -65,6 +74,11 @@ func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 		}
 	}
 	return left, nil
+}
+
+// Ranges returns ranges of user ids for containers of this server.
+func (s *Server) Ranges(count int) idrange.Ranges {
+	return idrange.Ranges{Dir: filepath.Join(s.Dir, "ids"), First: idrange.DefaultFirst, Count: count}
 }
 
 // CheckClean fails the test unless nothing is left within 15 s.
@@ -95,7 +109,7 @@ func (s *Server) sweep(t testing.TB) {
 	defer cancel()
 	containers, err := s.Client.ContainerService().List(ctx)
 	require.NoError(t, err)
-	r := &ctrd.Remover{Client: s.Client, Snapshotter: ctrd.DefaultSnapshotter, LogRoot: s.LogRoot, ProcRoot: "/proc", CgroupRoot: "/sys/fs/cgroup"}
+	r := &ctrd.Remover{Client: s.Client, Snapshotter: ctrd.DefaultSnapshotter, LogRoot: s.LogRoot, Ranges: s.Ranges(1), ProcRoot: "/proc", CgroupRoot: "/sys/fs/cgroup"}
 	for _, c := range containers {
 		if err := r.Remove(ctx, c.ID); err != nil {
 			t.Errorf("sweeping container %s: %v", c.ID, err)

@@ -24,7 +24,6 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
-	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -50,7 +49,7 @@ func mapped(t *testing.T, s *containerd.Server) func(*ctrd.Config) {
 	change := own(t, s)
 	return func(c *ctrd.Config) {
 		change(c)
-		c.Users, c.IDs = ctrd.UsersRequired, idrange.Ranges{Dir: filepath.Join(s.Dir, "ids"), First: idrange.DefaultFirst, Count: 64}
+		c.Users, c.IDs = ctrd.UsersRequired, s.Ranges(64)
 	}
 }
 
