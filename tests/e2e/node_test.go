@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,6 +17,8 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/cluster"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/tmpfs"
 )
 
 // nodeContext selects Kubernetes' namespace of containerd.
@@ -60,6 +63,13 @@ func leftovers(ctx context.Context, t *testing.T, c *containerd.Client, uid stri
 		found = append(found, "mount")
 	}
 	return found
+}
+
+// The state of the node's containerd is in memory, as where /run is a tmpfs: measurements beside raw containerd depend on it.
+func TestContainerdStateInMemory(t *testing.T) {
+	in, err := tmpfs.On(filepath.Dir(cluster.Env(t, "CONTAINERD_ADDRESS")))
+	require.NoError(t, err)
+	require.True(t, in)
 }
 
 // nodeEmptied waits until the node has no sandbox and no slot of a pool. Those of killed agents are the janitor's to delete; the containers of

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/tmpfs"
 )
 
 const (
@@ -70,6 +71,7 @@ func Start(t testing.TB) *Server {
 	root, err := os.MkdirTemp("/var/tmp", "fsb-test-")
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(s.LogRoot, 0o700))
+	require.NoError(t, tmpfs.Ensure(s.state()))
 	require.NoError(t, os.WriteFile(s.config, []byte(s.configuration(root)), 0o600))
 	s.out, err = os.Create(filepath.Join(dir, "containerd.log"))
 	require.NoError(t, err)
@@ -87,8 +89,11 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = %q
 [plugins."io.containerd.gc.v1.scheduler"]
   startup_delay = "10s"
-`, root, filepath.Join(s.Dir, "s"), s.Socket)
+`, root, s.state(), s.Socket)
 }
+
+// state is containerd's state directory, on a tmpfs.
+func (s *Server) state() string { return filepath.Join(s.Dir, "s") }
 
 // Up starts the process, again after Down or Kill, and waits until it answers.
 func (s *Server) Up(t testing.TB) {
@@ -158,6 +163,9 @@ func (s *Server) close(t testing.TB, root string) {
 	s.Down(t)
 	for _, left := range s.leftovers() {
 		t.Errorf("containerd's test leaves %s", left)
+	}
+	if err := tmpfs.Release(s.state()); err != nil {
+		t.Errorf("stopping containerd: %v", err)
 	}
 	_ = s.out.Close()
 	if t.Failed() {

@@ -109,7 +109,8 @@ func (s *Server) leftovers() []string {
 	defer cancel()
 	var left []string
 	_ = poll(ctx, func() error {
-		left = slices.Concat(s.processes(), mountsBelow(s.Dir))
+		mounts := slices.DeleteFunc(mountsBelow(s.Dir), func(m string) bool { return m == "mount "+s.state() })
+		left = slices.Concat(s.processes(), mounts)
 		if len(left) > 0 {
 			return fmt.Errorf("%d left", len(left))
 		}

@@ -183,13 +183,8 @@ func startComponents(ctx context.Context, c components.Config, p *progress) erro
 			return err
 		}
 	}
-	for _, dir := range c.SharedDirs() {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return fmt.Errorf("making a directory for containers: %w", err)
-		}
-		if err := host.Share(dir); err != nil {
-			p.warn("volumes with mount propagation do not work: " + err.Error())
-		}
+	if err := makeSharedDirs(c, p); err != nil {
+		return err
 	}
 	if err := startSupervisor(ctx, c); err != nil {
 		return err
@@ -197,6 +192,25 @@ func startComponents(ctx context.Context, c components.Config, p *progress) erro
 	p.say("network, certificates and configuration are ready; next: %d components, and the images", len(c.All()))
 	_, err = host.WriteFile(generationFile, []byte(generation), 0o644)
 	return err
+}
+
+// makeSharedDirs makes the directories that agents share with the node. containerd's state is in memory, as on a node whose /run is a
+// tmpfs: containerd waits for the disk (fsync) each time that it starts a shim. A mount that a killed run left is used again.
+func makeSharedDirs(c components.Config, p *progress) error {
+	for _, dir := range c.SharedDirs() {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return fmt.Errorf("making a directory for containers: %w", err)
+		}
+	}
+	if err := host.InMemory(c.ContainerdState()); err != nil {
+		p.warn("containers start more slowly than on other nodes: " + err.Error())
+	}
+	for _, dir := range c.SharedDirs() {
+		if err := host.Share(dir); err != nil {
+			p.warn("volumes with mount propagation do not work: " + err.Error())
+		}
+	}
+	return nil
 }
 
 // writeFiles writes the configuration and returns a digest of all that running components depend on: their

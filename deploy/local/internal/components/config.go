@@ -77,7 +77,7 @@ func (c Config) ContainerdBin() string { return filepath.Join(c.BinDir, "contain
 // ContainerdRoot is, like ContainerdState and ContainerdSocket, a contract: agents mount it from the node.
 func (c Config) ContainerdRoot() string { return c.data("containerd") }
 
-// ContainerdState is containerd's directory for what does not outlive a reboot.
+// ContainerdState is containerd's directory for what does not outlive a reboot. It is on a tmpfs, which `down` unmounts.
 func (c Config) ContainerdState() string { return c.run("containerd") }
 
 // SharedDirs are the directories that agents have as volumes with mount propagation. The kubelet sees to its own.

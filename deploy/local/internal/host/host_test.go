@@ -51,6 +51,27 @@ func TestPickMounts(t *testing.T) {
 	require.Empty(t, host.PickMounts(mounts, nil, []string{"/data/kubelet/pods/a b/volume", "/nowhere"}))
 }
 
+// A directory on a tmpfs stays as it is, and contents are never hidden.
+func TestInMemory(t *testing.T) {
+	memory, err := os.MkdirTemp("/dev/shm", "fsb-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(memory)) })
+	require.NoError(t, host.InMemory(memory))
+	mounts, err := host.Mounts()
+	require.NoError(t, err)
+	for _, mount := range mounts {
+		require.NotEqual(t, memory, mount.Point, "it is in memory already")
+	}
+
+	disk, err := os.MkdirTemp("/var/tmp", "fsb-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(disk)) })
+	require.NoError(t, os.WriteFile(filepath.Join(disk, "in-use"), nil, 0o600))
+	require.ErrorContains(t, host.InMemory(disk), "take the cluster down once")
+	require.FileExists(t, filepath.Join(disk, "in-use"))
+	require.Error(t, host.InMemory(filepath.Join(disk, "missing")))
+}
+
 func TestHierarchies(t *testing.T) {
 	require.Equal(t, host.Cgroups{
 		{Root: "/sys/fs/cgroup/cpu", Controllers: []string{"cpu"}},

@@ -79,6 +79,29 @@ func Share(dir string) error {
 	return nil
 }
 
+// InMemory makes an empty directory one in memory, by a tmpfs on it unless it is on one already. A directory with contents is
+// left as it is and is an error: the new mount would hide them from the programs that use them.
+func InMemory(dir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("reading the file system of %s: %w", dir, err)
+	}
+	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", dir, err)
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("%s stays on a disk, because it is in use; take the cluster down once", dir)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0711"); err != nil {
+		return fmt.Errorf("mounting a tmpfs on %s: %w", dir, err)
+	}
+	return nil
+}
+
 // shared reports whether the mount that holds the directory is shared: the longest mount point above it, and of several on
 // one point the last.
 func shared(mounts []Mount, dir string) bool {

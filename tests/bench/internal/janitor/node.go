@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/testkit/tmpfs"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/process"
@@ -53,6 +54,9 @@ func startNode(ctx context.Context, bin string, p *workspace) (*node, error) {
 	if err := errors.Join(os.MkdirAll(n.path("log"), 0o700), os.MkdirAll(n.path("fifo"), 0o700), n.rootfs()); err != nil {
 		return nil, fmt.Errorf("making directories: %w", err)
 	}
+	if err := tmpfs.Ensure(n.state()); err != nil { // the workspace unmounts it
+		return nil, err
+	}
 	config := n.path("containerd.toml")
 	if err := os.WriteFile(config, []byte(n.config()), 0o600); err != nil {
 		return nil, fmt.Errorf("configuring containerd: %w", err)
@@ -79,6 +83,9 @@ func startNode(ctx context.Context, bin string, p *workspace) (*node, error) {
 	}
 	return n, n.base(ctx)
 }
+
+// state is containerd's state directory.
+func (n *node) state() string { return n.path("s") }
 
 // config returns containerd's configuration. What only Kubernetes uses is off, and so are the metrics of every container, which
 // would cost more to read than what is measured.
@@ -107,7 +114,7 @@ disabled_plugins = [
 
 [plugins.'io.containerd.internal.v1.opt']
   path = %q
-`, filepath.Join(n.workspace.content, "root"), n.path("s"), n.socket, n.socket+".ttrpc", n.metrics, n.path("shims"), n.path("opt"))
+`, filepath.Join(n.workspace.content, "root"), n.state(), n.socket, n.socket+".ttrpc", n.metrics, n.path("shims"), n.path("opt"))
 }
 
 // rootfs makes the root of all sandboxes, which is read-only to them.
