@@ -1,20 +1,23 @@
-// Package budget holds what the suites are held to (DESIGN section 9, issues 4 and 6) and judges what was measured by it. It is
-// pure.
+// Package budget holds what the suites are held to (DESIGN section 9, issues 4, 6 and 14) and judges what was measured by it.
+// Some budgets depend on the runtime handler of the pools. It is pure.
 package budget
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// Budget bounds one value of a suite from above, and where Least is set from below, too.
+// Budget bounds one value of a suite: from above by Limit, from below by Least, or both.
 type Budget struct {
 	// Key of the value.
 	Key string
-	// Limit is the greatest good value.
+	// Limit is the greatest good value, unless AtLeast is set.
 	Limit float64
 	// Least is the least good value.
 	Least float64
+	// AtLeast makes Least the only bound.
+	AtLeast bool
 	// Aim is a value that would be better yet; zero for none. It fails nothing.
 	Aim float64
 	// What the value is.
@@ -35,7 +38,7 @@ const (
 type Verdict struct {
 	Key      string   `json:"key"`
 	What     string   `json:"what"`
-	Limit    float64  `json:"limit"`
+	Limit    *float64 `json:"limit,omitempty"`
 	Least    float64  `json:"least,omitempty"`
 	Aim      float64  `json:"aim,omitempty"`
 	Measured *float64 `json:"measured"`
@@ -43,12 +46,24 @@ type Verdict struct {
 	AimMet   bool     `json:"aim_met,omitempty"`
 }
 
+// Own is the runtime handler whose budgets are those of issue 14. Pools with another one are held to the earlier ones.
+const Own = "fsb"
+
 // Create is that of a single create; all are ratios to other series of the same run.
-func Create() []Budget {
-	return []Budget{
+func Create(handler string) []Budget {
+	if handler == Own {
+		return ownCreate()
+	}
+	return slices.Concat([]Budget{
 		{Key: "slot_over_raw_p50", Limit: 0.15, Aim: 0.08, What: "fast create with a slot, p50, over raw containerd p50"},
 		{Key: "slot_over_raw_p99", Limit: 0.40, Aim: 0.20, What: "fast create with a slot, p99, over raw containerd p50"},
 		{Key: "cold_over_raw", Limit: 1.20, What: "fast create on the cold path, p50, over raw containerd p50"},
+	}, anyCreate())
+}
+
+// anyCreate is what pools of every handler are held to.
+func anyCreate() []Budget {
+	return []Budget{
 		{Key: "strong_over_pod", Limit: 0.25, What: "strong create, p50, over a Pod's create to Ready, p50"},
 		{Key: "slot_stages_over_client", Limit: 1.10, Least: 0.90, What: "sum of the stages' p50 over the client's p50, with a slot"},
 		{Key: "cold_stages_over_client", Limit: 1.10, Least: 0.90, What: "sum of the stages' p50 over the client's p50, cold"},
@@ -56,10 +71,14 @@ func Create() []Budget {
 }
 
 // Burst is that of creates that come all at once.
-func Burst() []Budget {
-	return []Budget{
+func Burst(handler string) []Budget {
+	all := []Budget{
 		{Key: "all_p99_over_raw_p50", Limit: 2, What: "burst with slots for all: p99 over the p50 of single raw containerd creates"},
 	}
+	if handler == Own {
+		all = append(all, ownBurst()...)
+	}
+	return all
 }
 
 // Registry is that of the Registry's Allocate, and of what the checks of a caller cost before it (issue 13).
@@ -81,7 +100,10 @@ func Scale() []Budget {
 }
 
 // Density is that of memory.
-func Density() []Budget {
+func Density(handler string) []Budget {
+	if handler == Own {
+		return ownDensity()
+	}
 	return []Budget{
 		{Key: "free_slot_mib", Limit: 2, What: "PSS of a free slot with its share of the shim, MiB"},
 	}
@@ -103,11 +125,14 @@ func GC() []Budget {
 func Judge(budgets []Budget, values map[string]float64) []Verdict {
 	out := make([]Verdict, 0, len(budgets))
 	for _, b := range budgets {
-		v := Verdict{Key: b.Key, What: b.What, Limit: b.Limit, Least: b.Least, Aim: b.Aim, Outcome: NotMeasured}
+		v := Verdict{Key: b.Key, What: b.What, Least: b.Least, Aim: b.Aim, Outcome: NotMeasured}
+		if !b.AtLeast {
+			v.Limit = &b.Limit
+		}
 		if x, ok := values[b.Key]; ok {
 			v.Measured = &x
 			v.Outcome = Missed
-			if x <= b.Limit && x >= b.Least {
+			if (b.AtLeast || x <= b.Limit) && x >= b.Least {
 				v.Outcome = Met
 			}
 			v.AimMet = b.Aim > 0 && x <= b.Aim

@@ -15,6 +15,7 @@ func TestJudge(t *testing.T) {
 	bounded := budget.Budget{Key: "x", Limit: 2, Aim: 1, What: "it"}
 	between := budget.Budget{Key: "x", Limit: 1.1, Least: 0.9}
 	none := budget.Budget{Key: "x", Limit: 0}
+	atLeast := budget.Budget{Key: "x", Least: 4, AtLeast: true}
 	tests := []struct {
 		name   string
 		budget budget.Budget
@@ -29,6 +30,9 @@ func TestJudge(t *testing.T) {
 		{"not measured", bounded, map[string]float64{"y": 1}, budget.NotMeasured, false},
 		{"under the least", between, map[string]float64{"x": 0.89}, budget.Missed, false},
 		{"between least and limit", between, map[string]float64{"x": 1}, budget.Met, false},
+		{"at the only least", atLeast, map[string]float64{"x": 4}, budget.Met, false},
+		{"far over the only least", atLeast, map[string]float64{"x": 4000}, budget.Met, false},
+		{"under the only least", atLeast, map[string]float64{"x": 3.99}, budget.Missed, false},
 		{"none allowed, none", none, map[string]float64{"x": 0}, budget.Met, false},
 		{"none allowed, one", none, map[string]float64{"x": 1}, budget.Missed, false},
 	}
@@ -52,22 +56,47 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// The budgets are those of the issue: a change of one is a change of what was promised.
-func TestBudgets(t *testing.T) {
-	limits := map[string]float64{}
-	for _, suite := range [][]budget.Budget{budget.Create(), budget.Burst(), budget.Registry(), budget.Scale(), budget.Density(), budget.Janitor(), budget.GC()} {
+// bounds are the budgets' bounds by their keys: a limit, or the least value as a negative number.
+func bounds(t *testing.T, suites ...[]budget.Budget) map[string]float64 {
+	t.Helper()
+	out := map[string]float64{}
+	for _, suite := range suites {
 		for _, b := range suite {
-			require.NotContains(t, limits, b.Key)
+			require.NotContains(t, out, b.Key)
 			require.NotEmpty(t, b.What)
-			limits[b.Key] = b.Limit
+			out[b.Key] = b.Limit
+			if b.AtLeast {
+				out[b.Key] = -b.Least
+			}
 		}
 	}
+	return out
+}
+
+// The budgets are those of the issues: a change of one is a change of what was promised.
+func TestBudgets(t *testing.T) {
 	require.Equal(t, map[string]float64{
-		"slot_over_raw_p50": 0.15, "slot_over_raw_p99": 0.40, "cold_over_raw": 1.20, "strong_over_pod": 0.25,
-		"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2,
-		"ns_per_op_1000": 2000, "growth_100_to_100000": 3, "allocs_per_op_max": 0, "cached_call_ns": 50_000, "cpu_cores": 1, "rss_mib": 1024, "free_slot_mib": 2,
+		"ns_per_op_1000": 2000, "growth_100_to_100000": 3, "allocs_per_op_max": 0, "cached_call_ns": 50_000, "cpu_cores": 1, "rss_mib": 1024,
 		"api_requests_per_container": 0,
 		"ours_over_default_tree":     0.2, "ours_over_default_pairs": 0.2, "ours_over_lifted_tree": 1, "ours_over_lifted_pairs": 1,
 		"ours_over_builtin_bytes_per_node": 1, "ours_over_builtin_heap_per_node": 1,
-	}, limits)
+	}, bounds(t, budget.Registry(), budget.Scale(), budget.Janitor(), budget.GC()))
+}
+
+// Handler fsb has the budgets of issue 14, any other one those of issue 4.
+func TestBudgetsOfHandlers(t *testing.T) {
+	of := func(handler string) map[string]float64 {
+		return bounds(t, budget.Create(handler), budget.Burst(handler), budget.Density(handler), budget.Rate(handler))
+	}
+	for _, handler := range []string{"runc", "crun", ""} {
+		require.Equal(t, map[string]float64{
+			"slot_over_raw_p50": 0.15, "slot_over_raw_p99": 0.40, "cold_over_raw": 1.20, "strong_over_pod": 0.25,
+			"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2, "free_slot_mib": 2,
+		}, of(handler), handler)
+	}
+	require.Equal(t, map[string]float64{
+		"slot_over_raw_p50": 0.10, "slot_over_raw_p99": 0.25, "cold_over_raw_p50": 0.25, "strong_over_pod": 0.25,
+		"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2, "none_p99_over_raw_p50": 6,
+		"refill_per_s": -100, "rate_over_raw": -4, "cpu_over_raw": 0.35, "free_slot_mib": 1.5, "claimed_mib": 2,
+	}, of(budget.Own))
 }

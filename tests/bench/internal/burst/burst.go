@@ -35,11 +35,13 @@ const (
 type Options struct {
 	// N is how many creates come at once.
 	N int
+	// Refill is how many slots are claimed, all at once, to measure how fast they come back; 0 for not.
+	Refill int
 	// Raw is the number of raw containers of the baseline.
 	Raw int
-	// Via is the way to the API, of mesh.
-	Via string
-	Say func(format string, args ...any)
+	// Mesh is how to reach the cluster, and the runtime handler.
+	Mesh mesh.Options
+	Say  func(format string, args ...any)
 }
 
 type suite struct {
@@ -48,12 +50,13 @@ type suite struct {
 	report  *report.Report
 	clients []sandboxv1.SandboxServiceClient
 	bursts  []Burst
+	drained *Burst // to measure refills
 }
 
 // Run measures and fills the report. When it returns, it has removed everything that it created in the cluster except the empty
 // namespace.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
-	m, err := mesh.Connect(ctx, o.Via)
+	m, err := mesh.Connect(ctx, o.Mesh)
 	if err != nil {
 		return err
 	}
@@ -82,14 +85,18 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 			return fmt.Errorf("with slots for %s: %w", x.name, err)
 		}
 	}
+	if err := s.drain(ctx); err != nil {
+		return fmt.Errorf("measuring refills: %w", err)
+	}
+	r.Fact("handler", m.Handler)
 	r.Fact("samples", fmt.Sprintf("%d raw containers, and %d creates for each of 3 bursts", o.Raw, o.N))
 	r.Fact("concurrency", fmt.Sprintf("%d at once on %d connections; raw containers one at a time", o.N, connections))
 	r.Fact("cache", fmt.Sprintf("image pulled and unpacked; page cache warm; the pool has been idle for %v", idleTime))
 	r.Fact("pool", fmt.Sprintf("one agent with a capacity of %d, twice the number of creates, so that slots are refilled", 2*o.N))
 	r.Fact("image", mesh.Image)
 	r.Fact("connection", s.Way)
-	Sum(r, s.bursts)
-	r.Judge(budget.Burst())
+	Sum(r, s.bursts, s.drained)
+	r.Judge(budget.Burst(m.Handler))
 	return nil
 }
 
@@ -118,7 +125,7 @@ func (s *suite) scenario(ctx context.Context, name string, slots int) error {
 	if err := wait.For(ctx, idleTime); err != nil {
 		return err
 	}
-	b, made, err := s.burst(ctx, name, slots, kept.Free)
+	b, made, err := s.burst(ctx, name, slots, kept.Free, s.N)
 	if err != nil {
 		return err
 	}
@@ -163,14 +170,14 @@ func (s *suite) baseline(ctx context.Context, model string) (err error) {
 	return nil
 }
 
-// burst sends all creates at once and waits for all answers.
-func (s *suite) burst(ctx context.Context, name string, slots, kept int) (Burst, []*sandboxv1.Sandbox, error) {
+// burst sends n creates at once and waits for all answers.
+func (s *suite) burst(ctx context.Context, name string, slots, kept, n int) (Burst, []*sandboxv1.Sandbox, error) {
 	type answer struct {
 		resp       *sandboxv1.CreateSandboxResponse
 		err        error
 		began, end time.Time
 	}
-	answers := make([]answer, s.N)
+	answers := make([]answer, n)
 	start := make(chan struct{})
 	var wg sync.WaitGroup
 	for i := range answers {
@@ -203,7 +210,7 @@ func (s *suite) burst(ctx context.Context, name string, slots, kept int) (Burst,
 		s.report.Sample(name, i, a.began, millis(a.end.Sub(a.began)), "ms", path)
 	}
 	if len(errs) > 0 {
-		return b, made, fmt.Errorf("%d of %d creates failed, for instance: %w", len(errs), s.N, errs[0])
+		return b, made, fmt.Errorf("%d of %d creates failed, for instance: %w", len(errs), n, errs[0])
 	}
 	return b, made, nil
 }
@@ -230,7 +237,7 @@ func (s *suite) refill(ctx context.Context, b *Burst, wanted int) error {
 	if err != nil {
 		return fmt.Errorf("refilling: %w", err)
 	}
-	b.RefillTime = time.Since(b.ended)
+	b.RefillTime, b.Missing = time.Since(b.ended), wanted-first
 	b.Refill = stat.Ratio(float64(wanted-first), b.RefillTime.Seconds())
 	return nil
 }

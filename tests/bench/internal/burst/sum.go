@@ -23,13 +23,16 @@ type Burst struct {
 	// Refill is how many slots came each second after that, until RefillTime, when all were there again.
 	Refill     float64
 	RefillTime time.Duration
+	// Missing is how many slots were missing when that began.
+	Missing int
 
 	ended time.Time
 }
 
 // Sum adds what the bursts and the raw samples make to the report. A burst on a pool that had not the slots which its name
-// promises is in the table alone.
-func Sum(r *report.Report, bursts []Burst) {
+// promises is in the table alone. Refills count where at least half of the slots were missing, because others came during the creates;
+// drained is nil if that was not measured.
+func Sum(r *report.Report, bursts []Burst, drained *Burst) {
 	raw := stat.Of(r.Of(RawSeries))
 	if raw.N > 0 {
 		r.Value("raw_p50_ms", raw.P50, "ms", "containerd create and start, one at a time")
@@ -62,6 +65,10 @@ func Sum(r *report.Report, bursts []Burst) {
 		if raw.N > 0 {
 			r.Value(b.Name+"_p99_over_raw_p50", stat.Ratio(x.P99, raw.P50), "", "slots for "+b.Name+": p99 over raw p50")
 		}
+	}
+	if drained != nil && drained.Kept == drained.Slots && 2*drained.Missing >= drained.Slots {
+		r.Value("refill_per_s", drained.Refill, "1/s", "slots a second on an idle machine, from the last answer of creates that claimed all of them, until all are free again")
+		r.Value("refill_missing", float64(drained.Missing), "", "how many slots that were")
 	}
 	r.Tables, r.Figure = append(r.Tables, table), figure
 }

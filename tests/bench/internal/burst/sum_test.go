@@ -23,10 +23,11 @@ func TestSum(t *testing.T) {
 		{Name: "none", Millis: []float64{100, 200}, Done: []float64{100, 200}, Paths: map[string]int{"cold": 2}, Wall: 200 * time.Millisecond},
 		{Name: "half", Slots: 1, Kept: 0, Millis: []float64{90, 95}, Done: []float64{90, 95}, Wall: 95 * time.Millisecond},
 		{Name: "all", Slots: 2, Kept: 2, Millis: []float64{5, 80}, Done: []float64{80, 5}, Wall: 80 * time.Millisecond, Refill: 10, RefillTime: time.Second, Paths: map[string]int{"slot": 2}},
-	})
+	}, &burst.Burst{Name: "drain", Slots: 64, Kept: 64, Missing: 32, Refill: 120, RefillTime: time.Second})
 	for key, want := range map[string]float64{
 		"raw_p50_ms": 50, "none_p50_ms": 100, "none_p99_ms": 200, "none_per_s": 10, "all_p50_ms": 5, "all_p99_ms": 80, "all_per_s": 25,
-		"all_refill_per_s": 10, "all_p99_over_raw_p50": 1.6,
+		"all_refill_per_s": 10, "all_p99_over_raw_p50": 1.6, "none_p99_over_raw_p50": 4,
+		"refill_per_s": 120, "refill_missing": 32,
 	} {
 		got, ok := r.Number(key)
 		require.True(t, ok, key)
@@ -38,6 +39,23 @@ func TestSum(t *testing.T) {
 	}
 	require.Len(t, r.Tables[0].Rows, 3)
 	require.Equal(t, [][2]float64{{5, 1}, {80, 2}}, r.Figure.Lines[2].Points, "in the order of the answers")
-	r.Judge(budget.Burst())
-	require.Equal(t, budget.Met, r.Budgets[0].Outcome)
+	for handler, budgets := range map[string]int{"runc": 1, budget.Own: 3} {
+		r.Judge(budget.Burst(handler))
+		require.Len(t, r.Budgets, budgets)
+		require.NoError(t, budget.Check(r.Budgets), handler)
+	}
+}
+
+// Without the slots, or with most of them back already when the last create was answered, a rate would be one of something else.
+func TestSumOfRefills(t *testing.T) {
+	for name, drained := range map[string]*burst.Burst{
+		"not measured":           nil,
+		"slots never came":       {Slots: 64, Kept: 60, Missing: 60, Refill: 100},
+		"most were there before": {Slots: 64, Kept: 64, Missing: 31, Refill: 100},
+	} {
+		r := &report.Report{}
+		burst.Sum(r, nil, drained)
+		_, ok := r.Number("refill_per_s")
+		require.False(t, ok, name)
+	}
 }

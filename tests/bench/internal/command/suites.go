@@ -15,8 +15,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/scale"
 )
 
-func via(fs *pflag.FlagSet, to *string) {
-	fs.StringVar(to, "via", mesh.ViaLeader, "`way` to the allocator: leader (straight to the leading one) or service")
+func via(fs *pflag.FlagSet, to *mesh.Options) {
+	fs.StringVar(&to.Via, "via", mesh.ViaLeader, "`way` to the allocator: leader (straight to the leading one) or service")
+	handler(fs, to)
+}
+
+func handler(fs *pflag.FlagSet, to *mesh.Options) {
+	fs.StringVar(&to.Handler, "handler", "", "runtime `handler` of the pools, for instance fsb or runc; empty is that of the cluster's default pool")
 }
 
 func createSuite(fs *pflag.FlagSet) suite {
@@ -26,7 +31,7 @@ func createSuite(fs *pflag.FlagSet) suite {
 	fs.IntVar(&o.PodEvery, "pod-every", 4, "measure a Pod once in this number of `rounds`: it takes a second")
 	fs.DurationVar(&o.Pause, "pause", 600*time.Millisecond, "greatest `time` between samples; each pause is random")
 	fs.Uint64Var(&o.Seed, "seed", 1, "`seed` of pauses and order")
-	via(fs, &o.Via)
+	via(fs, &o.Mesh)
 	return suite{"create", "single creates, beside raw containerd and plain Kubernetes", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return create.Run(ctx, o, r)
@@ -36,8 +41,9 @@ func createSuite(fs *pflag.FlagSet) suite {
 func burstSuite(fs *pflag.FlagSet) suite {
 	o := burst.Options{}
 	fs.IntVarP(&o.N, "number", "n", 50, "`number` of creates at once")
+	fs.IntVar(&o.Refill, "refill", 64, "`number` of slots that are claimed at once to measure how fast they come back; 0 for not")
 	fs.IntVar(&o.Raw, "raw", 20, "`number` of raw containers, one at a time, as the baseline")
-	via(fs, &o.Via)
+	via(fs, &o.Mesh)
 	return suite{"burst", "many creates at once, with slots for all, for half and for none of them", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return burst.Run(ctx, o, r)
@@ -71,6 +77,7 @@ func scaleSuite(fs *pflag.FlagSet) suite {
 func densitySuite(fs *pflag.FlagSet) suite {
 	o := density.Options{}
 	fs.IntVarP(&o.N, "number", "n", 40, "`number` of capacity units that are filled")
+	handler(fs, &o.Mesh)
 	return suite{"density", "memory of slots and of sandboxes", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return density.Run(ctx, o, r)

@@ -52,8 +52,8 @@ type Options struct {
 	Pause time.Duration
 	// Seed of pauses and order.
 	Seed uint64
-	// Via is the way to the API, of mesh.
-	Via string
+	// Mesh is how to reach the cluster, and the runtime handler.
+	Mesh mesh.Options
 	// Say prints progress.
 	Say func(format string, args ...any)
 }
@@ -77,7 +77,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 			return fmt.Errorf("there is no series %q: there are %s", name, strings.Join(AllSeries(), ", "))
 		}
 	}
-	m, err := mesh.Connect(ctx, o.Via)
+	m, err := mesh.Connect(ctx, o.Mesh)
 	if err != nil {
 		return err
 	}

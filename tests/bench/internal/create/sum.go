@@ -18,6 +18,7 @@ func (s *suite) conditions(slots mesh.Slots) {
 	for _, x := range r.Samples {
 		counts[x.Series]++
 	}
+	r.Fact("handler", s.Handler)
 	r.Fact("samples", counts)
 	r.Fact("warmup_rounds", warmups)
 	r.Fact("concurrency", 1)
@@ -43,7 +44,7 @@ func (s *suite) conditions(slots mesh.Slots) {
 func (s *suite) sum() {
 	Sum(s.report)
 	s.report.Tables = append(s.report.Tables, s.stageTable())
-	s.report.Judge(budget.Create())
+	s.report.Judge(budget.Create(s.Handler))
 }
 
 // Sum adds the values that the samples in the report make, and leaves out those that nothing was measured for.
@@ -79,6 +80,7 @@ func Sum(r *report.Report) {
 	value("slot_over_raw_p50", "", "slot p50 over raw p50", stat.Ratio(slot.P50, raw.P50), slot, raw)
 	value("slot_over_raw_p99", "", "slot p99 over raw p50", stat.Ratio(slot.P99, raw.P50), slot, raw)
 	value("cold_over_raw", "", "cold p50 over raw p50", stat.Ratio(cold.P50, raw.P50), cold, raw)
+	value("cold_over_raw_p50", "", "the same, by the name that the budgets of handler fsb use", stat.Ratio(cold.P50, raw.P50), cold, raw)
 	value("strong_over_pod", "", "strong p50 over Pod p50", stat.Ratio(strong.P50, pod.P50), strong, pod)
 	value("pod_over_slot", "", "Pod p50 over slot p50", stat.Ratio(pod.P50, slot.P50), pod, slot)
 	r.Value("slot_went_cold", float64(of[Strayed].N), "", "creates that were to claim a slot and went cold; not among the slot samples")

@@ -24,7 +24,7 @@ func sampled(series map[string][]float64) *report.Report {
 		}
 	}
 	create.Sum(r)
-	r.Judge(budget.Create())
+	r.Judge(budget.Create("runc"))
 	return r
 }
 
@@ -35,7 +35,7 @@ func TestSum(t *testing.T) {
 	})
 	for key, want := range map[string]float64{
 		"raw_p50_ms": 50, "slot_p50_ms": 5, "slot_p99_ms": 20, "cold_p50_ms": 55, "strong_p50_ms": 100, "pod_p50_ms": 1000,
-		"slot_over_raw_p50": 0.1, "slot_over_raw_p99": 0.4, "cold_over_raw": 1.1, "strong_over_pod": 0.1, "pod_over_slot": 200, "slot_went_cold": 1,
+		"slot_over_raw_p50": 0.1, "slot_over_raw_p99": 0.4, "cold_over_raw": 1.1, "cold_over_raw_p50": 1.1, "strong_over_pod": 0.1, "pod_over_slot": 200, "slot_went_cold": 1,
 	} {
 		got, ok := r.Number(key)
 		require.True(t, ok, key)

@@ -29,8 +29,10 @@ const (
 // Options say how much is measured.
 type Options struct {
 	// N is the number of capacity units that are filled.
-	N   int
-	Say func(format string, args ...any)
+	N int
+	// Mesh is how to reach the cluster, and the runtime handler.
+	Mesh mesh.Options
+	Say  func(format string, args ...any)
 }
 
 type suite struct {
@@ -44,7 +46,7 @@ type suite struct {
 // Run measures and fills the report. When it returns, it has removed everything that it created in the cluster except the empty
 // namespace.
 func Run(ctx context.Context, o Options, r *report.Report) (err error) {
-	m, err := mesh.Connect(ctx, mesh.ViaLeader)
+	m, err := mesh.Connect(ctx, o.Mesh)
 	if err != nil {
 		return err
 	}
@@ -70,6 +72,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	if err != nil {
 		return err
 	}
+	r.Fact("handler", m.Handler)
 	r.Fact("samples", fmt.Sprintf("%d free slots, %d claimed sandboxes, %d cold ones", free.n, claimed.n, cold.n))
 	r.Fact("strayed", fmt.Sprintf("%d creates did not go the way that was to be measured, and are not among these", s.strayed))
 	r.Fact("concurrency", fmt.Sprintf("%d creates at a time while filling; nothing runs while memory is read", parallel))
@@ -77,7 +80,7 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	r.Fact("sandbox", fmt.Sprintf("%v of %s", mesh.Command(), mesh.Image))
 	r.Fact("available_mib", mib(memory.AvailableBytes))
 	Sum(r, memory.AvailableBytes, free.Group("free_slot"), claimed.Group("claimed"), cold.Group("cold"))
-	r.Judge(budget.Density())
+	r.Judge(budget.Density(m.Handler))
 	return nil
 }
 

@@ -31,6 +31,6 @@ func TestSum(t *testing.T) {
 	_, ok := r.Number("claimed_mib")
 	require.False(t, ok)
 	require.Equal(t, []string{"free_slot", "cold"}, r.Figure.Groups)
-	r.Judge(budget.Density())
+	r.Judge(budget.Density("runc"))
 	require.Equal(t, budget.Met, r.Budgets[0].Outcome)
 }

@@ -46,6 +46,14 @@ const (
 	ViaService = "service"
 )
 
+// Options say what to connect to.
+type Options struct {
+	// Via is the way to the API.
+	Via string
+	// Handler is the runtime handler of the pools; empty for that of the cluster's default pool.
+	Handler string
+}
+
 // Mesh is the connections to the cluster.
 type Mesh struct {
 	Kube client.WithWatch
@@ -55,15 +63,17 @@ type Mesh struct {
 	Agents    allocatorv1.AllocatorServiceClient
 	// Way says how Sandboxes reaches the allocator.
 	Way string
+	// Handler is the runtime handler of every pool that Open creates.
+	Handler string
 
 	target string
 	dial   rpc.ClientConfig
 	conns  []*grpc.ClientConn
 }
 
-// Connect connects. By ViaLeader calls go straight to the leading allocator's Pod: through the Service half of all
+// Connect connects. By ViaLeader or an empty Via calls go straight to the leading allocator's Pod: through the Service half of all
 // connections end at the standby, which passes each call on, and a run would measure which one it was given.
-func Connect(ctx context.Context, via string) (*Mesh, error) {
+func Connect(ctx context.Context, o Options) (*Mesh, error) {
 	env := map[string]string{}
 	for _, name := range []string{"KUBECONFIG", "FSB_ADDR", "FSB_CERT", "FSB_KEY", "FSB_CACERT", "CONTAINERD_ADDRESS"} {
 		if env[name] = config.Env(name); env[name] == "" {
@@ -88,7 +98,7 @@ func Connect(ctx context.Context, via string) (*Mesh, error) {
 		return nil, err
 	}
 	m.Way, m.target = "through the Service, by whichever allocator it gives", env["FSB_ADDR"]
-	if via == ViaLeader {
+	if o.Via != ViaService {
 		if m.target, err = m.leader(ctx); err != nil {
 			return nil, errors.Join(err, m.Close())
 		}
@@ -99,6 +109,13 @@ func Connect(ctx context.Context, via string) (*Mesh, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	m.Sandboxes, m.Agents = sandboxv1.NewSandboxServiceClient(conn), allocatorv1.NewAllocatorServiceClient(conn)
+	if m.Handler = o.Handler; m.Handler == "" {
+		like, err := m.model(ctx)
+		if err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+		m.Handler = like.Spec.RuntimeHandler
+	}
 	return m, nil
 }
 

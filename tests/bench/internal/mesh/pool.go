@@ -50,12 +50,13 @@ func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 	if err := m.openNamespace(ctx); err != nil {
 		return Slots{}, err
 	}
-	var like v1alpha1.SandboxPool
-	if err := m.Kube.Get(ctx, client.ObjectKey{Namespace: "default", Name: "default"}, &like); err != nil {
-		return Slots{}, fmt.Errorf("reading the default pool, whose agents are taken for a model: %w", err)
+	like, err := m.model(ctx)
+	if err != nil {
+		return Slots{}, err
 	}
 	p := &v1alpha1.SandboxPool{Spec: like.Spec}
 	p.Namespace, p.Name = Namespace, want.Name
+	p.Spec.RuntimeHandler = m.Handler
 	p.Spec.MaxSandboxesPerPod = int32(want.Places)
 	p.Spec.Capacity = v1alpha1.PoolCapacity{PoolMin: 1, PoolMax: 1}
 	p.Spec.Slots = nil
@@ -66,6 +67,15 @@ func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 		return Slots{}, fmt.Errorf("making pool %s: %w", want.Name, err)
 	}
 	return m.AwaitSlots(ctx, want.Name)
+}
+
+// model is the pool whose agents are like those of the benchmark's pools.
+func (m *Mesh) model(ctx context.Context) (*v1alpha1.SandboxPool, error) {
+	var like v1alpha1.SandboxPool
+	if err := m.Kube.Get(ctx, client.ObjectKey{Namespace: "default", Name: "default"}, &like); err != nil {
+		return nil, fmt.Errorf("reading the default pool, whose agents are taken for a model: %w", err)
+	}
+	return &like, nil
 }
 
 // openNamespace makes the namespace, which stays when the pools go, and permits the controller to run agents in it.

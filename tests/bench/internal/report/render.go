@@ -166,10 +166,14 @@ func measured(v budget.Verdict) string {
 }
 
 func bound(v budget.Verdict) string {
-	s := "<= " + number(v.Limit)
-	if v.Least != 0 {
-		s += ", >= " + number(v.Least)
+	var bounds []string
+	if v.Limit != nil {
+		bounds = append(bounds, "<= "+number(*v.Limit))
 	}
+	if v.Least != 0 {
+		bounds = append(bounds, ">= "+number(v.Least))
+	}
+	s := strings.Join(bounds, ", ")
 	if v.Aim != 0 {
 		s += " (aim " + number(v.Aim)
 		if v.AimMet {

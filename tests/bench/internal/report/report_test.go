@@ -89,6 +89,22 @@ func TestSamples(t *testing.T) {
 	require.JSONEq(t, `{"suite":"create","series":"slot","round":0,"at_s":3,"value":4,"unit":"ms","note":"slot"}`, lines[1])
 }
 
+// A budget is shown with the bounds that it has, and a JSON reader does not take a missing one for zero.
+func TestBounds(t *testing.T) {
+	for want, b := range map[string]budget.Budget{
+		"<= 0": {Key: "x"}, ">= 4.000": {Key: "x", Least: 4, AtLeast: true}, "<= 2.000, >= 1.000": {Key: "x", Limit: 2, Least: 1},
+	} {
+		r := &report.Report{}
+		r.Value("x", 5, "", "it")
+		r.Judge([]budget.Budget{b})
+		var text, raw bytes.Buffer
+		require.NoError(t, r.Write(&text, report.FormatMarkdown))
+		require.Contains(t, text.String(), "| "+want+" |")
+		require.NoError(t, r.Write(&raw, report.FormatJSON))
+		require.Equal(t, !b.AtLeast, strings.Contains(raw.String(), `"limit"`), want)
+	}
+}
+
 func TestNumber(t *testing.T) {
 	x, ok := sample().Number("raw_p50_ms")
 	require.True(t, ok)
