@@ -52,7 +52,7 @@ func TestWithoutACluster(t *testing.T) {
 	for _, name := range []string{"KUBECONFIG", "FSB_ADDR"} {
 		t.Setenv(name, "")
 	}
-	for _, suite := range []string{"create", "burst", "density"} {
+	for _, suite := range []string{"create", "burst", "rate", "density"} {
 		require.ErrorContains(t, run(t, suite, "-q"), "KUBECONFIG is not set", suite)
 	}
 	require.ErrorContains(t, run(t, "create", "-o", "yaml"), "yaml", "before anything is measured")

@@ -18,7 +18,7 @@ const (
 
 // suites returns the suites in the order of a document.
 func suites() []string {
-	return []string{"create", "burst", "registry", "scale", "janitor", "gc", "density"}
+	return []string{"create", "burst", "rate", "registry", "scale", "janitor", "gc", "density"}
 }
 
 func reportCommand() *cobra.Command {

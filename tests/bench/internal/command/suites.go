@@ -11,6 +11,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/density"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/gobench"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/rate"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/scale"
 )
@@ -47,6 +48,23 @@ func burstSuite(fs *pflag.FlagSet) suite {
 	return suite{"burst", "many creates at once, with slots for all, for half and for none of them", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return burst.Run(ctx, o, r)
+	}}
+}
+
+func rateSuite(fs *pflag.FlagSet) suite {
+	o := rate.Options{}
+	fs.Float64Var(&o.Start, "start", 8, "first `rate` that is tried, creates a second")
+	fs.Float64Var(&o.Precision, "precision", 0.05, "`share` of the rate within which it is searched")
+	fs.DurationVar(&o.Limit, "limit", 250*time.Millisecond, "greatest p99 `latency` at a rate that holds")
+	fs.DurationVar(&o.Probe, "probe", 10*time.Second, "`time` for which each rate is tried while searching")
+	fs.DurationVar(&o.Duration, "duration", time.Minute, "`time` for which the rate that was found has to hold")
+	fs.DurationVar(&o.Raw, "raw", 20*time.Second, "`time` of raw containers before and after that, each")
+	fs.DurationVar(&o.Idle, "idle", 15*time.Second, "`time` without creates before and after that, each, for the CPU time of nothing")
+	fs.IntVar(&o.Places, "places", 64, "`capacity` of the agent, and the number of its slots")
+	via(fs, &o.Mesh)
+	return suite{"rate", "creates and deletes at a constant rate, beside raw containerd", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return rate.Run(ctx, o, r)
 	}}
 }
 

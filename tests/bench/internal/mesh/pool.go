@@ -145,21 +145,52 @@ func (m *Mesh) agent(ctx context.Context, pool string) (*allocatorv1.Agent, erro
 	return nil, fmt.Errorf("pool %s has no agent that is ready, of %d", pool, len(list.GetAgents()))
 }
 
+// left is the number of custom resources of a pool's sandboxes. With remove it deletes them.
+func (m *Mesh) left(ctx context.Context, pool string, remove bool) (int, error) {
+	var list v1alpha1.SandboxList
+	if err := m.Kube.List(ctx, &list, client.InNamespace(Namespace)); err != nil {
+		return 0, fmt.Errorf("listing sandboxes: %w", err)
+	}
+	n := 0
+	for i := range list.Items {
+		s := &list.Items[i]
+		if s.Spec.PoolRef != pool {
+			continue
+		}
+		n++
+		if !remove || s.DeletionTimestamp != nil {
+			continue
+		}
+		if err := m.Kube.Delete(ctx, s); client.IgnoreNotFound(err) != nil {
+			return n, fmt.Errorf("deleting sandbox %s: %w", s.Name, err)
+		}
+	}
+	return n, nil
+}
+
+// Empty returns an error unless nothing is left of any sandbox of a pool, neither at the API server nor on the node. With remove it
+// deletes those whose deletion was not requested, for instance because their create was given up.
+func (m *Mesh) Empty(ctx context.Context, pool string, remove bool) error {
+	n, err := m.left(ctx, pool, remove)
+	if err != nil {
+		return err
+	}
+	containers, err := m.Node.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q,labels.%q==%q",
+		v1alpha1.LabelPool, pool, v1alpha1.LabelState, v1alpha1.StateClaimed))
+	if err != nil {
+		return fmt.Errorf("listing containers: %w", err)
+	}
+	if n+len(containers) > 0 {
+		return fmt.Errorf("pool %s has %d sandboxes and %d of their containers left", pool, n, len(containers))
+	}
+	return nil
+}
+
 // Remove deletes a pool with all sandboxes in it, and waits until its agents no longer exist.
 func (m *Mesh) Remove(ctx context.Context, pool string) error {
 	return Poll(ctx, poolTick, goneTime, func(ctx context.Context) error {
-		var list v1alpha1.SandboxList
-		if err := m.Kube.List(ctx, &list, client.InNamespace(Namespace)); err != nil {
-			return fmt.Errorf("listing sandboxes: %w", err)
-		}
-		for i := range list.Items {
-			s := &list.Items[i]
-			if s.Spec.PoolRef != pool || s.DeletionTimestamp != nil {
-				continue
-			}
-			if err := m.Kube.Delete(ctx, s); client.IgnoreNotFound(err) != nil {
-				return fmt.Errorf("deleting sandbox %s: %w", s.Name, err)
-			}
+		if _, err := m.left(ctx, pool, true); err != nil {
+			return err
 		}
 		p := &v1alpha1.SandboxPool{}
 		p.Namespace, p.Name = Namespace, pool
