@@ -53,7 +53,7 @@ func TestWithoutACluster(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	for _, suite := range []string{"create", "burst", "rate", "density"} {
-		require.ErrorContains(t, run(t, suite, "-q"), "KUBECONFIG is not set", suite)
+		require.ErrorContains(t, run(t, suite, "-q", "--handler", "fsb"), "KUBECONFIG is not set", suite)
 	}
 	require.ErrorContains(t, run(t, "create", "-o", "yaml"), "yaml", "before anything is measured")
 	require.Error(t, run(t, "nothing"))
