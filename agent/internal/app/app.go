@@ -55,6 +55,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	process := rand.Text()
 	slots := slot.New(slot.Config{
 		Runtime: runtime, Logs: store, AgentUID: cfg.PodUID, AgentPool: cfg.Pool, AgentProcess: process, Min: cfg.SlotsMin, Max: cfg.SlotsMax,
+		Starters: starters(handler),
 	})
 	hub := status.New(cfg.info(runtime))
 	dir, err := state.Open(cfg.StateDir)
@@ -93,6 +94,15 @@ func Run(ctx context.Context, cfg *Config) error {
 	cfg.Serve(g, registry, server.Health())
 	logr.FromContextOrDiscard(ctx).Info("agent listening", obs.KeyAddress, server.Addr().String(), obs.KeyPod, cfg.PodNamespace+"/"+cfg.PodName)
 	return g.Run(ctx)
+}
+
+// starters is how many slots start concurrently on an idle node. Our shim mostly waits for containerd then, while an OCI runtime keeps a processor
+// busy for each slot.
+func starters(handler shared.Handler) int {
+	if handler.IsOwn() {
+		return 4
+	}
+	return 1
 }
 
 // server returns the agent's server, without its services.

@@ -102,7 +102,7 @@ func (p *Pool) reconcile(ctx context.Context, log logr.Logger) *agentv1.SlotStat
 		p.cleaning++
 		p.wg.Go(func() { p.clean(ctx, id, log) })
 	}
-	if p.mayStart() {
+	for p.mayStart() {
 		p.starting++
 		id := identity.SlotID(strings.ReplaceAll(uuid.NewString(), "-", "")[:20])
 		group := p.groupOf(id)
@@ -122,10 +122,14 @@ func (p *Pool) mayStart() bool {
 	if p.missing.IsZero() {
 		p.missing = now
 	}
-	if p.starting > 0 || now.Before(p.notUntil) {
+	if now.Before(p.notUntil) {
 		return false
 	}
-	return p.busy == 0 || now.Sub(p.missing) >= yieldDelay
+	if p.busy == 0 && p.failures == 0 {
+		return p.starting < p.config.Starters
+	}
+	// Beside creates, and after a failure, one at a time.
+	return p.starting == 0 && (p.busy == 0 || now.Sub(p.missing) >= yieldDelay)
 }
 
 // groupOf returns the group of a new slot; the first slot of a group gives it its name. mu is held.

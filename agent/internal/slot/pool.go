@@ -50,6 +50,8 @@ type Config struct {
 	// Max bounds the number of free slots; below zero the bound is the agent's free capacity. Min of them are kept when memory
 	// is short.
 	Min, Max int
+	// Starters is how many slots are started concurrently while no create runs. Zero: one.
+	Starters int
 	// Memory returns the machine's memory. Nil: /proc/meminfo.
 	Memory func() (Memory, error)
 	// Clock; nil is the real one.
@@ -100,6 +102,7 @@ func New(cfg Config) *Pool {
 	if cfg.Memory == nil {
 		cfg.Memory = readMemory
 	}
+	cfg.Starters = max(cfg.Starters, 1)
 	return &Pool{config: cfg, clock: cfg.Clock, wake: make(chan struct{}, 1), retry: backoff.New(cfg.Clock, retries)}
 }
 

@@ -176,6 +176,52 @@ func TestSlotsYieldToCreates(t *testing.T) {
 	}, testkit.Timeout, testkit.Tick)
 }
 
+// TestSlotsStartTogether: several start at a time while the node is idle, and one while a create runs.
+func TestSlotsStartTogether(t *testing.T) {
+	env := run(t, 0, -1, func(c *slot.Config) { c.Starters = 3 })
+	var mu sync.Mutex
+	var running, most int
+	next := make(chan struct{})
+	env.runtime.Hook(func(ctx context.Context, op fake.Op, _ string) error {
+		if op != fake.OpSlot {
+			return nil
+		}
+		mu.Lock()
+		running++
+		most = max(most, running)
+		mu.Unlock()
+		defer func() { mu.Lock(); running--; mu.Unlock() }()
+		select {
+		case <-next:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	env.SetRoom(7)
+	require.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return running == 3 }, testkit.Timeout, testkit.Tick)
+	done := env.Begin()
+	for range 3 {
+		next <- struct{}{}
+	}
+	env.requireSlots(t, 3, 7)
+	for want := int32(4); want < 6; want++ {
+		require.Eventually(t, func() bool {
+			env.clock.Step(time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			require.LessOrEqual(t, running, 1)
+			return running == 1
+		}, testkit.Timeout, testkit.Tick)
+		next <- struct{}{}
+		env.requireSlots(t, want, 7)
+	}
+	done()
+	close(next)
+	env.requireSlots(t, 7, 7)
+	require.Equal(t, 3, most)
+}
+
 // TestSlotIsKeptForRunningCreate: a create takes a capacity unit before it takes its slot, which must not be removed in
 // between.
 func TestSlotIsKeptForRunningCreate(t *testing.T) {

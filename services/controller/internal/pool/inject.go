@@ -131,6 +131,7 @@ func (i Injection) Pod(p *v1alpha1.SandboxPool, name string) (*corev1.Pod, error
 	if s.TerminationGracePeriodSeconds == nil {
 		s.TerminationGracePeriodSeconds = ptr.To(int64(graceSeconds))
 	}
+	openPorts(p, s)
 	mounts := i.volumes(s, name)
 	for at := range s.Containers {
 		if s.Containers[at].Name == agentContainer {
@@ -138,6 +139,26 @@ func (i Injection) Pod(p *v1alpha1.SandboxPool, name string) (*corev1.Pod, error
 		}
 	}
 	return pod, nil
+}
+
+// unprivilegedPorts is the first port that needs no privilege. It belongs to the Pod's network namespace.
+const unprivilegedPorts = "net.ipv4.ip_unprivileged_port_start"
+
+// openPorts lets sandboxes use all ports of the Pod's network: their root is not that of the user namespace that the network belongs to.
+func openPorts(p *v1alpha1.SandboxPool, s *corev1.PodSpec) {
+	if !mayHaveUsers(p) {
+		return
+	}
+	s.SecurityContext = cmpOr(s.SecurityContext, &corev1.PodSecurityContext{})
+	if !slices.ContainsFunc(s.SecurityContext.Sysctls, func(c corev1.Sysctl) bool { return c.Name == unprivilegedPorts }) {
+		s.SecurityContext.Sysctls = append(s.SecurityContext.Sysctls, corev1.Sysctl{Name: unprivilegedPorts, Value: "0"})
+	}
+}
+
+// mayHaveUsers reports whether the sandboxes of a pool have user namespaces where the node can do that.
+func mayHaveUsers(p *v1alpha1.SandboxPool) bool {
+	u := p.Spec.UserNamespace
+	return p.Spec.RuntimeHandler == handlerWithUsers && u != "" && u != v1alpha1.UserNamespaceDisabled
 }
 
 func (i Injection) container(c *corev1.Container, p *v1alpha1.SandboxPool, mounts []corev1.VolumeMount) {

@@ -243,6 +243,51 @@ func TestTemplateHash(t *testing.T) {
 	require.Equal(t, base, hash(unbounded, injection()), "empty bounds change the hash")
 }
 
+// TestUserNamespace: agents know the pool's choice, and the root of sandboxes, who is not that of the network's user namespace, can use all its
+// ports. Agents of other handlers are not replaced by an update to a version with user namespaces.
+func TestUserNamespace(t *testing.T) {
+	const port, variable = "net.ipv4.ip_unprivileged_port_start", "FSB_USER_NAMESPACE"
+	for _, c := range []struct {
+		handler string
+		policy  v1alpha1.UserNamespacePolicy
+		env     string
+		opened  bool
+	}{
+		{"fsb", v1alpha1.UserNamespaceAuto, "Auto", true},
+		{"fsb", v1alpha1.UserNamespaceRequired, "Required", true},
+		{"fsb", v1alpha1.UserNamespaceDisabled, "Disabled", false},
+		{"fsb", "", "", false},
+		{"runc", v1alpha1.UserNamespaceAuto, "", false},
+		{"runc", v1alpha1.UserNamespaceRequired, "Required", false},
+	} {
+		t.Run(c.handler+" "+string(c.policy), func(t *testing.T) {
+			p := newPool()
+			p.Spec.RuntimeHandler, p.Spec.UserNamespace = c.handler, c.policy
+			pod, err := injection().Pod(p, "py-agent-x")
+			require.NoError(t, err)
+			got := ""
+			for _, e := range pod.Spec.Containers[1].Env {
+				if e.Name == variable {
+					got = e.Value
+				}
+			}
+			require.Equal(t, c.env, got)
+			if !c.opened {
+				require.Nil(t, pod.Spec.SecurityContext)
+				return
+			}
+			require.Equal(t, []corev1.Sysctl{{Name: port, Value: "0"}}, pod.Spec.SecurityContext.Sysctls)
+		})
+	}
+	p := newPool(func(s *corev1.PodSpec) {
+		s.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: port, Value: "80"}}}
+	})
+	p.Spec.RuntimeHandler, p.Spec.UserNamespace = "fsb", v1alpha1.UserNamespaceAuto
+	pod, err := injection().Pod(p, "py-agent-x")
+	require.NoError(t, err)
+	require.Equal(t, []corev1.Sysctl{{Name: port, Value: "80"}}, pod.Spec.SecurityContext.Sysctls, "the template's")
+}
+
 // TestMaximumOfLimits: agents know the pool's maxima, whatever the template says.
 func TestMaximumOfLimits(t *testing.T) {
 	p := newPool(func(s *corev1.PodSpec) {
