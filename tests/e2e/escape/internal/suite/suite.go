@@ -10,10 +10,6 @@ import (
 
 // The issues that close what is expected to succeed until then.
 const (
-	// UserNamespaces is the issue that gives each sandbox ids of its own.
-	UserNamespaces = "issue 14: user namespaces"
-	// Shim is the issue that bounds the rate of output: until then containerd's own shim writes it to the disk as fast as it comes.
-	Shim = "issue 14: a shim of our own"
 	// Network is the issue that gives each sandbox a network of its own.
 	Network = "issue 16: a network for each sandbox"
 )
