@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -36,7 +35,7 @@ type container struct {
 	init                  *process.Process
 	streams               *output.Streams
 
-	// entering is held to read while a process enters the container, and to write by what must not happen then. It is locked before mu.
+	// entering is held to read while a process enters the container, and to write while none may. It is locked before mu.
 	entering sync.RWMutex
 
 	mu                     sync.Mutex
@@ -70,8 +69,13 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
 	defer closeAll(mounts)
+	program, err := programIn(int(mounts[0].Fd()))
+	if err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
+	defer program.Close()
 	spec := &process.Spec{
-		Path: filepath.Join(c.plan.Root, layout.InitPath), Args: []string{layout.InitPath}, Env: claim.Environment(),
+		Path: fmt.Sprintf("/proc/self/fd/%d", program.Fd()), Args: []string{layout.InitPath}, Env: claim.Environment(),
 		Files: append(append(c.streams.Files[:], remote), mounts...), Flags: flags(c.plan), Network: c.plan.Network,
 	}
 	if s.cgroups.Unified() {
