@@ -221,20 +221,17 @@ func received(rights []byte) (*os.File, error) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
+	if err != nil || len(messages) == 0 {
 		return nil, err
 	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil || len(fds) == 0 {
-			return nil, err
-		}
-		if err := unix.SetNonblock(fds[0], true); err != nil {
-			return nil, errors.Join(err, unix.Close(fds[0]))
-		}
-		return os.NewFile(uintptr(fds[0]), "terminal"), nil
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) == 0 {
+		return nil, err
 	}
-	return nil, nil //nolint:nilnil // as documented
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, errors.Join(err, unix.Close(fds[0]))
+	}
+	return os.NewFile(uintptr(fds[0]), "terminal"), nil
 }
 
 // failureOf returns the error in an answer that is not ready.
