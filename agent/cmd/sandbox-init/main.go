@@ -62,7 +62,7 @@ func task() wire.Type {
 	for {
 		n, _, err := unix.Recvfrom(wire.SetupFD, first[:], unix.MSG_PEEK)
 		switch {
-		case err == unix.EINTR: //nolint:errorlint // system calls return it unwrapped
+		case err == unix.EINTR:
 			continue
 		case err != nil || n == 0:
 			unix.Exit(exitAbandoned)

@@ -148,6 +148,39 @@ func TestOwnExecRefusals(t *testing.T) {
 	require.NoError(t, r.Delete(t.Context(), id))
 }
 
+// TestOwnProgramIsReadOnly has a container execute sandbox-init, which it reaches as its own executable, and write to it once it has ended.
+func TestOwnProgramIsReadOnly(t *testing.T) {
+	s := containerd.Start(t)
+	// With this directory, sandbox-init waits.
+	s.Import(t, containerd.Busybox, containerd.Image(t, containerd.WithDirectory("/fsb")))
+	r := newRuntime(t, s, own(t, s))
+	const overwrite = `exec 3</proc/$pid/exe; kill -9 $pid; while [ -e /proc/$pid/exe ]; do sleep 0.05; done; echo x >/proc/self/fd/3`
+	b := box(t, s, false, containerd.Busybox, "sleep", "1000")
+	require.NoError(t, launch(t.Context(), r, b))
+	e, err := addProcess(t, s, b.ID, nil, nil, "/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, e.Start(t.Context()))
+	_, _, stderr := execute(t, s, b.ID, nil, "sh", "-c", `for d in /proc/[0-9]*; do case "$(cat $d/cmdline)" in /proc/self/exe*) pid=${d#/proc/};; esac; done; `+overwrite)
+	require.Contains(t, stderr, "Read-only file system")
+	code, _, _ := e.result(t)
+	require.EqualValues(t, 137, code)
+	require.NoError(t, r.Delete(t.Context(), b.ID))
+
+	// The first process of a container: another one keeps its executable, and the container ends with it.
+	b = box(t, s, false, containerd.Busybox, "/proc/self/exe")
+	require.NoError(t, launch(t.Context(), r, b))
+	task, _ := processOf(t, s, b.ID)
+	exe, err := os.Open(filepath.Join("/proc", strconv.Itoa(int(task.Pid())), "exe"))
+	require.NoError(t, err)
+	defer exe.Close()
+	require.NoError(t, r.Signal(t.Context(), b.ID, syscall.SIGKILL, false))
+	_, err = r.Wait(t.Context(), b.ID)
+	require.NoError(t, err)
+	_, err = os.OpenFile(filepath.Join("/proc/self/fd", strconv.Itoa(int(exe.Fd()))), os.O_WRONLY, 0)
+	require.ErrorIs(t, err, syscall.EROFS)
+	require.NoError(t, r.Delete(t.Context(), b.ID))
+}
+
 // TestOwnExecLife: State, Pids, Kill and Delete of a process that was executed, and of one that leaves children.
 func TestOwnExecLife(t *testing.T) {
 	s := containerd.Start(t)

@@ -51,7 +51,7 @@ type Streams struct {
 type target struct {
 	pipe *os.File
 	to   *os.File
-	// reader keeps a FIFO readable while there is something to write, when its client has gone; nil for a log.
+	// reader keeps a FIFO readable while there is something to write and no client reads it; nil for a log.
 	reader *os.File
 }
 

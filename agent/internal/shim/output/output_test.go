@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -144,4 +145,114 @@ func TestUnknownScheme(t *testing.T) {
 	require.ErrorContains(t, err, "binary")
 	_, err = output.Open(filepath.Join(t.TempDir(), "missing"), "", "")
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// fifo returns a client's end of a FIFO.
+func fifo(t *testing.T, flags int) (string, *os.File) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return path, f
+}
+
+// TestClient: a client reads the output to its end before the streams are closed, and its input ends with CloseInput.
+func TestClient(t *testing.T) {
+	stdout, reader := fifo(t, os.O_RDONLY)
+	stdin, writer := fifo(t, os.O_RDWR)
+	s, err := output.Open(stdin, stdout, "")
+	require.NoError(t, err)
+	defer s.Close()
+	files := process(t, s)
+	var st unix.Stat_t
+	require.NoError(t, unix.Fstat(int(files[0].Fd()), &st))
+	info, err := os.Stat(stdin)
+	require.NoError(t, err)
+	require.NotEqual(t, info.Sys().(*syscall.Stat_t).Ino, st.Ino, "the process does not have the FIFO")
+	_, err = writer.WriteString("typed")
+	require.NoError(t, err)
+	require.NoError(t, writer.Close())
+	s.CloseInput()
+	in, err := io.ReadAll(files[0])
+	require.NoError(t, err)
+	require.Equal(t, "typed", string(in))
+	_, err = files[1].WriteString("printed")
+	require.NoError(t, err)
+	require.NoError(t, files[1].Close())
+	out, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	require.Equal(t, "printed", string(out))
+}
+
+// TestClientComesLate: what a process has printed waits for its client until the streams are closed.
+func TestClientComesLate(t *testing.T) {
+	stdout := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, unix.Mkfifo(stdout, 0o600))
+	s, err := output.Open("", stdout, "")
+	require.NoError(t, err)
+	files := process(t, s)
+	_, err = files[1].WriteString("printed")
+	require.NoError(t, err)
+	require.NoError(t, files[1].Close())
+	s.Drained(t.Context())
+	reader, err := os.OpenFile(stdout, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer reader.Close()
+	s.Close()
+	out, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	require.Equal(t, "printed", string(out))
+}
+
+// TestCloseEndsInput: streams are closed while their client keeps the input open, and writes more than the process reads.
+func TestCloseEndsInput(t *testing.T) {
+	stdin, writer := fifo(t, os.O_RDWR)
+	s, err := output.Open(stdin, "", "")
+	require.NoError(t, err)
+	process(t, s)
+	go func() { _, _ = io.Copy(writer, endless{}) }()
+	s.Close() // it returns
+	require.NoError(t, writer.Close())
+}
+
+// TestTerminal copies between FIFOs and a terminal.
+func TestTerminal(t *testing.T) {
+	stdout, reader := fifo(t, os.O_RDONLY)
+	stdin, writer := fifo(t, os.O_RDWR)
+	s, err := output.OpenTerminal(stdin, stdout)
+	require.NoError(t, err)
+	defer s.Close()
+	require.NoError(t, s.Resize(1, 2), "there is none yet")
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	conn, err := master.SyscallConn()
+	require.NoError(t, err)
+	slave := -1
+	require.NoError(t, conn.Control(func(fd uintptr) {
+		require.NoError(t, unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0))
+		peer, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY)
+		require.Zero(t, errno)
+		slave = int(peer)
+	}))
+	tty := os.NewFile(uintptr(slave), "tty")
+	s.Attach(master)
+	require.NoError(t, s.Resize(21, 55))
+	size, err := unix.IoctlGetWinsize(slave, unix.TIOCGWINSZ)
+	require.NoError(t, err)
+	require.Equal(t, unix.Winsize{Row: 21, Col: 55}, *size)
+	_, err = writer.WriteString("typed\n")
+	require.NoError(t, err)
+	line := make([]byte, 16)
+	n, err := tty.Read(line)
+	require.NoError(t, err)
+	require.Equal(t, "typed\n", string(line[:n]))
+	_, err = tty.WriteString("printed\n")
+	require.NoError(t, err)
+	require.NoError(t, tty.Close())
+	s.Drained(t.Context())
+	out, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	require.Equal(t, "typed\r\nprinted\r\n", string(out), "with its echo")
 }

@@ -149,7 +149,7 @@ func enter(c *child) {
 	if c.namespaces&unix.CLONE_NEWUSER == 0 {
 		return
 	}
-	// Whoever is not root there has no capability after an exec.
+	// Another user than root has no capability there after an exec.
 	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0)
 	if errno == 0 {
 		_, _, errno = unix.RawSyscall(unix.SYS_SETRESGID, 0, 0, 0)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,7 +37,7 @@ type container struct {
 	init                  *process.Process
 	streams               *output.Streams
 
-	// entering is held to read while a process enters the container, and to write by what must not happen then. It is locked before mu.
+	// entering is held to read while a process enters the container, and to write while none may. It is locked before mu.
 	entering sync.RWMutex
 
 	mu                     sync.Mutex
@@ -87,12 +86,16 @@ func (s *Service) start(ctx context.Context, c *container, setup *os.File, m *mo
 	if err := c.streams.Chown(int(c.plan.FirstID)); err != nil {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
+	program, err := programIn(int(m.files[0].Fd()))
+	if err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
+	defer program.Close()
 	spec := &process.Spec{
-		Path: filepath.Join(c.plan.Root, layout.InitPath), Args: []string{layout.InitPath}, Env: claim.Environment(),
+		Path: fmt.Sprintf("/proc/self/fd/%d", program.Fd()), Args: []string{layout.InitPath}, Env: claim.Environment(),
 		Files: append(append(c.streams.Files[:], setup), m.files...), Flags: flags(c.plan),
 		Network: c.plan.Network, InNetwork: m.inNetwork, FirstID: c.plan.FirstID,
 	}
-	var err error
 	if s.cgroups.Unified() {
 		if spec.Cgroup, err = s.cgroups.Dir(c.plan.Cgroup); err != nil {
 			return err

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -124,12 +123,25 @@ func program(root string) (*os.File, error) {
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return nil, &os.PathError{Op: "mounting", Path: root, Err: err}
 	}
+	return programIn(tree)
+}
+
+// minProgramFD is above all descriptors that are passed on to a process by their number.
+const minProgramFD = 512
+
+// programIn opens sandbox-init in a mount.
+func programIn(tree int) (*os.File, error) {
 	name := strings.TrimPrefix(layout.InitPath, "/")
 	fd, err := unix.Openat(tree, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "opening", Path: filepath.Join(root, name), Err: err}
+		return nil, &os.PathError{Op: "opening", Path: layout.InitPath, Err: err}
 	}
-	return os.NewFile(uintptr(fd), name), nil
+	defer func() { _ = unix.Close(fd) }()
+	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, minProgramFD)
+	if err != nil {
+		return nil, &os.PathError{Op: "opening", Path: layout.InitPath, Err: err}
+	}
+	return os.NewFile(uintptr(high), name), nil
 }
 
 // instruct tells sandbox-init what to execute, and waits until it has. It returns the master of the terminal, if there is to be one.
@@ -212,20 +224,17 @@ func received(rights []byte) (*os.File, error) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
+	if err != nil || len(messages) == 0 {
 		return nil, err
 	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil || len(fds) == 0 {
-			return nil, err
-		}
-		if err := unix.SetNonblock(fds[0], true); err != nil {
-			return nil, errors.Join(err, unix.Close(fds[0]))
-		}
-		return os.NewFile(uintptr(fds[0]), "terminal"), nil
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) == 0 {
+		return nil, err
 	}
-	return nil, nil //nolint:nilnil // as documented
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, errors.Join(err, unix.Close(fds[0]))
+	}
+	return os.NewFile(uintptr(fds[0]), "terminal"), nil
 }
 
 // failureOf returns the error in an answer that is not ready.
