@@ -163,6 +163,8 @@ func kindOf(p ctrd.Part) (verdict.Kind, bool) {
 		return verdict.Log, true
 	case ctrd.PartBundle:
 		return verdict.Bundle, true
+	case ctrd.PartShim:
+		return verdict.Shim, true
 	}
 	return 0, false
 }

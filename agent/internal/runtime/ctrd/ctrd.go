@@ -118,7 +118,7 @@ func New(cfg Config) *Runtime {
 	images, groups := newImageStore(cfg), newGroups()
 	roots := &slotRoots{dir: cfg.SlotRoot, init: cfg.SandboxInit, shim: cfg.Shim}
 	confined := &confinement{status: cfg.AppArmor}
-	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim, confined.shimStarted)
+	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, shared.NoPod), roots.installShim, confined.shimStarted)
 	return &Runtime{
 		confinement: confined,
 		shims:       shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
