@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // nodeContext selects Kubernetes' namespace of containerd.
@@ -61,13 +62,14 @@ func leftovers(ctx context.Context, t *testing.T, c *containerd.Client, uid stri
 	return found
 }
 
-// nodeEmptied waits until the node has no container of a pool. Those of killed agents are the janitor's to delete.
+// nodeEmptied waits until the node has no sandbox and no slot of a pool. Those of killed agents are the janitor's to delete; the containers of
+// their Pods, which have the label as well, are the kubelet's.
 func nodeEmptied(t *testing.T, pool string) {
 	t.Helper()
 	ctx := nodeContext(context.WithoutCancel(t.Context()))
 	var left []string
 	require.True(t, eventually(absentLimit, func() bool {
-		list, err := nodeClient(t).ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q", v1alpha1.LabelPool, pool))
+		list, err := nodeClient(t).ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q,labels.%q==true", v1alpha1.LabelPool, pool, identity.KeyManaged))
 		require.NoError(t, err)
 		left = nil
 		for _, x := range list {

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -132,7 +133,31 @@ func probeReport(t *testing.T, s *containerd.Server, r *ctrd.Runtime, c runtime.
 	require.NoError(t, json.Unmarshal(out, &seen), "%s", out)
 	seen["cgroup"] = limits
 	sortStrings(seen["Mounts"])
+	status := seen["Status"].(map[string]any)
+	status["SigIgn"] = signals(t, status["SigIgn"].(string)) &^ inherited(t)
 	return seen
+}
+
+// inherited returns the signals that this program ignores. Those that it was started with are passed on by containerd and runc, but not by our
+// shim: in a cluster, what starts containerd decides about them.
+func inherited(t *testing.T) uint64 {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(raw)) {
+		if set, ok := strings.CutPrefix(line, "SigIgn:"); ok {
+			return signals(t, strings.TrimSpace(set))
+		}
+	}
+	t.Fatal("the kernel reports no ignored signals")
+	return 0
+}
+
+func signals(t *testing.T, set string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(set, 16, 64)
+	require.NoError(t, err)
+	return n
 }
 
 // sortStrings sorts a decoded list: the order in which mounts were made is not part of the confinement.

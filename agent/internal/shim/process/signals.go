@@ -24,8 +24,8 @@ const (
 	ignoreHandler  uintptr = 1
 )
 
-// stopIgnoring restores the default action of each signal that this program ignores: whoever started it may have ignored some, a process
-// inherits that, and the Go runtime leaves the ones alone that it does not use.
+// stopIgnoring restores the default action of each signal that this program ignores. A program inherits ignored signals from its parent, and
+// the Go runtime changes nothing about the signals that it does not use.
 func stopIgnoring() error {
 	for n := unix.Signal(1); n <= lastSignal; n++ {
 		if n == unix.SIGKILL || n == unix.SIGSTOP {
