@@ -26,18 +26,22 @@ const (
 	PartCgroup   Part = "cgroup"
 	PartLog      Part = "log"
 	PartBundle   Part = "bundle"
-	PartRange    Part = "range"
+	// PartRange is a range of user ids.
+	PartRange Part = "range"
+	// PartShim is a shim of ours without a container: its anchor, its record in containerd's sandbox store, and its process.
+	PartShim Part = "shim"
 )
 
 // Piece is a resource on the node that is named after one of our containers.
 type Piece struct {
-	// ID is the container that it is named after.
+	// ID is the container that it is named after; of a shim, its anchor.
 	ID   string
 	Part Part
 	// Path is a log's directory, or a cgroup's path below the roots of the hierarchies.
 	Path string
 	// Owner is the uid of the agent's Pod that it belongs to: of a log by the file in it, of a cgroup and a bundle by the cgroup's
-	// path, of a snapshot by its label, of a range by its file. Empty if it cannot be read, as of a log whose removal was interrupted.
+	// path, of a snapshot and a shim by its label, of a range by its file. Empty if it cannot be read, as of a log whose removal was
+	// interrupted.
 	Owner string
 	// Deleted is, for a log, when MarkDeleted was called; zero if it was not. Written is when the log was last written.
 	Deleted, Written time.Time
@@ -47,9 +51,9 @@ type Piece struct {
 func ours(id string) bool { return identity.IsContainerID(id) }
 
 // Inventory returns every resource on the node that is named after one of our containers, whether that has a record or not:
-// snapshots in the Remover's snapshotter, mounts in containerd's own bundles, cgroups within the parents. A cgroup with
-// processes that containerd does not know belongs to another containerd and is skipped. The error joins what could not be read;
-// the rest is returned with it.
+// snapshots in the Remover's snapshotter, mounts in containerd's own bundles, cgroups within the parents, ranges of user ids. A cgroup
+// with processes that containerd does not know belongs to another containerd and is skipped. Of shims of ours it returns those without a
+// container. The error joins what could not be read; the rest is returned with it.
 func (r *Remover) Inventory(ctx context.Context) ([]Piece, error) { return r.InventoryExcept(ctx, nil) }
 
 // InventoryExcept is Inventory without the resources of the containers in skip. The caller skips those that have a record,
@@ -87,6 +91,11 @@ func (r *Remover) InventoryExcept(ctx context.Context, skip map[string]bool) ([]
 	for _, p := range points {
 		out = append(out, Piece{ID: p.id, Part: PartMount})
 	}
+	shims, err := r.idleShims(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	out = append(out, shims...)
 	left, err := bundles.list(wanted)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing bundles: %w", err))
@@ -133,6 +142,9 @@ func (r *Remover) MarkDeleted(id string) error { return r.logs().markDeleted(id)
 // RemovePiece removes a resource whose container has no record, and ends the container's task if containerd still runs one. The
 // caller has verified that there is no record. Safe to repeat.
 func (r *Remover) RemovePiece(ctx context.Context, p Piece) error {
+	if p.Part == PartShim && identity.IsShimID(p.ID) {
+		return r.removeShim(ctx, p.ID)
+	}
 	if !ours(p.ID) {
 		return fmt.Errorf("container id %q: %w", p.ID, errdefs.ErrInvalidArgument)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/sandbox"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // host is a fake containerd with one container. It records every call that changes something, and lists of tasks.
@@ -33,6 +35,9 @@ type host struct {
 	labels  map[string]string // of the container
 	groups  map[string]string // of slots, which have a record, by id
 	removed []string          // keys of snapshots
+	// anchors and records are the owners of shims, by id: of their containers, and of their records in the sandbox store.
+	anchors, records map[string]string
+	sandboxOf        map[string]string // the SandboxID of containers, by id
 }
 
 // call records a call and returns its next error.
@@ -49,7 +54,7 @@ func (h *host) call(name string) error {
 func (h *host) remover(t *testing.T) *ctrd.Remover {
 	t.Helper()
 	c, err := client.New("", client.WithDefaultNamespace("k8s.io"), client.WithServices(
-		client.WithTaskClient(service{h: h}), client.WithContainerStore(store{h: h}), client.WithSnapshotters(map[string]snapshots.Snapshotter{"overlayfs": snapshotter{h: h}})))
+		client.WithTaskClient(service{h: h}), client.WithContainerStore(store{h: h}), client.WithSandboxStore(sandboxStore{h: h}), client.WithSnapshotters(map[string]snapshots.Snapshotter{"overlayfs": snapshotter{h: h}})))
 	require.NoError(t, err)
 	return &ctrd.Remover{Client: c, Snapshotter: "overlayfs", ProcRoot: t.TempDir(), CgroupRoot: t.TempDir(), StepTimeout: 10 * time.Second}
 }
@@ -117,6 +122,12 @@ func (s store) List(ctx context.Context, _ ...string) ([]containers.Container, e
 		}
 		out = append(out, c)
 	}
+	for id, owner := range s.h.anchors {
+		out = append(out, containers.Container{ID: id, Labels: map[string]string{identity.KeyShim: owner}})
+	}
+	for id, shim := range s.h.sandboxOf {
+		out = append(out, containers.Container{ID: id, SandboxID: shim})
+	}
 	return out, s.h.call("list containers")
 }
 
@@ -124,6 +135,30 @@ func (s store) Delete(_ context.Context, id string) error {
 	err := s.h.call("delete container")
 	if err == nil {
 		delete(s.h.groups, id)
+		delete(s.h.anchors, id)
+	}
+	return err
+}
+
+// sandboxStore has the records of shims.
+type sandboxStore struct {
+	sandbox.Store
+
+	h *host
+}
+
+func (s sandboxStore) List(context.Context, ...string) ([]sandbox.Sandbox, error) {
+	var out []sandbox.Sandbox
+	for id, owner := range s.h.records {
+		out = append(out, sandbox.Sandbox{ID: id, Labels: map[string]string{identity.KeyShim: owner}})
+	}
+	return out, s.h.call("list records")
+}
+
+func (s sandboxStore) Delete(_ context.Context, id string) error {
+	err := s.h.call("delete record")
+	if err == nil {
+		delete(s.h.records, id)
 	}
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -56,7 +57,7 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 	}
 	defer containerd.Close()
 	remover := &ctrd.Remover{
-		Client: containerd, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, ProcRoot: cfg.ProcRoot, CgroupRoot: cfg.CgroupRoot,
+		Client: containerd, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, Ranges: idrange.Ranges{Dir: cfg.IDRoot}, ProcRoot: cfg.ProcRoot, CgroupRoot: cfg.CgroupRoot,
 		FIFORoot: cfg.FIFORoot, HostProc: cfg.HostProc, StateDir: cfg.StateDir, CgroupParents: cfg.CgroupParents, KeepLog: cfg.Policy.LogRetention > 0,
 	}
 	p, err := build(ctx, cfg, api, remover)

@@ -14,6 +14,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
@@ -28,8 +29,8 @@ type Config struct {
 	NodeName string
 	// ContainerdSocket, ContainerdNamespace and Snapshotter are the same as the agents'.
 	ContainerdSocket, ContainerdNamespace, Snapshotter string
-	// LogRoot, FIFORoot, ProcRoot, HostProc and CgroupRoot are the host's directories; see ctrd.Remover.
-	LogRoot, FIFORoot, ProcRoot, HostProc, StateDir, CgroupRoot string
+	// LogRoot, FIFORoot, IDRoot, ProcRoot, HostProc and CgroupRoot are the host's directories; see ctrd.Remover.
+	LogRoot, FIFORoot, IDRoot, ProcRoot, HostProc, StateDir, CgroupRoot string
 	// CgroupParents are the parents of the cgroups of agents' Pods, below the roots of the hierarchies.
 	CgroupParents []string
 	// Policy is the policy of verdicts.
@@ -62,6 +63,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "`name` of the agents' snapshotter")
 	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, the same as the agents'")
 	fs.StringVar(&c.FIFORoot, "fifo-root", ctrd.DefaultFIFORoot, "`directory` of the FIFOs of containerd's clients; empty disables the search for FIFOs")
+	fs.StringVar(&c.IDRoot, "ids-root", idrange.Dir("/var/lib/fast-sandbox/slots"), "`directory` of the ranges of user ids in use, which is ids below the agents' --slot-root; empty disables the search for ranges")
 	fs.StringVar(&c.ProcRoot, "proc-root", "/proc", "`directory` with the host's processes")
 	fs.StringVar(&c.HostProc, "host-proc", ctrd.ProcOfContainerd, "`directory`, in /proc, of a process in containerd's mount namespace; \"containerd\" means containerd itself; empty disables the search for mounts")
 	fs.StringVar(&c.StateDir, "containerd-state", ctrd.DefaultStateDir, "`directory` of containerd's state, as containerd sees it; empty disables the search for mounts")
@@ -96,7 +98,7 @@ func (c *Config) Validate() error {
 		flag, path string
 		optional   bool
 	}{
-		{"containerd-socket", c.ContainerdSocket, false}, {"log-root", c.LogRoot, false}, {"fifo-root", c.FIFORoot, true},
+		{"containerd-socket", c.ContainerdSocket, false}, {"log-root", c.LogRoot, false}, {"fifo-root", c.FIFORoot, true}, {"ids-root", c.IDRoot, true},
 		{"proc-root", c.ProcRoot, false}, {"host-proc", c.HostProc, true}, {"containerd-state", c.StateDir, true}, {"cgroup-root", c.CgroupRoot, false},
 	} {
 		clean := filepath.IsAbs(p.path) && filepath.Clean(p.path) == p.path && p.path != "/"

@@ -14,9 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/sandbox"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/anypb"
 	eventsv1 "k8s.io/api/events/v1"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
@@ -234,6 +237,49 @@ func TestRemnantsWithoutAContainer(t *testing.T) {
 	unmount(t, otherMount)
 	require.NoError(t, os.Remove(otherCgroup))
 	require.NoError(t, os.RemoveAll(pulling))
+}
+
+// TestIdleShimsOfAGoneAgentAreRemoved, with their anchors and their records; not those of an agent that lives, and not one with a container.
+func TestIdleShimsOfAGoneAgentAreRemoved(t *testing.T) {
+	w := newTestEnv(t)
+	alive, gone := w.pod("agent-alive"), w.pod("agent-gone")
+	shim := func(name, agent string, anchored bool) string {
+		id, labels := fsb.ShimID(name), map[string]string{fsb.KeyShim: agent}
+		record := sandbox.Sandbox{ID: id, Labels: labels, Runtime: sandbox.RuntimeOpts{Name: "io.containerd.runc.v2"}}
+		_, err := w.Client.SandboxStore().Create(t.Context(), record)
+		require.NoError(t, err)
+		if anchored {
+			_, err = w.Client.ContainerService().Create(t.Context(), containers.Container{
+				ID: id, Labels: labels, Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2"}, Spec: &anypb.Any{TypeUrl: "spec", Value: []byte("{}")},
+			})
+			require.NoError(t, err)
+		}
+		return id
+	}
+	own, used := shim("own", alive, true), shim("used", gone, true)
+	lost := []string{shim("lost", gone, true), shim("half", gone, false)}
+	_, err := w.Client.ContainerService().Create(t.Context(), containers.Container{
+		ID: "member", SandboxID: used, Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2"}, Spec: &anypb.Any{TypeUrl: "spec", Value: []byte("{}")},
+	})
+	require.NoError(t, err)
+	has := func(id string) bool {
+		_, err := w.Client.SandboxStore().Get(t.Context(), id)
+		_, anchor := w.Client.ContainerService().Get(t.Context(), id)
+		return err == nil || anchor == nil
+	}
+	j := w.start(nil)
+	name := func(id string) string { return id + " REMNANT_KIND_SHIM" }
+	require.Eventually(t, func() bool { return j.verdicts(t)[name(lost[1])] == janitorv1.Reason_REASON_SHIM_OF_AGENT }, testkit.Timeout, testkit.Tick)
+	require.True(t, has(lost[0]) && has(lost[1]), "its agent lives")
+	w.deletePod("agent-gone")
+	require.Eventually(t, func() bool { return !has(lost[0]) && !has(lost[1]) }, testkit.Timeout, testkit.Tick)
+	require.True(t, has(own))
+	require.True(t, has(used), "a container is in it")
+	require.Equal(t, map[string]janitorv1.Reason{name(own): janitorv1.Reason_REASON_SHIM_OF_AGENT}, j.verdicts(t))
+	require.NoError(t, w.Client.ContainerService().Delete(t.Context(), "member"))
+	require.Eventually(t, func() bool { return !has(used) }, testkit.Timeout, testkit.Tick)
+	j.stop()
+	require.NoError(t, ctrd.RemoveAnchor(t.Context(), w.Client, own))
 }
 
 // TestRetainedLogIsRemovedInTime, and a dry run removes nothing.

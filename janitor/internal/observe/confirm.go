@@ -122,9 +122,13 @@ func traceparent(c Container) (string, error) {
 	return record.GetTraceparent(), nil
 }
 
-// confirmRemnant checks that the container does not exist, and that the agents are gone whose end the verdict depends on.
+// confirmRemnant checks that the container does not exist, and that the agents are gone whose end the verdict depends on. The anchor of a
+// shim is a container, and exists: that no container is in the shim is checked again by its removal.
 func (s *NodeState) confirmRemnant(ctx context.Context, key Key) (Finding, error) {
-	_, err := s.config.Node.Get(ctx, key.ID)
+	c, err := s.config.Node.Get(ctx, key.ID)
+	if err == nil && key.Kind == verdict.Shim && !c.Managed {
+		err = errdefs.ErrNotFound
+	}
 	if err == nil {
 		s.Gone(key)
 		return Finding{}, fmt.Errorf("remnant of container %s, which exists: %w", key.ID, errdefs.ErrNotFound)
@@ -149,13 +153,13 @@ func (s *NodeState) confirmRemnant(ctx context.Context, key Key) (Finding, error
 }
 
 // liveOwners asks the API server about the agents that own a remnant. That is not necessary for a log whose container was deleted,
-// nor for anything else that has been without a container for long enough.
+// nor for anything else that has been without a container for long enough, except a shim.
 func (s *NodeState) liveOwners(ctx context.Context, r *remnant) (map[string]verdict.Agent, error) {
 	s.mu.Lock()
 	key, pieces, age := r.last.Key, r.last.Pieces, s.clock.Now().Sub(r.since)
 	s.mu.Unlock()
 	agents := map[string]verdict.Agent{}
-	if key.Kind != verdict.Log && age >= s.config.Policy.LeftoverGrace {
+	if key.Kind != verdict.Log && key.Kind != verdict.Shim && age >= s.config.Policy.LeftoverGrace {
 		return agents, nil
 	}
 	for _, p := range pieces {

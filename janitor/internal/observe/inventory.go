@@ -163,6 +163,10 @@ func kindOf(p ctrd.Part) (verdict.Kind, bool) {
 		return verdict.Log, true
 	case ctrd.PartBundle:
 		return verdict.Bundle, true
+	case ctrd.PartRange:
+		return verdict.Range, true
+	case ctrd.PartShim:
+		return verdict.Shim, true
 	}
 	return 0, false
 }

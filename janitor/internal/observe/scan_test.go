@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
@@ -209,7 +210,7 @@ func TestBreakInTheEventsCausesAScan(t *testing.T) {
 // TestRemnantsOfAGoneAgentHaveNoGracePeriod: no create of an agent that is gone is in progress. The agent's end is confirmed first.
 func TestRemnantsOfAGoneAgentHaveNoGracePeriod(t *testing.T) {
 	for kind, part := range map[verdict.Kind]ctrd.Part{
-		verdict.Snapshot: ctrd.PartSnapshot, verdict.Cgroup: ctrd.PartCgroup, verdict.Bundle: ctrd.PartBundle,
+		verdict.Snapshot: ctrd.PartSnapshot, verdict.Cgroup: ctrd.PartCgroup, verdict.Bundle: ctrd.PartBundle, verdict.Range: ctrd.PartRange,
 	} {
 		t.Run(kind.String(), func(t *testing.T) {
 			w := synced(t)
@@ -240,6 +241,33 @@ func TestRemnantsOfAGoneAgentHaveNoGracePeriod(t *testing.T) {
 			require.Equal(t, verdict.Delete, f.Verdict.Action)
 		})
 	}
+}
+
+// TestShimIsConfirmedByTheEndOfItsAgent: its anchor exists, and however long it has been without a container, its agent has to be gone.
+func TestShimIsConfirmedByTheEndOfItsAgent(t *testing.T) {
+	id := identity.ShimID("1")
+	key := observe.Key{ID: id, Remnant: true, Kind: verdict.Shim}
+	w := synced(t)
+	w.alive(agentA)
+	w.change(func(w *testEnv) { w.pieces = []ctrd.Piece{{ID: id, Part: ctrd.PartShim, Owner: agentA}} })
+	require.NoError(t, w.Scan(t.Context()))
+	w.change(func(w *testEnv) { w.containers[id] = observe.Container{ID: id, State: verdict.Running} }) // List returns those of sandboxes alone
+	require.Equal(t, verdict.ShimOfAgent, w.verdicts(t)[id+" shim"])
+	w.clock.Step(2 * leftover)
+	f, err := w.Confirm(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, verdict.ShimOfAgent, f.Verdict.Reason, "the API server has the Pod")
+	w.change(func(w *testEnv) { w.fail["pods"] = errors.New("connection refused") })
+	_, err = w.Confirm(t.Context(), key)
+	require.ErrorContains(t, err, "connection refused", "no evidence")
+	w.RemovePod(agentA)
+	w.change(func(w *testEnv) { delete(w.pods, agentA); delete(w.fail, "pods"); w.fail["get"] = errors.New("broken") })
+	_, err = w.Confirm(t.Context(), key)
+	require.ErrorContains(t, err, "broken", "no evidence either")
+	w.change(func(w *testEnv) { delete(w.fail, "get") })
+	f, err = w.Confirm(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, verdict.Delete, f.Verdict.Action)
 }
 
 // TestEndOfAnAgentCausesAScan: what it left without a container is found at once, and not by the next regular scan.

@@ -400,7 +400,7 @@ func TestEventsOfTwoContainersAreTwo(t *testing.T) {
 // TestMeasuredSpace: only snapshots and logs take space on the disk; a dry run measures what it would free.
 func TestMeasuredSpace(t *testing.T) {
 	for kind, want := range map[verdict.Kind]int64{
-		verdict.Snapshot: 100, verdict.Log: 100, verdict.FIFOs: 0, verdict.Mount: 0, verdict.Cgroup: 0, verdict.Bundle: 0,
+		verdict.Snapshot: 100, verdict.Log: 100, verdict.FIFOs: 0, verdict.Mount: 0, verdict.Cgroup: 0, verdict.Bundle: 0, verdict.Shim: 0, verdict.Range: 0,
 	} {
 		t.Run(kind.String(), func(t *testing.T) {
 			key := observe.Key{ID: "a", Remnant: true, Kind: kind}

@@ -19,11 +19,15 @@ const (
 	Log
 	// Bundle of a task.
 	Bundle
+	// Shim of ours that no container is in. It is named after its anchor.
+	Shim
+	// Range of user ids.
+	Range
 )
 
 // String returns the kind's name.
 func (k Kind) String() string {
-	return pick(int(k), "snapshot", "fifos", "mount", "cgroup", "log", "bundle")
+	return pick(int(k), "snapshot", "fifos", "mount", "cgroup", "log", "bundle", "shim", "range")
 }
 
 // Remnant is something on the node that is named after a container of which containerd has no record.
@@ -43,8 +47,20 @@ type Remnant struct {
 
 // DecideRemnant judges a remnant. Everything but a log is created after its container's record, or shortly before it, and is unused
 // once the record is gone: the grace period is for a create in progress, which the end of its agent ends too. A log is created long
-// before its container, by an agent that removes it itself as long as it lives.
+// before its container, by an agent that removes it itself as long as it lives. So is a shim, which the next create may join.
 func DecideRemnant(r Remnant, p Policy) Verdict {
+	if r.Kind == Shim {
+		switch r.Agent {
+		case AgentGone:
+			return Verdict{Delete, Leftover}
+		case AgentAlive:
+			return Verdict{Keep, ShimOfAgent}
+		case AgentForeign:
+			return Verdict{Keep, AnotherCluster}
+		default:
+			return Verdict{Wait, AgentPodUnknown}
+		}
+	}
 	if r.Kind == Log && !r.Deleted {
 		switch r.Agent {
 		case AgentGone:

@@ -49,6 +49,8 @@ const (
 	LogRetained
 	// Leftover: a remnant that no living component uses. Delete.
 	Leftover
+	// ShimOfAgent: a shim without a container, of a living agent that ends it itself. Keep.
+	ShimOfAgent
 )
 
 // words are the names of the reasons in metrics and logs, and their actions.
@@ -78,6 +80,7 @@ var words = [...]struct { //nolint:gochecknoglobals // a constant
 	LogOfAgent:           {"log-of-agent", Keep},
 	LogRetained:          {"log-retained", Wait},
 	Leftover:             {"leftover", Delete},
+	ShimOfAgent:          {"shim-of-agent", Keep},
 }
 
 // Reasons returns all reasons in their order.

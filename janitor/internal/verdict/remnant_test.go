@@ -9,13 +9,13 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/verdict"
 )
 
-// kinds are all kinds of remnants but logs; see TestKindsAreComplete.
-var kinds = []verdict.Kind{verdict.Snapshot, verdict.FIFOs, verdict.Mount, verdict.Cgroup, verdict.Bundle} //nolint:gochecknoglobals // a constant
+// kinds are all kinds of remnants but logs and shims; see TestKindsAreComplete.
+var kinds = []verdict.Kind{verdict.Snapshot, verdict.FIFOs, verdict.Mount, verdict.Cgroup, verdict.Bundle, verdict.Range} //nolint:gochecknoglobals // a constant
 
 // remnants calls check with every combination of a kind, an agent's state, and times before, at and after each limit.
 func remnants(check func(r verdict.Remnant)) {
 	ages := []time.Duration{-time.Second, 0, policy.LeftoverGrace - 1, policy.LeftoverGrace, policy.LogRetention - 1, policy.LogRetention, 100 * time.Hour}
-	for _, kind := range append([]verdict.Kind{verdict.Log}, kinds...) {
+	for _, kind := range append([]verdict.Kind{verdict.Log, verdict.Shim}, kinds...) {
 		for _, agent := range agents {
 			for _, since := range ages {
 				for _, deletedAge := range ages {
@@ -29,7 +29,7 @@ func remnants(check func(r verdict.Remnant)) {
 }
 
 func TestKindsAreComplete(t *testing.T) {
-	names := map[string]bool{verdict.Log.String(): true}
+	names := map[string]bool{verdict.Log.String(): true, verdict.Shim.String(): true}
 	for _, k := range kinds {
 		names[k.String()] = true
 	}
@@ -50,14 +50,14 @@ func TestRemnantVerdictIsItsReasons(t *testing.T) {
 	})
 	require.Equal(t, map[verdict.Reason]bool{
 		verdict.Leftover: true, verdict.LeftoverYoung: true, verdict.LogOfAgent: true, verdict.LogRetained: true, verdict.AnotherCluster: true,
-		verdict.AgentPodUnknown: true,
+		verdict.AgentPodUnknown: true, verdict.ShimOfAgent: true,
 	}, seen)
 }
 
 // TestUnknownAgentNeverHastensTheRemoval: only an agent that is gone shortens a grace period. Every other state is treated alike.
 func TestUnknownAgentNeverHastensTheRemoval(t *testing.T) {
 	remnants(func(r verdict.Remnant) {
-		if r.Kind == verdict.Log || r.Agent == verdict.AgentGone {
+		if r.Kind == verdict.Log || r.Kind == verdict.Shim || r.Agent == verdict.AgentGone {
 			return
 		}
 		v := verdict.DecideRemnant(r, policy)
@@ -86,6 +86,16 @@ func TestLogOfLivingAgentIsItsOwn(t *testing.T) {
 			return
 		}
 		require.NotEqual(t, verdict.Delete, verdict.DecideRemnant(r, policy).Action, "%+v", r)
+	})
+}
+
+// TestShimIsRemovedOnlyWithItsAgent: an agent that lives, or of which nothing is known, may use its shim for the next create, however old it is.
+func TestShimIsRemovedOnlyWithItsAgent(t *testing.T) {
+	remnants(func(r verdict.Remnant) {
+		if r.Kind != verdict.Shim {
+			return
+		}
+		require.Equal(t, r.Agent == verdict.AgentGone, verdict.DecideRemnant(r, policy).Action == verdict.Delete, "%+v", r)
 	})
 }
 

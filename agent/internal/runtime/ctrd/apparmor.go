@@ -31,7 +31,7 @@ func (c *confinement) set(s apparmor.Status) {
 // profile returns the profile for the next sandbox; empty for none.
 func (c *confinement) profile() string { return c.get().Profile }
 
-// observe looks at the error of a claim. If it is that the kernel has no such profile any more, further sandboxes run without: they
+// observe looks at the error of a claim. If it says that the kernel no longer has the profile, further sandboxes run without: they
 // would fail as well until a shim is started that loads it again.
 func (c *confinement) observe(err error) {
 	var f *claim.Failure

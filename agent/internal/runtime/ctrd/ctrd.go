@@ -125,7 +125,7 @@ func New(cfg Config) *Runtime {
 	users := newUserNamespaces(cfg, roots)
 	images := newImageStore(cfg, users)
 	confined := &confinement{status: cfg.AppArmor}
-	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, noPod), roots.installShim, confined.shimStarted)
+	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, shared.NoPod), roots.installShim, confined.shimStarted)
 	return &Runtime{
 		confinement: confined, users: users,
 		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},

@@ -315,3 +315,47 @@ func TestAppArmorIsAppliedOnlyIfLoaded(t *testing.T) {
 		require.NoError(t, r.Delete(t.Context(), id))
 	}
 }
+
+// TestIdleShimIsFoundAndRemoved: what a janitor finds of a shim without containers, and removes with its process, as it does for an agent
+// that is gone.
+func TestIdleShimIsFoundAndRemoved(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	change := own(t, s)
+	owned := func(c *ctrd.Config) {
+		change(c)
+		c.PodUID, c.NetNSPath = "16fd2706-8baf-433b-82eb-8c7fada847da", "/proc/self/ns/net"
+	}
+	r := newRuntime(t, s, owned)
+	id := started(t, s, r, 1)[0]
+	anchor, pid := shimOf(t, s, id)
+	remover := &shared.Remover{Client: s.Client, Snapshotter: shared.DefaultSnapshotter, LogRoot: s.LogRoot, ProcRoot: "/proc", CgroupRoot: shared.DefaultCgroupRoot}
+	find := func() (found []shared.Piece) {
+		pieces, err := remover.Inventory(t.Context())
+		require.NoError(t, err)
+		for _, p := range pieces {
+			if p.Part == shared.PartShim {
+				found = append(found, p)
+			}
+		}
+		return found
+	}
+	require.Empty(t, find(), "a container is in it")
+	idle := shared.Piece{ID: anchor, Part: shared.PartShim, Owner: "16fd2706-8baf-433b-82eb-8c7fada847da"}
+	require.True(t, errdefs.IsFailedPrecondition(remover.RemovePiece(t.Context(), idle)))
+	require.Equal(t, runtime.TaskRunning, states(t, r)[id])
+
+	require.NoError(t, r.Signal(t.Context(), id, syscall.SIGKILL, true))
+	_, err := r.Wait(t.Context(), id)
+	require.NoError(t, err)
+	_, err = s.Client.TaskService().Delete(t.Context(), &tasks.DeleteTaskRequest{ContainerID: id})
+	require.NoError(t, err)
+	require.NoError(t, s.Client.ContainerService().Delete(t.Context(), id))
+	require.Equal(t, []shared.Piece{idle}, find())
+	require.NoError(t, remover.RemovePiece(t.Context(), idle))
+	require.Empty(t, find())
+	require.Eventually(t, func() bool { return syscall.Kill(pid, 0) != nil }, testkit.Timeout, testkit.Tick, "the process of the shim")
+	_, err = s.Client.SandboxStore().Get(t.Context(), anchor)
+	require.True(t, errdefs.IsNotFound(err), "%v", err)
+	require.NoError(t, r.Delete(t.Context(), id))
+}

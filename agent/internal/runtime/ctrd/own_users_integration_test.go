@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/seccomp"
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -178,6 +180,37 @@ func TestUserNamespacesAreSwept(t *testing.T) {
 	require.NoError(t, ranges.Release(other, foreign.ID))
 	require.NoError(t, next.Delete(t.Context(), used))
 	require.NoError(t, os.RemoveAll(filepath.Dir(foreign.LogPath)))
+}
+
+// TestRangeOfALostContainer: the janitor finds a range whose container has no record, and releases it after the container's snapshot.
+func TestRangeOfALostContainer(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, mapped(t, s))
+	used := started(t, s, r, 1)[0]
+	lost := box(t, s, false, containerd.Busybox, "true")
+	require.NoError(t, os.RemoveAll(filepath.Dir(lost.LogPath)))
+	ranges := s.Ranges(64)
+	first, err := ranges.Take("16fd2706-8baf-433b-82eb-8c7fada847da", lost.ID)
+	require.NoError(t, err)
+	_, err = s.Client.SnapshotService(shared.DefaultSnapshotter).Prepare(t.Context(), lost.ID, "")
+	require.NoError(t, err)
+	remover := &shared.Remover{Client: s.Client, Snapshotter: shared.DefaultSnapshotter, LogRoot: s.LogRoot, ProcRoot: "/proc", Ranges: ranges}
+	pieces, err := remover.InventoryExcept(t.Context(), map[string]bool{used: true})
+	require.NoError(t, err)
+	piece := shared.Piece{ID: lost.ID, Part: shared.PartRange, Path: strconv.FormatUint(uint64(first), 10), Owner: "16fd2706-8baf-433b-82eb-8c7fada847da"}
+	require.Contains(t, pieces, piece)
+	require.NoError(t, remover.RemovePiece(t.Context(), piece))
+	require.NoError(t, remover.RemovePiece(t.Context(), piece), "safe to repeat")
+	_, err = s.Client.SnapshotService(shared.DefaultSnapshotter).Stat(t.Context(), lost.ID)
+	require.True(t, errdefs.IsNotFound(err), "%v", err)
+	held, err := ranges.List()
+	require.NoError(t, err)
+	require.Len(t, held, 1)
+	require.Equal(t, used, held[0].ID)
+	piece.Path = "x"
+	require.True(t, errdefs.IsInvalidArgument(remover.RemovePiece(t.Context(), piece)))
+	require.NoError(t, r.Delete(t.Context(), used))
 }
 
 // TestWithoutIDMappedMounts is a kernel that has none. A pool that asks for user namespaces is told why there are none, and gets containers

@@ -26,9 +26,6 @@ import (
 // shimSize is how many containers share a shim. More would save memory, and lose more sandboxes with a shim.
 const shimSize = 32
 
-// noPod is the owner of the shims of an agent that is in no Pod.
-const noPod = "none"
-
 // shims has the containers of this process by shim of ours, from before they have a record until their task is about to be removed. A shim
 // without containers is never joined again, so that it can be ended safely.
 type shims struct {

@@ -41,7 +41,7 @@ func Options() []Option {
 	list = append(list, mountOptions()...)
 	list = append(list, linuxOptions()...)
 	list = append(list, resourceOptions()...)
-	return append(list, all(Refused, "domainname", "hooks", "solaris", "windows", "vm", "zos", "freebsd")...)
+	return append(list, refused("domainname", "hooks", "solaris", "windows", "vm", "zos", "freebsd")...)
 }
 
 func processOptions() []Option {
@@ -59,7 +59,7 @@ func processOptions() []Option {
 		{"process.apparmorProfile", Claim, ""},
 		{"process.oomScoreAdj", Shim, ""},
 	}
-	return append(list, all(Refused, "process.terminal", "process.consoleSize", "process.commandLine", "process.user.username",
+	return append(list, refused("process.terminal", "process.consoleSize", "process.commandLine", "process.user.username",
 		"process.scheduler", "process.ioPriority", "process.execCPUAffinity", "process.selinuxLabel")...)
 }
 
@@ -90,7 +90,7 @@ func linuxOptions() []Option {
 		{"linux.seccomp", Claim, "native system calls only"},
 		{"linux.resources", Parts, ""},
 	}
-	return append(list, all(Refused, "linux.sysctl", "linux.devices", "linux.netDevices", "linux.rootfsPropagation",
+	return append(list, refused("linux.sysctl", "linux.devices", "linux.netDevices", "linux.rootfsPropagation",
 		"linux.mountLabel", "linux.intelRdt", "linux.memoryPolicy", "linux.personality", "linux.timeOffsets")...)
 }
 
@@ -103,19 +103,19 @@ func resourceOptions() []Option {
 		{"linux.resources.memory.limit", Shim, ""}, {"linux.resources.memory.swap", Shim, ""},
 		{"linux.resources.pids", Shim, ""},
 	}
-	list = append(list, all(Refused, "linux.resources.cpu.burst", "linux.resources.cpu.realtimeRuntime", "linux.resources.cpu.realtimePeriod",
+	list = append(list, refused("linux.resources.cpu.burst", "linux.resources.cpu.realtimeRuntime", "linux.resources.cpu.realtimePeriod",
 		"linux.resources.cpu.cpus", "linux.resources.cpu.mems", "linux.resources.cpu.idle")...)
-	list = append(list, all(Refused, "linux.resources.memory.reservation", "linux.resources.memory.kernel", "linux.resources.memory.kernelTCP",
+	list = append(list, refused("linux.resources.memory.reservation", "linux.resources.memory.kernel", "linux.resources.memory.kernelTCP",
 		"linux.resources.memory.swappiness", "linux.resources.memory.disableOOMKiller", "linux.resources.memory.useHierarchy",
 		"linux.resources.memory.checkBeforeUpdate")...)
-	return append(list, all(Refused, "linux.resources.blockIO", "linux.resources.hugepageLimits", "linux.resources.network", "linux.resources.rdma",
+	return append(list, refused("linux.resources.blockIO", "linux.resources.hugepageLimits", "linux.resources.network", "linux.resources.rdma",
 		"linux.resources.unified")...)
 }
 
-func all(s Support, fields ...string) []Option {
+func refused(fields ...string) []Option {
 	list := make([]Option, 0, len(fields))
 	for _, f := range fields {
-		list = append(list, Option{Field: f, Support: s})
+		list = append(list, Option{Field: f, Support: Refused})
 	}
 	return list
 }

@@ -130,6 +130,8 @@ const (
 	Reason_REASON_LOG_RETAINED Reason = 21
 	// Delete: a remnant that no living component uses.
 	Reason_REASON_LEFTOVER Reason = 22
+	// Keep: a shim without a container, of a living agent that ends it itself.
+	Reason_REASON_SHIM_OF_AGENT Reason = 23
 )
 
 // Enum value maps for Reason.
@@ -158,6 +160,7 @@ var (
 		20: "REASON_LOG_OF_AGENT",
 		21: "REASON_LOG_RETAINED",
 		22: "REASON_LEFTOVER",
+		23: "REASON_SHIM_OF_AGENT",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":           0,
@@ -183,6 +186,7 @@ var (
 		"REASON_LOG_OF_AGENT":          20,
 		"REASON_LOG_RETAINED":          21,
 		"REASON_LEFTOVER":              22,
+		"REASON_SHIM_OF_AGENT":         23,
 	}
 )
 
@@ -488,6 +492,10 @@ const (
 	RemnantKind_REMNANT_KIND_LOG RemnantKind = 5
 	// Bundle of a task.
 	RemnantKind_REMNANT_KIND_BUNDLE RemnantKind = 6
+	// Shim of the runtime handler fsb that no container is in.
+	RemnantKind_REMNANT_KIND_SHIM RemnantKind = 7
+	// Range of user ids on the node.
+	RemnantKind_REMNANT_KIND_RANGE RemnantKind = 8
 )
 
 // Enum value maps for RemnantKind.
@@ -500,6 +508,8 @@ var (
 		4: "REMNANT_KIND_CGROUP",
 		5: "REMNANT_KIND_LOG",
 		6: "REMNANT_KIND_BUNDLE",
+		7: "REMNANT_KIND_SHIM",
+		8: "REMNANT_KIND_RANGE",
 	}
 	RemnantKind_value = map[string]int32{
 		"REMNANT_KIND_UNSPECIFIED": 0,
@@ -509,6 +519,8 @@ var (
 		"REMNANT_KIND_CGROUP":      4,
 		"REMNANT_KIND_LOG":         5,
 		"REMNANT_KIND_BUNDLE":      6,
+		"REMNANT_KIND_SHIM":        7,
+		"REMNANT_KIND_RANGE":       8,
 	}
 )
 
@@ -1175,7 +1187,7 @@ const file_fastsandbox_janitor_v1_janitor_proto_rawDesc = "" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_KEEP\x10\x01\x12\x0f\n" +
 	"\vACTION_WAIT\x10\x02\x12\x11\n" +
-	"\rACTION_DELETE\x10\x03*\xf1\x04\n" +
+	"\rACTION_DELETE\x10\x03*\x8b\x05\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12REASON_NOT_MANAGED\x10\x01\x12\x13\n" +
@@ -1200,7 +1212,8 @@ const file_fastsandbox_janitor_v1_janitor_proto_rawDesc = "" +
 	"\x15REASON_LEFTOVER_YOUNG\x10\x13\x12\x17\n" +
 	"\x13REASON_LOG_OF_AGENT\x10\x14\x12\x17\n" +
 	"\x13REASON_LOG_RETAINED\x10\x15\x12\x13\n" +
-	"\x0fREASON_LEFTOVER\x10\x16*\xa5\x01\n" +
+	"\x0fREASON_LEFTOVER\x10\x16\x12\x18\n" +
+	"\x14REASON_SHIM_OF_AGENT\x10\x17*\xa5\x01\n" +
 	"\x0eContainerState\x12\x1f\n" +
 	"\x1bCONTAINER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17CONTAINER_STATE_RUNNING\x10\x01\x12\x1b\n" +
@@ -1228,7 +1241,7 @@ const file_fastsandbox_janitor_v1_janitor_proto_rawDesc = "" +
 	"\x1bFENCE_OUTCOME_OLDER_ATTEMPT\x10\x03\x12\x1f\n" +
 	"\x1bFENCE_OUTCOME_NEWER_ATTEMPT\x10\x04\x12\x1d\n" +
 	"\x19FENCE_OUTCOME_OTHER_AGENT\x10\x05\x12\x1c\n" +
-	"\x18FENCE_OUTCOME_UNREADABLE\x10\x06*\xbe\x01\n" +
+	"\x18FENCE_OUTCOME_UNREADABLE\x10\x06*\xed\x01\n" +
 	"\vRemnantKind\x12\x1c\n" +
 	"\x18REMNANT_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15REMNANT_KIND_SNAPSHOT\x10\x01\x12\x16\n" +
@@ -1236,7 +1249,9 @@ const file_fastsandbox_janitor_v1_janitor_proto_rawDesc = "" +
 	"\x12REMNANT_KIND_MOUNT\x10\x03\x12\x17\n" +
 	"\x13REMNANT_KIND_CGROUP\x10\x04\x12\x14\n" +
 	"\x10REMNANT_KIND_LOG\x10\x05\x12\x17\n" +
-	"\x13REMNANT_KIND_BUNDLE\x10\x06B\xf2\x01\n" +
+	"\x13REMNANT_KIND_BUNDLE\x10\x06\x12\x15\n" +
+	"\x11REMNANT_KIND_SHIM\x10\a\x12\x16\n" +
+	"\x12REMNANT_KIND_RANGE\x10\bB\xf2\x01\n" +
 	"\x1acom.fastsandbox.janitor.v1B\fJanitorProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1;janitorv1\xa2\x02\x03FJX\xaa\x02\x16Fastsandbox.Janitor.V1\xca\x02\x16Fastsandbox\\Janitor\\V1\xe2\x02\"Fastsandbox\\Janitor\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Janitor::V1b\x06proto3"
 
 var (
