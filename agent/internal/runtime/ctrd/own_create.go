@@ -99,9 +99,11 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	mounts, err := r.rootfs(held, record, img, reached)
-	if errdefs.IsAlreadyExists(err) && added {
-		r.shims.leave(c.ID) // it is another agent's
+	if errdefs.IsAlreadyExists(err) {
 		r.users.release(first, c.ID)
+		if added {
+			r.shims.leave(c.ID) // it is another agent's
+		}
 	}
 	if err == nil {
 		err = ctx.Err()
