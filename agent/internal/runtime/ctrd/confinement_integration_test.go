@@ -163,7 +163,7 @@ func withoutUsers(t *testing.T, want, seen map[string]any) map[string]any {
 		require.Equal(t, []string{"0", "65536"}, []string{ids[0], ids[2]})
 		seen[key] = "0 0 4294967295"
 	}
-	// The kernel's own files, and the view of the agent's network, belong to root of the node, who is nobody there.
+	// The kernel's own files, and the view of the agent's network, belong to root of the node, which has no id there.
 	owners := seen["Owners"].(map[string]any)
 	for _, path := range []string{"/proc/sys", "/sys"} {
 		rest, ok := strings.CutPrefix(owners[path].(string), "65534:65534 ")

@@ -213,8 +213,8 @@ func TestRangeOfALostContainer(t *testing.T) {
 	require.NoError(t, r.Delete(t.Context(), used))
 }
 
-// TestWithoutIDMappedMounts is a kernel that has none. A pool that asks for user namespaces is told why there are none, and gets containers
-// without; one that requires them gets none.
+// TestWithoutIDMappedMounts is a kernel that has none. A pool that asks for user namespaces gets the reason, and containers without them; one
+// that requires them gets none.
 func TestWithoutIDMappedMounts(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
