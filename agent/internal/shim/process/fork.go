@@ -115,6 +115,11 @@ func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
 	}
 	if spec.FirstID != 0 {
 		mapUsers(attr.Sys, spec.FirstID)
+		restore, err := become(spec.FirstID)
+		if err != nil {
+			return nil, fmt.Errorf("becoming the owner of a user namespace: %w", err)
+		}
+		defer restore()
 	}
 	// The program is executed by its descriptor: the process may not be allowed to search the directories that it is in.
 	program, err := os.OpenFile(spec.Path, unix.O_PATH, 0)
@@ -147,6 +152,37 @@ func mapUsers(sys *syscall.SysProcAttr, first uint32) {
 	sys.Cloneflags |= unix.CLONE_NEWUSER
 	sys.UidMappings, sys.GidMappings, sys.GidMappingsEnableSetgroups = ids, ids, true
 	sys.Credential = &syscall.Credential{} // root's, without the host's groups
+}
+
+// become makes a user the effective one of this thread, which keeps its capabilities, until restore is called. That user owns the user
+// namespace then: the kernel counts what its processes have, such as inotify instances, for its owner as well.
+func become(id uint32) (restore func(), err error) {
+	const keep = ^uintptr(0)
+	set := func(bits, effective uintptr) error {
+		if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, bits, 0); errno != 0 {
+			return errno
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, effective, keep); errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	const noFixup = 1 << 2 // SECBIT_NO_SETUID_FIXUP
+	restore = func() {
+		err := set(noFixup, 0)
+		if err == nil {
+			err = set(0, keep)
+		}
+		if err != nil {
+			// Nothing may ever be started as this user by mistake.
+			panic(errors.Join(errors.New("leaving a user"), err))
+		}
+	}
+	if err := set(noFixup, uintptr(id)); err != nil {
+		restore()
+		return nil, err
+	}
+	return restore, nil
 }
 
 // enterNetwork moves this thread into a network namespace until leave is called.

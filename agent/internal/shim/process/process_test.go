@@ -3,9 +3,11 @@ package process_test
 import (
 	"context"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -73,6 +75,29 @@ func TestStarter(t *testing.T) {
 		name, err := os.Hostname()
 		require.NoError(t, err)
 		require.NotEqual(t, "inside", name)
+		p.Close()
+	})
+	t.Run("a user namespace", func(t *testing.T) {
+		const first = 1 << 28
+		out, p := run(t, s, process.Spec{Flags: unix.CLONE_NEWPID, FirstID: first}, "id -u; id -G; cat /proc/$PPID/uid_map /proc/self/uid_map 2>/dev/null | tail -1; grep -E 'CapEff' /proc/self/status; sleep 0.2")
+		lines := strings.Split(out, "\n")
+		require.Equal(t, []string{"0", "0"}, lines[:2])
+		require.Contains(t, lines[2], "268435456      65536")
+		require.NotContains(t, lines[3], "0000000000000000")
+		p.Close()
+		// The namespace belongs to its root, and not to that of the machine.
+		other := target(t, s, process.Spec{FirstID: first})
+		ns, err := os.Open("/proc/" + strconv.Itoa(other.Pid()) + "/ns/user")
+		require.NoError(t, err)
+		defer ns.Close()
+		var owner uint32
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, ns.Fd(), unix.NS_GET_OWNER_UID, uintptr(unsafe.Pointer(&owner)))
+		require.Zero(t, errno)
+		require.EqualValues(t, first, owner)
+		// What comes next is root's again.
+		out, p = run(t, s, process.Spec{}, "id -u; grep CapEff /proc/self/status")
+		require.Contains(t, out, "0\nCapEff:")
+		require.NotContains(t, out, "0000000000000000")
 		p.Close()
 	})
 	t.Run("the network of another", func(t *testing.T) {
