@@ -72,6 +72,9 @@ func prepareSlot(shim *channel) (*wire.Setup, *wire.Failure) {
 			return nil, failed(wire.StageRoot, err, "(loopback interface)")
 		}
 	}
+	if failure := limit(s.Rlimits); failure != nil {
+		return nil, failure
+	}
 	if failure := bound(s.Capabilities.Bounding); failure != nil {
 		return nil, failure
 	}

@@ -53,8 +53,7 @@ type Plan struct {
 	OwnCgroup bool
 	// FirstID is the first id of the container's user namespace; zero if it has none.
 	FirstID uint32
-	// Rlimits and OOMScoreAdj, if not nil, are those of the container's processes.
-	Rlimits     []wire.Rlimit
+	// OOMScoreAdj, if not nil, is that of the container's processes.
 	OOMScoreAdj *int32
 	// Root is the directory with the root of slots.
 	Root string
@@ -141,7 +140,7 @@ func (p *Plan) process(s *specs.Spec) error {
 		return err
 	}
 	p.Setup.Hostname = s.Hostname
-	p.Rlimits, p.OOMScoreAdj = request.Rlimits, request.OOMScoreAdj
+	p.Setup.Rlimits, p.OOMScoreAdj = request.Rlimits, request.OOMScoreAdj
 	// init makes the root of the sandbox and loads its filter.
 	const own = 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETPCAP
 	caps := request.Capabilities.Bounding | own

@@ -73,7 +73,7 @@ func TestPlan(t *testing.T) {
 		{Destination: "/fsb-etc/hosts", FD: 3},
 	}, p.Setup.Mounts)
 	require.Equal(t, "box", p.Setup.Hostname)
-	require.Equal(t, []wire.Rlimit{{Resource: unix.RLIMIT_NOFILE, Soft: 7, Hard: 8}}, p.Rlimits)
+	require.Equal(t, []wire.Rlimit{{Resource: unix.RLIMIT_NOFILE, Soft: 7, Hard: 8}}, p.Setup.Rlimits)
 	require.EqualValues(t, 1<<unix.CAP_CHOWN|1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SETPCAP, p.Setup.Capabilities.Bounding)
 	_, err = wire.EncodeSetup(&p.Setup)
 	require.NoError(t, err)

@@ -115,11 +115,6 @@ func (s *Service) start(ctx context.Context, c *container, setup *os.File, m *mo
 // confine does, before sandbox-init goes on, what it may not do in its user namespace, or could not do to itself.
 func (c *container) confine(m *mounts) error {
 	proc := fmt.Sprintf("/proc/%d/", c.init.Pid())
-	for _, l := range c.plan.Rlimits {
-		if err := unix.Prlimit(c.init.Pid(), int(l.Resource), &unix.Rlimit{Cur: l.Soft, Max: l.Hard}, nil); err != nil {
-			return fmt.Errorf("setting limit %d: %w", l.Resource, err)
-		}
-	}
 	if adj := c.plan.OOMScoreAdj; adj != nil {
 		value := strconv.Itoa(int(*adj))
 		path := proc + "oom_score_adj"

@@ -17,6 +17,9 @@ type Setup struct {
 	UserNamespace bool
 
 	Capabilities Capabilities
+	// Rlimits are set by init itself, which can always lower them. In a user namespace not even root of the node may do it for init without
+	// CAP_SYS_RESOURCE, which a node may lack.
+	Rlimits []Rlimit
 }
 
 // SetupMount is one mount of a Setup.
@@ -41,6 +44,7 @@ const (
 	tagSetupLoopback     = critical | 6
 	tagSetupCapabilities = critical | 7
 	tagSetupUsers        = critical | 8
+	tagSetupRlimit       = critical | 9
 
 	tagMountDestination = critical | 1
 	tagMountType        = critical | 2
@@ -74,6 +78,9 @@ func EncodeSetup(s *Setup) ([]byte, error) {
 	}
 	if s.UserNamespace {
 		b = appendField(b, tagSetupUsers, "\x01")
+	}
+	for _, r := range s.Rlimits {
+		b = appendField(b, tagSetupRlimit, r.encode())
 	}
 	return appendField(b, tagSetupCapabilities, s.Capabilities.encode()), nil
 }
@@ -110,6 +117,8 @@ func (s *Setup) decode(t tag, value string) (bool, error) {
 		s.Loopback = value != "\x00"
 	case tagSetupCapabilities:
 		return true, s.Capabilities.decode(value)
+	case tagSetupRlimit:
+		return true, decodeRlimit(value, &s.Rlimits)
 	case tagSetupUsers:
 		s.UserNamespace = value != "\x00"
 	default:
@@ -153,6 +162,9 @@ func (s *Setup) validate() error {
 	}
 	if len(s.Mounts) > MaxMounts || len(s.Masked) > MaxMounts || len(s.Readonly) > MaxMounts {
 		return tooManyMounts()
+	}
+	if len(s.Rlimits) > maxRlimits {
+		return tooManyRlimits()
 	}
 	for _, m := range s.Mounts {
 		if !isPath(m.Destination) || hasZero(m.Type) || hasZero(m.Data) {

@@ -166,7 +166,7 @@ func TestSetupRoundTrip(t *testing.T) {
 			{Destination: "/fsb", FD: 1}, {Destination: "/dev", Type: "tmpfs", Data: "mode=755", Flags: 1 << 40}, {Destination: "/proc", Type: "proc", Flags: 14},
 		},
 		Capabilities:  wire.Capabilities{Bounding: 1, Effective: 2, Permitted: 3, Inheritable: 4, Ambient: 5},
-		UserNamespace: true,
+		UserNamespace: true, Rlimits: []wire.Rlimit{{Resource: 7, Soft: 1, Hard: 2}},
 	}
 	raw, err := wire.EncodeSetup(want)
 	require.NoError(t, err)
@@ -184,6 +184,7 @@ func TestInvalidSetups(t *testing.T) {
 		"a relative mount point":   {Mounts: []wire.SetupMount{{Destination: "proc"}}},
 		"a zero byte in an option": {Mounts: []wire.SetupMount{{Destination: "/p", Data: "a\x00b"}}},
 		"a relative path":          {Masked: []string{"proc"}},
+		"too many limits":          {Rlimits: make([]wire.Rlimit, 17)},
 		"too many mounts":          {Readonly: slices.Repeat([]string{"/a"}, wire.MaxMounts+1)},
 	} {
 		_, err := wire.EncodeSetup(s)
