@@ -29,6 +29,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -56,6 +57,7 @@ func startAgent(t testing.TB, s *containerd.Server, change func(*app.Config)) *a
 		RuntimeHandler: "runc", LogRoot: s.LogRoot, LogMaxBytes: 1 << 20, Pool: "default", PodName: "agent-1", PodNamespace: "default",
 		PodUID: podUID, PodIP: "127.0.0.1", NodeName: "node", NetNSPath: "/proc/self/ns/net", CgroupParent: s.CgroupParent,
 		CreateTimeout: time.Minute, MaxImageBytes: 1 << 30, ImagePolicy: "Cached", StateDir: filepath.Join(s.Dir, "agent"),
+		UserNamespace: "Auto", FirstUserID: idrange.DefaultFirst, UserIDRanges: 256,
 	}
 	if change != nil {
 		change(cfg)

@@ -33,19 +33,21 @@ import (
 // sandbox exists, no deleted one does, and none is incomplete.
 func TestKillNineAtAnyMoment(t *testing.T) {
 	binary := buildAgent(t)
-	for name, bound := range map[string]int{"cold": 0, "with slots": 6} {
-		t.Run(name, func(t *testing.T) { killNine(t, binary, bound) })
+	for _, handler := range []string{"runc", "fsb"} {
+		for name, bound := range map[string]int{"cold": 0, "with slots": 6} {
+			t.Run(handler+" "+name, func(t *testing.T) { killNine(t, binary, handler, bound) })
+		}
 	}
 }
 
-func killNine(t *testing.T, binary string, slots int) {
+func killNine(t *testing.T, binary, handler string, slots int) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
 	claimed := 0
 	for round := range 6 {
 		var mu sync.Mutex
 		acked, deleted := map[string]*agentv1.SandboxRecord{}, map[string]bool{}
-		a, kill := spawn(t, s, binary, slotFlags(s, slots)...)
+		a, kill := spawn(t, s, binary, slotFlags(s, handler, slots)...)
 		require.Eventually(t, func() bool { return a.snapshot(t).GetSlots().GetFree() == int32(slots) }, testkit.Timeout, testkit.Tick)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -95,7 +97,9 @@ func killNine(t *testing.T, binary string, slots int) {
 		cancel()
 		wg.Wait()
 
-		next := startAgent(t, s, func(c *app.Config) { c.SlotRoot, c.SandboxInit, c.SlotsMax = slotRoot(s), sandboxInit(), slots })
+		next := startAgent(t, s, func(c *app.Config) {
+			c.RuntimeHandler, c.SlotRoot, c.SandboxInit, c.Shim, c.SlotsMax = handler, slotRoot(s), sandboxInit(), shim(), slots
+		})
 		known := map[string]*agentv1.SandboxReport{}
 		for _, got := range next.snapshot(t).GetSandboxes() {
 			known[got.GetRecord().GetFence().GetSandboxUid()] = got
@@ -124,7 +128,7 @@ func killNine(t *testing.T, binary string, slots int) {
 // onlySlots reports whether containerd has n slots of one agent process and nothing else of ours.
 func onlySlots(t *testing.T, s *containerd.Server, n int) bool {
 	t.Helper()
-	containers, err := s.Client.ContainerService().List(t.Context())
+	containers, err := s.Client.ContainerService().List(t.Context(), fmt.Sprintf("labels.%q==true", identity.KeyManaged)) // without anchors of shims
 	require.NoError(t, err)
 	processes := map[string]bool{}
 	for _, c := range containers {
@@ -140,9 +144,11 @@ func slotRoot(s *containerd.Server) string { return filepath.Join(s.Dir, "slots"
 
 func sandboxInit() string { return filepath.Join(config.Env("FSB_BIN"), "sandbox-init") }
 
+func shim() string { return filepath.Join(config.Env("FSB_BIN"), "containerd-shim-fsb-v1") }
+
 // slotFlags returns the flags for an agent that keeps slots.
-func slotFlags(s *containerd.Server, slots int) []string {
-	return []string{"--slot-root", slotRoot(s), "--sandbox-init", sandboxInit(), "--slots-max", strconv.Itoa(slots)}
+func slotFlags(s *containerd.Server, handler string, slots int) []string {
+	return []string{"--runtime-handler", handler, "--shim", shim(), "--slot-root", slotRoot(s), "--sandbox-init", sandboxInit(), "--slots-max", strconv.Itoa(slots)}
 }
 
 // TestLateContainersAreRemoved has containers of an earlier agent process appear in containerd after adoption.
@@ -193,7 +199,7 @@ func spawn(t *testing.T, s *containerd.Server, binary string, args ...string) (*
 	cmd := exec.Command(binary, append([]string{"--insecure", "--bind-address", address, "--metrics-bind-address", "0", "--health-socket", "0",
 		"--containerd-socket", s.Socket, "--log-root", s.LogRoot, "--state-dir", filepath.Join(s.Dir, "agent"), "--pool", "default", "--pod-name", "agent-1", "--pod-namespace", "default",
 		"--pod-uid", podUID, "--pod-ip", "127.0.0.1", "--node-name", "node", "--netns-path", fmt.Sprintf("/proc/%d/ns/net", os.Getpid()), "--cgroup-parent", s.CgroupParent,
-		"--capacity", "40"}, args...)...)
+		"--capacity", "40", "--runtime-handler", "runc"}, args...)...)
 	require.NoError(t, cmd.Start())
 	var once sync.Once
 	kill := func() {

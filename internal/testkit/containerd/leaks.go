@@ -78,7 +78,7 @@ func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 
 // Ranges returns ranges of user ids for containers of this server.
 func (s *Server) Ranges(count int) idrange.Ranges {
-	return idrange.Ranges{Dir: filepath.Join(s.Dir, "ids"), First: idrange.DefaultFirst, Count: count}
+	return idrange.Ranges{Dir: idrange.Dir(filepath.Join(s.Dir, "slots")), First: idrange.DefaultFirst, Count: count}
 }
 
 // CheckClean fails the test unless nothing is left within 15 s.

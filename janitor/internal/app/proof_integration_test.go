@@ -43,7 +43,7 @@ func TestExactlyTheOrphansAreRemoved(t *testing.T) {
 		if away.Load() {
 			return 3 * outage / time.Duration(max(kills, 1))
 		}
-		return 1200 * time.Millisecond
+		return 700 * time.Millisecond
 	}
 	l := w.live(uint64(seed), kills, mean, func(n int, lived time.Duration) {
 		where := map[bool]int{false: 0, true: 1}[away.Load()]
