@@ -54,6 +54,7 @@ func Start(t testing.TB, s *containerd.Server, args ...string) *mesh.Scene {
 		"--state-dir=" + filepath.Join(s.Dir, "agent"), "--pool=" + pool, "--pod-name=agent", "--pod-namespace=" + namespace, "--pod-uid=" + podUID, "--pod-ip=127.0.0.1",
 		"--node-name=node", "--netns-path=/proc/self/ns/net", "--cgroup-parent=" + s.CgroupParent,
 		"--slot-root=" + filepath.Join(s.Dir, "slots"), "--sandbox-init=" + filepath.Join(bin, "sandbox-init"), "--slots-max=2",
+		"--shim=" + filepath.Join(bin, "containerd-shim-fsb-v1"),
 	}, args...)...)
 	output := &lastBytes{}
 	cmd.Stderr = output
