@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,7 +64,8 @@ func Like(ctx context.Context, client *containerd.Client, id, logs string) (*Run
 	return &Runner{client: client, image: image, info: info, spec: spec, logs: logs}, nil
 }
 
-// Ungrouped is an OCI spec without the annotations that would put its container into another's shim.
+// Ungrouped is an OCI spec without the annotations that would put its container into another's shim, and without the user namespace, whose
+// mapped root file system only an agent makes.
 func Ungrouped(raw []byte) ([]byte, error) {
 	var s oci.Spec
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -74,6 +77,8 @@ func Ungrouped(raw []byte) ([]byte, error) {
 	for _, key := range groupings() {
 		delete(s.Annotations, key)
 	}
+	s.Linux.UIDMappings, s.Linux.GIDMappings = nil, nil
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
 	return json.Marshal(&s)
 }
 

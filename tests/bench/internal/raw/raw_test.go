@@ -22,12 +22,16 @@ func encode(t *testing.T, s *specs.Spec) []byte {
 
 func TestUngrouped(t *testing.T) {
 	spec := &specs.Spec{
-		Process: &specs.Process{Args: []string{"sleep"}}, Linux: &specs.Linux{CgroupsPath: "/a/b"},
+		Process: &specs.Process{Args: []string{"sleep"}}, Linux: &specs.Linux{
+			CgroupsPath: "/a/b", Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.UserNamespace}},
+			UIDMappings: []specs.LinuxIDMapping{{HostID: 1 << 28, Size: 65536}}, GIDMappings: []specs.LinuxIDMapping{{HostID: 1 << 28, Size: 65536}},
+		},
 		Annotations: map[string]string{"io.containerd.runc.v2.group": "g", "io.kubernetes.cri.sandbox-id": "s", "kept": "yes"},
 	}
 	out, err := raw.Ungrouped(encode(t, spec))
 	require.NoError(t, err)
 	spec.Annotations = map[string]string{"kept": "yes"}
+	spec.Linux = &specs.Linux{CgroupsPath: "/a/b", Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}}}
 	require.JSONEq(t, string(encode(t, spec)), string(out), "nothing else changes")
 	for _, bad := range []string{"", "[]", "{}", `{"process":{}}`} {
 		_, err := raw.Ungrouped([]byte(bad))
