@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,24 +19,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// probed returns the images root:test and user:test with the probe.
-func probed(t *testing.T, s *containerd.Server) {
-	t.Helper()
-	probe := filepath.Join(t.TempDir(), "probe")
-	out, err := exec.CommandContext(t.Context(), "env", "CGO_ENABLED=0", "go", "build", "-o", probe, "../../slot/probe").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	raw, err := os.ReadFile(probe)
-	require.NoError(t, err)
-	options := []containerd.Option{containerd.WithFile("/probe", string(raw), 0o755), containerd.WithEnv("A=1", "B=x y")}
-	s.Import(t, "docker.io/library/root:test", containerd.Image(t, options...))
-	s.Import(t, "docker.io/library/user:test", containerd.Image(t, append(options, containerd.WithUser("1234:4321"))...))
-}
-
 // TestOwnExecConfinement compares what a process sees that is executed in a container: with our shim and with runc's, cold and in slots, and
 // with what the container's own process sees.
 func TestOwnExecConfinement(t *testing.T) {
 	s := containerd.Start(t)
-	probed(t, s)
+	importProbe(t, s)
 	runc, fsb, users := withSlots(t, s), newRuntime(t, s, own(t, s)), newRuntime(t, s, mapped(t, s))
 	for _, c := range []struct {
 		name, image string

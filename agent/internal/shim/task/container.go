@@ -112,7 +112,7 @@ func (s *Service) start(ctx context.Context, c *container, setup *os.File, m *mo
 	return nil
 }
 
-// confine does, before sandbox-init goes on, what it may not do in its user namespace, or could not do to itself.
+// confine makes, before sandbox-init continues, the settings that it may not make in its user namespace.
 func (c *container) confine(m *mounts) error {
 	proc := fmt.Sprintf("/proc/%d/", c.init.Pid())
 	if adj := c.plan.OOMScoreAdj; adj != nil {

@@ -78,7 +78,7 @@ func (e *execution) closeInput() {
 	}
 }
 
-// stop records the end of the execution, and calls publish before anyone who waits for it goes on.
+// stop records the end of the execution, and calls publish before it closes done.
 func (e *execution) stop(code uint32, at time.Time, publish func()) {
 	e.mu.Lock()
 	e.phase, e.code, e.at = stopped, code, at

@@ -126,9 +126,6 @@ func program(root string) (*os.File, error) {
 	return programIn(tree)
 }
 
-// minProgramFD is above all descriptors that are passed on to a process by their number.
-const minProgramFD = 512
-
 // programIn opens sandbox-init in a mount.
 func programIn(tree int) (*os.File, error) {
 	name := strings.TrimPrefix(layout.InitPath, "/")
@@ -136,12 +133,7 @@ func programIn(tree int) (*os.File, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "opening", Path: layout.InitPath, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
-	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, minProgramFD)
-	if err != nil {
-		return nil, &os.PathError{Op: "opening", Path: layout.InitPath, Err: err}
-	}
-	return os.NewFile(uintptr(high), name), nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // instruct tells sandbox-init what to execute, and waits until it has. It returns the master of the terminal, if there is to be one.
@@ -197,44 +189,11 @@ func bounded(ctx context.Context, conn interface{ SetDeadline(t time.Time) error
 
 // awaitReady reads the answer to a request, with a descriptor if one comes with it. io.EOF: there is no answer.
 func awaitReady(conn *net.UnixConn) (*os.File, error) {
-	var header [wire.HeaderSize]byte
-	rights := make([]byte, unix.CmsgSpace(4))
-	n, rightsLen, _, _, err := conn.ReadMsgUnix(header[:1], rights)
-	if err != nil {
-		return nil, err
-	}
-	if n == 0 {
-		return nil, io.EOF
-	}
-	file, err := received(rights[:rightsLen])
-	if err != nil {
-		return nil, err
-	}
-	rest := io.MultiReader(strings.NewReader(string(header[:1])), conn)
-	kind, answer, err := claim.ReadFrame(rest)
+	kind, answer, file, err := claim.ReadFrameAndFile(conn)
 	if err == nil && kind != wire.TypeReady {
 		err = failureOf(kind, answer)
 	}
 	return file, err
-}
-
-// received returns the descriptor in a control message; nil if there is none.
-func received(rights []byte) (*os.File, error) {
-	if len(rights) == 0 {
-		return nil, nil //nolint:nilnil // as documented
-	}
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil || len(messages) == 0 {
-		return nil, err
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) == 0 {
-		return nil, err
-	}
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		return nil, errors.Join(err, unix.Close(fds[0]))
-	}
-	return os.NewFile(uintptr(fds[0]), "terminal"), nil
 }
 
 // failureOf returns the error in an answer that is not ready.

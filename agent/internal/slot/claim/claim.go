@@ -121,7 +121,8 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 
 func (c *Conn) hello(ctx context.Context) error {
 	return c.during(ctx, func() error {
-		kind, payload, err := ReadFrame(&withUsers{c})
+		kind, payload, users, err := ReadFrameAndFile(c.conn)
+		c.users = users
 		if err != nil {
 			return err
 		}
@@ -131,40 +132,6 @@ func (c *Conn) hello(ctx context.Context) error {
 		c.version, err = wire.DecodeHello(payload)
 		return err
 	})
-}
-
-// withUsers reads a connection, and keeps the user namespace that comes with what it reads.
-type withUsers struct{ c *Conn }
-
-func (w *withUsers) Read(b []byte) (int, error) {
-	rights := make([]byte, unix.CmsgSpace(4))
-	n, rightsLen, _, _, err := w.c.conn.ReadMsgUnix(b, rights)
-	if err != nil {
-		return n, err
-	}
-	if n == 0 && len(b) > 0 {
-		return 0, io.EOF
-	}
-	messages, err := unix.ParseSocketControlMessage(rights[:rightsLen])
-	if err != nil {
-		return n, err
-	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return n, err
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			f := os.NewFile(uintptr(fd), "user namespace")
-			if w.c.users != nil {
-				_ = f.Close()
-				continue
-			}
-			w.c.users = f
-		}
-	}
-	return n, nil
 }
 
 // Users returns the user namespace of the slot; nil if that is the host's. It belongs to the connection.
@@ -272,6 +239,54 @@ func ReadFrame(r io.Reader) (wire.Type, string, error) {
 		return 0, "", errors.Join(io.ErrUnexpectedEOF, err)
 	}
 	return kind, string(payload), nil
+}
+
+// ReadFrameAndFile reads a frame of sandbox-init, and the descriptor that came with it; nil if none did. The caller closes that in any case.
+func ReadFrameAndFile(conn *net.UnixConn) (wire.Type, string, *os.File, error) {
+	r := withRights{conn: conn}
+	kind, payload, err := ReadFrame(&r)
+	return kind, payload, r.file, err
+}
+
+// withRights reads a connection, and keeps the first descriptor that comes with what it reads.
+type withRights struct {
+	conn *net.UnixConn
+	file *os.File
+}
+
+// Read implements io.Reader.
+func (r *withRights) Read(b []byte) (int, error) {
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, length, _, _, err := r.conn.ReadMsgUnix(b, rights)
+	if err != nil {
+		return n, err
+	}
+	if n == 0 && len(b) > 0 {
+		return 0, io.EOF
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:length])
+	if err != nil {
+		return n, err
+	}
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			return n, err
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			if r.file != nil {
+				_ = unix.Close(fd)
+				continue
+			}
+			// Not blocking, so that closing a terminal ends what waits for its input.
+			if err := unix.SetNonblock(fd, true); err != nil {
+				return n, errors.Join(err, unix.Close(fd))
+			}
+			r.file = os.NewFile(uintptr(fd), "descriptor")
+		}
+	}
+	return n, nil
 }
 
 // unexpected returns the error for a frame that is not the expected one. It is usually a failure.
