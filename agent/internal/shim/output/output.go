@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
@@ -28,6 +29,8 @@ const (
 	// trimEvery is how many bytes are written between two checks of the size.
 	trimEvery = 1 << 20
 	chunk     = 32 << 10
+	// arrival is how often a client is looked for that opens its FIFO after the last output.
+	arrival = 10 * time.Millisecond
 )
 
 var buffers = sync.Pool{New: func() any { return new([chunk]byte) }} //nolint:gochecknoglobals // a cache
@@ -169,7 +172,7 @@ func (s *Streams) Started() {
 }
 
 func (s *Streams) copy(t target, limit *rate.Limiter) {
-	defer t.end()
+	defer s.end(t)
 	trim := trimmer(t.to)
 	conn, err := t.pipe.SyscallConn()
 	if err != nil {
@@ -209,15 +212,35 @@ func (s *Streams) copy(t target, limit *rate.Limiter) {
 	}
 }
 
-// end ends the output of a client that reads it. The FIFO of one that has not come yet keeps what was written until Close.
-func (t target) end() {
+// end ends the output for the client that reads it. The FIFO of one that has not come yet keeps what was written until it comes, or until Close.
+func (s *Streams) end(t target) {
 	if t.reader == nil {
 		return
 	}
 	_ = t.reader.Close()
+	if t.read() {
+		_ = t.to.Close()
+		return
+	}
+	go func() {
+		ticker := time.NewTicker(arrival)
+		defer ticker.Stop()
+		for !t.read() { // the kernel has no event for this
+			select {
+			case <-ticker.C:
+			case <-s.ctx.Done():
+				return
+			}
+		}
+		_ = t.to.Close()
+	}()
+}
+
+// read reports whether a client has opened the FIFO.
+func (t target) read() bool {
 	conn, err := t.to.SyscallConn()
 	if err != nil {
-		return
+		return false
 	}
 	read := false
 	_ = conn.Control(func(fd uintptr) {
@@ -225,9 +248,7 @@ func (t target) end() {
 		n, _ := unix.Poll(fds, 0) // POLLERR if it has no reader
 		read = n == 0
 	})
-	if read {
-		_ = t.to.Close()
-	}
+	return read
 }
 
 // trimmer returns what frees the oldest part of a log that takes more than twice its bound: its agent, which trims it to the bound, does not

@@ -186,7 +186,7 @@ func TestClient(t *testing.T) {
 	require.Equal(t, "printed", string(out))
 }
 
-// TestClientComesLate: what a process has printed waits for its client until the streams are closed.
+// TestClientComesLate: what a process has printed waits for its client, which reads it and its end before the streams are closed.
 func TestClientComesLate(t *testing.T) {
 	stdout := filepath.Join(t.TempDir(), "fifo")
 	require.NoError(t, unix.Mkfifo(stdout, 0o600))
@@ -200,10 +200,11 @@ func TestClientComesLate(t *testing.T) {
 	reader, err := os.OpenFile(stdout, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	require.NoError(t, err)
 	defer reader.Close()
-	s.Close()
+	require.NoError(t, reader.SetReadDeadline(time.Now().Add(testkit.Timeout)))
 	out, err := io.ReadAll(reader)
 	require.NoError(t, err)
 	require.Equal(t, "printed", string(out))
+	s.Close()
 }
 
 // TestCloseEndsInput: streams are closed while their client keeps the input open, and writes more than the process reads.
