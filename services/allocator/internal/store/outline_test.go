@@ -51,7 +51,7 @@ func TestOutline(t *testing.T) {
 	require.Equal(t, sandboxv1.Phase_PHASE_EXPIRED, item.Sandbox.GetStatus().GetPhase())
 }
 
-// TestOutlineOrder: whatever comes after an outline, no older state replaces a newer one, and no deleted sandbox is shown again.
+// TestOutlineOrder: no older state replaces a newer one, and no deleted sandbox is shown again.
 func TestOutlineOrder(t *testing.T) {
 	get := func(s *store.Store) string {
 		item, ok := s.Get(key)
