@@ -23,28 +23,28 @@ func (a *App) start(ctx context.Context, p *parts) error {
 	if percent < 0 || percent > startGCPercent { // by GOGC
 		debug.SetGCPercent(percent)
 	}
-	a.fill(ctx, p)
-	debug.SetGCPercent(percent)
-	debug.FreeOSMemory()
+	ready := a.awaitOutlines(ctx, p)
+	debug.SetGCPercent(percent) // the rest is not urgent
+	if ready {
+		close(p.fill)
+		select {
+		case <-p.source.sandboxes.Filled():
+			debug.FreeOSMemory()
+		case <-ctx.Done():
+		}
+	}
 	<-ctx.Done()
 	return nil
 }
 
-// fill has the custom resources read in full, and waits for that.
-func (a *App) fill(ctx context.Context, p *parts) {
+// awaitOutlines waits until the custom resources may be read in full, and returns whether that was before ctx ended.
+func (a *App) awaitOutlines(ctx context.Context, p *parts) bool {
 	select {
 	case <-ctx.Done():
-		return
+		return false
 	case <-p.synced:
 	}
-	if p.store.Len() > fillAtOnce && !a.awaitReports(ctx, p, fillTimeout) {
-		return
-	}
-	close(p.fill)
-	select {
-	case <-p.source.sandboxes.Filled():
-	case <-ctx.Done():
-	}
+	return p.store.Len() <= fillAtOnce || a.awaitReports(ctx, p, fillTimeout)
 }
 
 // awaitReports waits until all agents have reported to a process that knows of all, or have had the timeout to do so, and returns whether
