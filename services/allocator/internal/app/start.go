@@ -9,7 +9,7 @@ import (
 const (
 	// startGCPercent is how much garbage may pile up while a process starts, of what is kept: most of what it keeps it reads then, and
 	// each collection visits all of that again.
-	startGCPercent = 100
+	startGCPercent = 60
 	// fillAtOnce is the number of custom resources that are read in full without a delay: that takes the API server a second. More wait
 	// for the reports of agents, which an allocator needs first, but not longer than fillTimeout.
 	fillAtOnce  = 5000
