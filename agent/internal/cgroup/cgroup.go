@@ -232,9 +232,8 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 			return err
 		}
 	}
-	if sig == unix.SIGKILL && !t.unified {
-		// A process of a legacy cgroup that is frozen does not even end.
-		_ = write(filepath.Join(t.root, "freezer", path, "freezer.state"), "THAWED")
+	if sig == unix.SIGKILL {
+		_ = t.Thaw(path)
 	}
 	// Each round kills what the one before has missed because it was just being started.
 	for round := range killRounds {
@@ -253,6 +252,18 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 		<-time.After(time.Millisecond * time.Duration(1+round/10))
 	}
 	return fmt.Errorf("killing the processes of cgroup %s: some are left", path)
+}
+
+// Thaw lets the processes of a cgroup end: one of a legacy cgroup that is frozen does not even end when it is killed.
+func (t *Tree) Thaw(path string) error {
+	if t.unified {
+		return nil
+	}
+	err := write(filepath.Join(t.root, "freezer", path, "freezer.state"), "THAWED")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // freezePoll is the interval at which the state of a cgroup that is being frozen is read.

@@ -180,12 +180,14 @@ func (s *Service) settle(c *container) {
 	}
 }
 
-// kill kills the container's processes, frozen or not. One that was not attached to its cgroup yet is killed as well.
+// kill kills the container's processes, frozen or not: its first process takes those of its PID namespace with it. What is just entering the
+// container is left to settle.
 func (s *Service) kill(c *container) error {
-	if err := c.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
+	err := s.cgroups.Thaw(c.plan.Cgroup)
+	if signalErr := c.init.Signal(unix.SIGKILL); !errors.Is(signalErr, os.ErrProcessDone) {
+		err = errors.Join(err, signalErr)
 	}
-	return s.cgroups.Signal(c.plan.Cgroup, unix.SIGKILL)
+	return err
 }
 
 // Remove kills what is left in the cgroup of a container, and removes it.
