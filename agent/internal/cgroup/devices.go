@@ -39,12 +39,11 @@ func (t *Tree) limitDevices(path string) error {
 		}
 		return fmt.Sprint(n)
 	}
+	var allowed []string
 	for _, r := range devices() {
-		if err := write(filepath.Join(dir, "devices.allow"), r.kind+" "+number(r.major)+":"+number(r.minor)+" "+r.access); err != nil {
-			return err
-		}
+		allowed = append(allowed, r.kind+" "+number(r.major)+":"+number(r.minor)+" "+r.access)
 	}
-	return nil
+	return write(filepath.Join(dir, "devices.allow"), allowed...)
 }
 
 // devices2 returns the rules for the unified hierarchy: the first denies all others.

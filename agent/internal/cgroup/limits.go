@@ -24,7 +24,7 @@ type setting struct {
 func (t *Tree) Limit(path string, r *specs.LinuxResources) error {
 	for _, s := range settings(r, t.unified) {
 		file := filepath.Join(t.root, s.controller, path, s.file)
-		err := os.WriteFile(file, []byte(s.value), 0)
+		err := write(file, s.value)
 		if s.optional && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
