@@ -34,7 +34,12 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	}
 	// Closing the connection ends the slot, unless the claim has succeeded.
 	defer held.close()
-	_, img, spec, err := r.prepareSpec(ctx, c, reached)
+	img, confirm, err := r.presumeImage(ctx, c.Image)
+	if err != nil {
+		return err
+	}
+	reached(runtime.StageImage)
+	_, spec, err := r.buildSpec(ctx, c, img)
 	if err != nil {
 		return err
 	}
@@ -46,10 +51,14 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	// As in Create, calls that were sent are waited for.
 	sent, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	if err := r.handOver(sent, c, held, img, spec, request, reached); err != nil {
-		return err
+	err = r.handOver(sent, c, held, img, spec, request, reached)
+	if changed := confirm(); changed != nil && ctx.Err() == nil {
+		return errors.Join(runtime.ErrSlotLost, changed, err) // the cold path finds out which image the name has now
 	}
-	if err := ctx.Err(); err != nil {
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
 		return err
 	}
 	_, span := obs.Tracer().Start(ctx, "go")

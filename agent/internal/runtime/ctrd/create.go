@@ -73,20 +73,26 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	return nil
 }
 
-// prepareSpec makes sure that the image is on the node and builds the container's spec, whichever way it is started.
+// prepareSpec makes sure that the image is on the node and builds the container's spec.
 func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (*pod, *image, *specs.Spec, error) {
-	p, err := r.pods.find(ctx)
-	if err != nil {
-		return nil, nil, nil, err
-	}
 	img, err := r.ensureImage(ctx, c.Image)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	reached(runtime.StageImage)
+	p, spec, err := r.buildSpec(ctx, c, img)
+	return p, img, spec, err
+}
+
+// buildSpec builds the spec of a container, whichever way it is started.
+func (r *Runtime) buildSpec(ctx context.Context, c runtime.Container, img *image) (*pod, *specs.Spec, error) {
+	p, err := r.pods.find(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	c.Limits.CPUMillis = r.boundCPU(c.Limits.CPUMillis, p.cgroup(c.ID))
 	spec, err := r.specs.sandbox(ctx, c, img, p)
-	return p, img, spec, err
+	return p, spec, err
 }
 
 // rootfs creates the snapshot and the record. If a record of this id exists, the error is AlreadyExists, and the snapshot,

@@ -53,6 +53,7 @@ func newImageStore(cfg Config, users *userNamespaces) *imageStore {
 type imageCache struct {
 	mu     sync.Mutex
 	images map[digest.Digest]image
+	names  map[string]digest.Digest // as they were when they were read last
 	users  map[userKey]resolvedUser
 	bytes  int
 }
@@ -65,16 +66,68 @@ const (
 )
 
 func newImageCache() *imageCache {
-	return &imageCache{images: map[digest.Digest]image{}, users: map[userKey]resolvedUser{}}
+	return &imageCache{images: map[digest.Digest]image{}, names: map[string]digest.Digest{}, users: map[userKey]resolvedUser{}}
 }
 
 // reserve makes room for one more entry. mu is held.
 func (c *imageCache) reserve(bytes int) {
-	if c.bytes += bytes; c.bytes > maxCachedBytes || len(c.images)+len(c.users) >= maxCached {
+	if c.bytes += bytes; c.bytes > maxCachedBytes || len(c.images)+len(c.names)+len(c.users) >= maxCached {
 		clear(c.images)
+		clear(c.names)
 		clear(c.users)
 		c.bytes = bytes
 	}
+}
+
+// named returns the image that had a name when it was read last; nil if it is not known.
+func (c *imageCache) named(name string) *image {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	img, ok := c.images[c.names[name]]
+	if !ok {
+		return nil
+	}
+	img.name = name
+	return &img
+}
+
+// name records the target of a name; an empty one is none.
+func (c *imageCache) name(name string, target digest.Digest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if target == "" {
+		delete(c.names, name)
+	} else if c.names[name] != target {
+		c.reserve(0)
+		c.names[name] = target
+	}
+}
+
+// errImageChanged means that a name has another image than it had.
+var errImageChanged = errors.New("the image has changed")
+
+// presumeImage is ensureImage for a caller that can turn back: it returns the image that the name had when it was read last, if there is one, while
+// containerd is asked. The caller calls confirm before anything of the image is run.
+func (r *imageStore) presumeImage(ctx context.Context, ref string) (img *image, confirm func() error, err error) {
+	name, err := runtime.NormalizeImage(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	if img = r.cache.named(name); img == nil || r.config.VerifyImages {
+		img, err = r.ensureImage(ctx, ref)
+		return img, func() error { return nil }, err
+	}
+	answer := make(chan error, 1)
+	go func() {
+		ctx, span := obs.Tracer().Start(ctx, "image")
+		defer span.End()
+		now, err := r.localImage(ctx, name)
+		if err == nil && now.target != img.target {
+			err = fmt.Errorf("%w: %s", errImageChanged, name)
+		}
+		answer <- err
+	}()
+	return img, func() error { return <-answer }, nil
 }
 
 // ensureImage returns the image, and pulls it if it is not on the node. With VerifyImages, one that is there is used only if the
@@ -104,15 +157,21 @@ func (r *imageStore) ensureImage(ctx context.Context, ref string) (*image, error
 }
 
 // localImage returns an image that is on the node, with its configuration. NotFound: it is not, or not completely.
-func (r *imageStore) localImage(ctx context.Context, name string) (*image, error) {
+func (r *imageStore) localImage(ctx context.Context, name string) (_ *image, err error) {
 	meta, err := r.client.ImageService().Get(ctx, name)
 	if err != nil {
 		if errdefs.IsNotFound(err) {
+			r.cache.name(name, "")
 			return nil, err
 		}
 		return nil, classify(err, "reading image %s", name)
 	}
 	c := r.cache
+	defer func() {
+		if err == nil {
+			c.name(name, meta.Target.Digest)
+		}
+	}()
 	c.mu.Lock()
 	img, ok := c.images[meta.Target.Digest]
 	c.mu.Unlock()

@@ -101,17 +101,24 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 	return err
 }
 
-// TestMovedTagIsClaimedAsItIsNow moves a tag between two claims.
+// TestMovedTagIsClaimedAsItIsNow moves a tag between two claims: nothing is run of the image that it had, and the next claim has the other one.
 func TestMovedTagIsClaimedAsItIsNow(t *testing.T) {
 	s := containerd.Start(t)
 	r := withSlots(t, s)
 	const name = "docker.io/library/moves:test"
-	for _, command := range []string{"/first", "/second"} { // which the image before does not have
-		s.Import(t, name, containerd.Image(t, containerd.WithFile(command, "#!/bin/sh\n", 0o755)))
+	claim := func(command string) error {
 		b := box(t, s, true, "moves:test", command)
-		require.NoError(t, launch(t.Context(), r, b))
+		err := launch(t.Context(), r, b)
 		require.NoError(t, r.Delete(t.Context(), b.ID))
+		return err
 	}
+	s.Import(t, name, containerd.Image(t, containerd.WithFile("/first", "#!/bin/sh\n", 0o755)))
+	require.NoError(t, claim("/first"))
+	s.Import(t, name, containerd.Image(t, containerd.WithFile("/second", "#!/bin/sh\n", 0o755))) // which the one before does not have
+	require.ErrorIs(t, claim("/second"), runtime.ErrSlotLost)
+	require.NoError(t, claim("/second"))
+	require.NoError(t, s.Client.ImageService().Delete(t.Context(), name))
+	require.ErrorIs(t, claim("/second"), runtime.ErrSlotLost, "removed")
 }
 
 // TestClaimLeavesNoTraceOfSlot searches, from inside a claimed slot, for everything that a slot has and a sandbox must not
