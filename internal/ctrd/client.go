@@ -43,6 +43,9 @@ const (
 	LimitFile = node.LimitFile
 	// ClaimDir is the private directory of a slot whose claim is not complete.
 	ClaimDir = "claim"
+	// ClaimedDir is its name once the claim is complete. It is removed with the container: while a namespace may still have it mounted, the
+	// kernel takes several milliseconds for that.
+	ClaimedDir = "claimed"
 	// NewLogPrefix, with the owner and a dash, begins the name of a log directory that is being created.
 	NewLogPrefix = ".new-"
 )

@@ -191,12 +191,15 @@ func TestRemovePiece(t *testing.T) {
 	}
 }
 
-func TestKeepLogRemovesClaimDir(t *testing.T) {
+func TestKeepLogRemovesDirOfClaim(t *testing.T) {
 	r := newNode(t, &host{status: task.Status_STOPPED})
 	r.HostProc, r.KeepLog = "", true
-	put(t, filepath.Join(r.LogRoot, sandboxA, "claim", "s"))
+	for _, dir := range []string{"claim", "claimed"} {
+		put(t, filepath.Join(r.LogRoot, sandboxA, dir, "s"))
+	}
 	require.NoError(t, r.Remove(t.Context(), sandboxA))
 	require.False(t, exists(filepath.Join(r.LogRoot, sandboxA, "claim")))
+	require.False(t, exists(filepath.Join(r.LogRoot, sandboxA, "claimed")))
 	require.True(t, exists(filepath.Join(r.LogRoot, sandboxA, "owner")))
 	require.False(t, exists(filepath.Join(r.FIFORoot, "1")))
 }

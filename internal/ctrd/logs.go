@@ -93,17 +93,20 @@ func (l logs) remove(id string) error {
 		return nil
 	}
 	dir := filepath.Join(l.root, id)
+	dirs := []string{dir}
 	if l.keep {
-		dir = filepath.Join(dir, ClaimDir)
+		dirs = []string{filepath.Join(dir, ClaimDir), filepath.Join(dir, ClaimedDir)}
 	}
-	var err error
-	for range logAttempts {
-		if err = os.RemoveAll(dir); !errors.Is(err, syscall.ENOTEMPTY) {
-			break
+	for _, dir := range dirs {
+		var err error
+		for range logAttempts {
+			if err = os.RemoveAll(dir); !errors.Is(err, syscall.ENOTEMPTY) {
+				break
+			}
 		}
-	}
-	if err != nil {
-		return fmt.Errorf("removing the log of container %s: %w", id, err)
+		if err != nil {
+			return fmt.Errorf("removing the log of container %s: %w", id, err)
+		}
 	}
 	return nil
 }

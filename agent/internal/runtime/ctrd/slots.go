@@ -3,6 +3,7 @@ package ctrd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -277,7 +278,9 @@ func (r *Runtime) WarmSlot(ctx context.Context, id, image string) error {
 
 // SlotClaimed removes the evidence that the claim is not complete.
 func (r *Runtime) SlotClaimed(id string) error {
-	if err := os.RemoveAll(r.claimDir(id)); err != nil {
+	dir := r.claimDir(id)
+	err := os.Rename(dir, filepath.Join(filepath.Dir(dir), shared.ClaimedDir))
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // it was complete before
 		return fmt.Errorf("completing the claim of slot %s: %w", id, err)
 	}
 	return nil
