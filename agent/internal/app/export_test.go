@@ -18,5 +18,10 @@ func (c *Config) LimitMemory(ctx context.Context, l memoryLimiter) { c.limitMemo
 
 // Watch runs a monitor until ctx ends.
 func Watch(ctx context.Context, r runtime.Runtime, m *sandbox.Manager, s *status.Hub, c clock.WithTicker) error {
-	return (&monitor{runtime: r, manager: m, status: s, ready: func(bool) {}, clock: c}).run(ctx)
+	return WatchUsers(ctx, r, m, s, c, nil)
+}
+
+// WatchUsers is Watch with what the runtime says of user namespaces.
+func WatchUsers(ctx context.Context, r runtime.Runtime, m *sandbox.Manager, s *status.Hub, c clock.WithTicker, users func() (bool, string)) error {
+	return (&monitor{runtime: r, manager: m, status: s, ready: func(bool) {}, clock: c, users: users}).run(ctx)
 }

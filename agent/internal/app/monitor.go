@@ -56,6 +56,8 @@ type monitor struct {
 	adopted func(context.Context)
 	// apparmor, if not nil, returns whether sandboxes have the AppArmor profile.
 	apparmor func() apparmor.Status
+	// users, if not nil, returns whether sandboxes have user namespaces, and why not although their pool asks for them.
+	users func() (on bool, offReason string)
 }
 
 func (m *monitor) run(ctx context.Context) error {
@@ -97,20 +99,25 @@ func (m *monitor) adopt(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	m.reportAppArmor(ctx)
+	m.reportConfinement(ctx)
 	m.manager.SetAccepting(true, "")
 	m.ready(true)
 	return true
 }
 
-// reportAppArmor reports whether sandboxes have the AppArmor profile, if that changed.
-func (m *monitor) reportAppArmor(ctx context.Context) {
-	if m.apparmor == nil {
-		return
+// reportConfinement reports whether sandboxes have the AppArmor profile and user namespaces, if that changed.
+func (m *monitor) reportConfinement(ctx context.Context) {
+	log := logr.FromContextOrDiscard(ctx)
+	if m.apparmor != nil {
+		s := m.apparmor()
+		if m.status.SetAppArmor(&agentv1.AppArmorStatus{Profile: s.Profile, OffReason: s.Off}) {
+			log.Info("AppArmor of sandboxes", obs.KeyName, s.Profile, obs.KeyReason, s.Off)
+		}
 	}
-	s := m.apparmor()
-	if m.status.SetAppArmor(&agentv1.AppArmorStatus{Profile: s.Profile, OffReason: s.Off}) {
-		logr.FromContextOrDiscard(ctx).Info("AppArmor of sandboxes", obs.KeyName, s.Profile, obs.KeyReason, s.Off)
+	if m.users != nil {
+		if on, off := m.users(); m.status.SetUserNamespaces(on, off) {
+			log.Info("user namespaces of sandboxes", obs.KeyUserNamespaces, on, obs.KeyReason, off)
+		}
 	}
 }
 
@@ -124,8 +131,8 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
-		m.reportAppArmor(ctx)
 		err := m.ping(ctx)
+		m.reportConfinement(ctx)
 		if ctx.Err() != nil {
 			return
 		}

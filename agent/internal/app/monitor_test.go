@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,16 +47,7 @@ func TestSlowContainerdIsNotLost(t *testing.T) {
 		}
 		return answers[pings-1]
 	})
-	dir, err := state.Open(t.TempDir())
-	require.NoError(t, err)
-	tombstones, err := dir.Sub("tombstones")
-	require.NoError(t, err)
-	hub := status.New(nil)
-	m, err := sandbox.New(sandbox.Config{
-		Status:  hub,
-		Runtime: rt, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), Info: &agentv1.AgentInfo{PodUid: "me"}, State: dir, Tombstones: tombstones,
-	})
-	require.NoError(t, err)
+	m, hub := newManager(t, rt)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- app.Watch(ctx, rt, m, hub, clock) }()
@@ -87,4 +79,56 @@ func TestSlowContainerdIsNotLost(t *testing.T) {
 		require.Nil(t, d)
 	default:
 	}
+}
+
+// newManager returns a manager of sandboxes of a runtime, and the hub that it reports to.
+func newManager(t *testing.T, rt *fake.Runtime) (*sandbox.Manager, *status.Hub) {
+	t.Helper()
+	dir, err := state.Open(t.TempDir())
+	require.NoError(t, err)
+	tombstones, err := dir.Sub("tombstones")
+	require.NoError(t, err)
+	hub := status.New(&agentv1.AgentInfo{PodUid: "me"})
+	m, err := sandbox.New(sandbox.Config{
+		Status:  hub,
+		Runtime: rt, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), Info: &agentv1.AgentInfo{PodUid: "me"}, State: dir, Tombstones: tombstones,
+	})
+	require.NoError(t, err)
+	return m, hub
+}
+
+// TestUserNamespacesAreReported: what a further try finds reaches those who watch already.
+func TestUserNamespacesAreReported(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	rt, clock := fake.New(nil), clocktesting.NewFakeClock(time.Unix(1000, 0))
+	m, hub := newManager(t, rt)
+	var on atomic.Bool
+	users := func() (bool, string) {
+		if on.Load() {
+			return true, ""
+		}
+		return false, "no memory"
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- app.WatchUsers(ctx, rt, m, hub, clock, users) }()
+	require.Eventually(t, m.Accepting, testkit.Timeout, testkit.Tick)
+	watcher, err := hub.Watch()
+	require.NoError(t, err)
+	defer hub.Unwatch(watcher)
+	require.Equal(t, "no memory", watcher.Snapshot.GetInfo().GetUserNamespacesOffReason())
+	on.Store(true)
+	require.Eventually(t, func() bool {
+		if clock.HasWaiters() {
+			clock.Step(time.Second)
+		}
+		return hub.Snapshot().GetInfo().GetUserNamespaces()
+	}, testkit.Timeout, testkit.Tick)
+	info := (<-watcher.Deltas()).GetInfo()
+	require.True(t, info.GetUserNamespaces())
+	require.Empty(t, info.GetUserNamespacesOffReason())
+	require.Equal(t, "me", info.GetPodUid(), "all properties")
+	stop()
+	require.NoError(t, <-done)
+	require.NoError(t, m.Close(context.Background()))
 }

@@ -146,8 +146,10 @@ func (r *Runtime) Close() {
 	r.slots.endAll()
 }
 
-// Ping asks containerd for its version and finds the agent's Pod. It fails if the pool requires what the node does not have.
+// Ping asks containerd for its version and finds the agent's Pod. It fails if the pool requires what the node does not have. What the node
+// could not do is tried again at times.
 func (r *Runtime) Ping(ctx context.Context) error {
+	r.users.recheck()
 	if err := r.users.unusable(); err != nil {
 		return err
 	}

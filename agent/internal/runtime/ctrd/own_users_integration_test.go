@@ -8,14 +8,17 @@ import (
 	goruntime "runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
@@ -246,6 +249,52 @@ func TestWithoutIDMappedMounts(t *testing.T) {
 		err := launch(t.Context(), required, b)
 		require.True(t, errdefs.IsFailedPrecondition(err), "%v", err)
 		require.NoError(t, required.Delete(t.Context(), b.ID))
+	}
+}
+
+// laterClock is the real clock, ahead by what a test says.
+type laterClock struct {
+	clock.RealClock
+
+	ahead atomic.Int64
+}
+
+func (c *laterClock) Now() time.Time                  { return c.RealClock.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *laterClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// TestUserNamespacesAreTriedAgain: the first try fails for a moment. Half a minute later containers have user namespaces, and a slot that was
+// started without one is not claimed.
+func TestUserNamespacesAreTriedAgain(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	change, later := mapped(t, s), &laterClock{}
+	r := newRuntime(t, s, func(c *ctrd.Config) { change(c); c.Users, c.Clock = ctrd.UsersAuto, later })
+	done := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // the thread ends with this function
+		err := without("mount_setattr")
+		if err == nil {
+			r.UsersOff()
+		}
+		done <- err
+	}()
+	require.NoError(t, <-done)
+	old := box(t, s, true, containerd.Busybox, "sleep", "1000")
+	require.NoError(t, startSlot(t.Context(), r, old))
+	require.NoError(t, r.Ping(t.Context()))
+	require.False(t, r.Users(), "too early")
+	later.ahead.Store(int64(30 * time.Second))
+	require.NoError(t, r.Ping(t.Context()))
+	require.True(t, r.Users())
+	require.Empty(t, r.UsersOff())
+	err := r.Claim(t.Context(), old, func(runtime.Stage) {})
+	require.ErrorIs(t, err, runtime.ErrSlotLost)
+	require.NoError(t, r.Delete(t.Context(), old.ID))
+	for _, id := range started(t, s, r, 2) {
+		info, err := s.Client.ContainerService().Get(t.Context(), id)
+		require.NoError(t, err)
+		require.Contains(t, string(info.Spec.GetValue()), `"uidMappings"`)
+		require.NoError(t, r.Delete(t.Context(), id))
 	}
 }
 
