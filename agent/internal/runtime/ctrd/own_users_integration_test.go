@@ -98,6 +98,25 @@ by name
 	require.NotEqual(t, firsts[0], firsts[1], "no two sandboxes have the same users")
 }
 
+// TestUserNamespaceOfUnmappedFiles: a file of the host on a file system without id-mapped mounts, such as the /etc/hosts of a Pod on an old kernel's
+// tmpfs, is there in a sandbox, and belongs to no user of it.
+func TestUserNamespaceOfUnmappedFiles(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount("ramfs", dir, "ramfs", 0, "mode=755"))
+	defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()
+	r := newRuntime(t, s, mapped(t, s))
+	for _, slot := range []bool{false, true} {
+		b := box(t, s, slot, containerd.Busybox, "sh", "-c", "cat /etc/hostname; stat -c '%u:%g %a' /etc/hostname; echo x 2>/dev/null >/etc/hostname || echo read-only")
+		b.HostnamePath = filepath.Join(dir, b.ID)
+		require.NoError(t, os.WriteFile(b.HostnamePath, []byte("box\n"), 0o644)) //nolint:gosec // any user of the sandbox reads it
+		out, _ := printed(t, s, r, b)
+		require.Equal(t, "box\n65534:65534 644\nread-only\n", out)
+		require.NoError(t, r.Delete(t.Context(), b.ID))
+	}
+}
+
 // TestUserNamespacePorts: root in a network namespace of its own may use all its ports.
 func TestUserNamespacePorts(t *testing.T) {
 	s := containerd.Start(t)
