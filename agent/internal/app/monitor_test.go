@@ -50,7 +50,7 @@ func TestSlowContainerdIsNotLost(t *testing.T) {
 	m, hub := newManager(t, rt)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- app.Watch(ctx, rt, m, hub, clock) }()
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock, app.Hooks{}) }()
 	require.Eventually(t, m.Accepting, testkit.Timeout, testkit.Tick)
 	watcher, err := hub.Watch()
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestUserNamespacesAreReported(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- app.WatchUsers(ctx, rt, m, hub, clock, users) }()
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock, app.Hooks{Users: users}) }()
 	require.Eventually(t, m.Accepting, testkit.Timeout, testkit.Tick)
 	watcher, err := hub.Watch()
 	require.NoError(t, err)
@@ -128,6 +128,51 @@ func TestUserNamespacesAreReported(t *testing.T) {
 	require.True(t, info.GetUserNamespaces())
 	require.Empty(t, info.GetUserNamespacesOffReason())
 	require.Equal(t, "me", info.GetPodUid(), "all properties")
+	stop()
+	require.NoError(t, <-done)
+	require.NoError(t, m.Close(context.Background()))
+}
+
+// TestNodeThatCannotRunSandboxes: containerd answers, and lacks what new sandboxes need. The agent serves what it has, is ready, and says why it
+// accepts none; it accepts some as soon as the node can run them. A containerd that is lost makes it not ready.
+func TestNodeThatCannotRunSandboxes(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	rt, clock := fake.New(nil), clocktesting.NewFakeClock(time.Unix(1000, 0))
+	var answer atomic.Pointer[fault.Error]
+	rt.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if err := answer.Load(); err != nil && op == fake.OpPing {
+			return err
+		}
+		return nil
+	})
+	answer.Store(fault.New(errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, "containerd is too old"))
+	m, hub := newManager(t, rt)
+	var ready atomic.Bool
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock, app.Hooks{Ready: ready.Store}) }()
+	require.Eventually(t, ready.Load, testkit.Timeout, testkit.Tick)
+	watcher, err := hub.Watch()
+	require.NoError(t, err, "the sandboxes are adopted")
+	hub.Unwatch(watcher)
+	require.False(t, watcher.Snapshot.GetAccepting())
+	require.Equal(t, "RUNTIME_UNAVAILABLE: containerd is too old", watcher.Snapshot.GetNotAcceptingReason())
+	becomes := func(accepting, isReady bool) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			if clock.HasWaiters() {
+				clock.Step(time.Second)
+			}
+			return m.Accepting() == accepting && ready.Load() == isReady
+		}, testkit.Timeout, testkit.Tick)
+	}
+	answer.Store(nil)
+	becomes(true, true)
+	answer.Store(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd cannot be reached"))
+	becomes(false, false)
+	answer.Store(fault.New(errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, "containerd is too old"))
+	becomes(false, true)
+	require.Equal(t, "RUNTIME_UNAVAILABLE: containerd is too old", hub.Snapshot().GetNotAcceptingReason())
 	stop()
 	require.NoError(t, <-done)
 	require.NoError(t, m.Close(context.Background()))

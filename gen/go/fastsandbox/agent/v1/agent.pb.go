@@ -1026,7 +1026,8 @@ type AgentSnapshot struct {
 	Images []string `protobuf:"bytes,3,rep,name=images,proto3" json:"images,omitempty"`
 	// Whether it accepts new sandboxes.
 	Accepting bool `protobuf:"varint,4,opt,name=accepting,proto3" json:"accepting,omitempty"`
-	// Why it accepts none: `Draining` after Drain. Empty while it accepts.
+	// Why it accepts none: `Draining` after Drain, or `RUNTIME_UNAVAILABLE: ` and a text for people if its container runtime cannot run
+	// new sandboxes. Empty while it accepts.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
 	// All its tombstones.
 	Tombstones []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
@@ -1199,7 +1200,8 @@ type AgentDelta struct {
 	ImagesRemoved []string `protobuf:"bytes,3,rep,name=images_removed,json=imagesRemoved,proto3" json:"images_removed,omitempty"`
 	// Whether it accepts new sandboxes, if that changed.
 	Accepting *bool `protobuf:"varint,4,opt,name=accepting,proto3,oneof" json:"accepting,omitempty"`
-	// Why it accepts none: `Draining` after Drain. Empty while it accepts.
+	// Why it accepts none: `Draining` after Drain, or `RUNTIME_UNAVAILABLE: ` and a text for people if its container runtime cannot run
+	// new sandboxes. Empty while it accepts.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
 	// New tombstones.
 	TombstonesAdded []*Tombstone `protobuf:"bytes,6,rep,name=tombstones_added,json=tombstonesAdded,proto3" json:"tombstones_added,omitempty"`
