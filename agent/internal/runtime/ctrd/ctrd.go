@@ -142,10 +142,11 @@ func New(cfg Config) *Runtime {
 	}
 }
 
-// Close cancels the pulls that still run, waits for them, and ends all free slots.
+// Close cancels the pulls that still run, waits for them, ends all free slots, and ends the use of the installed shim.
 func (r *Runtime) Close() {
 	r.pulls.close()
 	r.slots.endAll()
+	r.slotRoots.closeShim()
 }
 
 // Ping asks containerd for its version and finds the agent's Pod. It fails if the pool requires what the node does not have. What the node
