@@ -138,7 +138,7 @@ func TestCollectKeeps(t *testing.T) {
 	n := newNode(t)
 	agent, version := n.install(t, "one")
 	agent.Close()
-	require.NoError(t, os.MkdirAll(filepath.Join(n.dir, "shim-earlier"), 0o755))   // of an agent without locks
+	require.NoError(t, os.MkdirAll(filepath.Join(n.dir, "shim-earlier"), 0o755))     // of an agent without locks
 	require.NoError(t, os.MkdirAll(filepath.Join(n.dir, "0123456789abcdef"), 0o755)) // the root of slots
 	require.NoError(t, os.MkdirAll(filepath.Join(n.dir, ".old-1/shim-2"), 0o755))
 	require.Empty(t, n.collect(t, 0))

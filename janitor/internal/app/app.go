@@ -75,7 +75,9 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 	g.Go("logs", func(ctx context.Context) error { return trimLogs(ctx, cfg.LogRoot, clock.RealClock{}) })
 	if cfg.SlotRoot != "" {
 		collector := shim.NewCollector(shim.Config{Dir: cfg.SlotRoot, InUse: remover.ShimsInUse, Grace: cfg.Policy.LeftoverGrace, Clock: clock.RealClock{}})
-		g.Go("shims", func(ctx context.Context) error { return collectShims(ctx, collector, cfg.ScanInterval, clock.RealClock{}) })
+		g.Go("shims", func(ctx context.Context) error {
+			return collectShims(ctx, collector, cfg.ScanInterval, clock.RealClock{})
+		})
 	}
 	g.Go("readiness", p.readiness)
 	g.After("informers", p.source.run)

@@ -110,7 +110,7 @@ func TestUserNamespaceOfUnmappedFiles(t *testing.T) {
 	for _, slot := range []bool{false, true} {
 		b := box(t, s, slot, containerd.Busybox, "sh", "-c", "cat /etc/hostname; stat -c '%u:%g %a' /etc/hostname; echo x 2>/dev/null >/etc/hostname || echo read-only")
 		b.HostnamePath = filepath.Join(dir, b.ID)
-		require.NoError(t, os.WriteFile(b.HostnamePath, []byte("box\n"), 0o644)) //nolint:gosec // any user of the sandbox reads it
+		require.NoError(t, os.WriteFile(b.HostnamePath, []byte("box\n"), 0o644))
 		out, _ := printed(t, s, r, b)
 		require.Equal(t, "box\n65534:65534 644\nread-only\n", out)
 		require.NoError(t, r.Delete(t.Context(), b.ID))
@@ -271,7 +271,7 @@ func TestWithoutIDMappedMounts(t *testing.T) {
 	}
 }
 
-// laterClock is the real clock, ahead by what a test says.
+// laterClock is the real clock, ahead by the duration that a test sets.
 type laterClock struct {
 	clock.RealClock
 

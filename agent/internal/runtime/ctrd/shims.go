@@ -29,7 +29,7 @@ const shimSize = 32
 // shims has the containers of this process by shim of ours, from before they have a record until their task is about to be removed. A shim
 // without containers is never joined again, so that it can be ended safely.
 type shims struct {
-	client *client.Client
+	client  *client.Client
 	support *support
 	// started is called with that path whenever a shim has been started.
 	started func(binary string)

@@ -209,7 +209,9 @@ func TestRuntimeCondition(t *testing.T) {
 func TestRolloutToRuntimesThatCannotRun(t *testing.T) {
 	f := newFixture(t, testPool(poolMin(1)), agentPod("old", outdatedPod), agentPod("new"))
 	f.index.agents["old"] = registered("old")
-	f.index.agents["new"] = registered("new", func(a *allocatorv1.Agent) { a.Ready, a.Reason = false, "RUNTIME_UNAVAILABLE: containerd 1.7.29 is too old" })
+	f.index.agents["new"] = registered("new", func(a *allocatorv1.Agent) {
+		a.Ready, a.Reason = false, "RUNTIME_UNAVAILABLE: containerd 1.7.29 is too old"
+	})
 	for range 3 {
 		f.clock.Step(shrinkDelay)
 		f.reconcile()
