@@ -126,16 +126,6 @@ func (t *Tree) copyCPUSet(path string) error {
 	return nil
 }
 
-// Attach moves a process into a cgroup.
-func (t *Tree) Attach(path string, pid int) error {
-	for _, h := range t.hierarchies {
-		if err := write(filepath.Join(h, path, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
-			return fmt.Errorf("attaching process %d to cgroup %s: %w", pid, path, err)
-		}
-	}
-	return nil
-}
-
 // AttachShares moves a process into a cgroup as far as processor time is concerned: with the legacy hierarchies in that of cpu alone.
 func (t *Tree) AttachShares(path string, pid int) error {
 	dir := filepath.Join(t.root, "cpu", path)
@@ -148,12 +138,44 @@ func (t *Tree) AttachShares(path string, pid int) error {
 	return nil
 }
 
-// Dir opens the cgroup's directory, in which the kernel can start a process. Only the unified hierarchy has one.
-func (t *Tree) Dir(path string) (*os.File, error) {
-	if !t.unified {
-		return nil, fmt.Errorf("opening cgroup %s: %w", path, errors.ErrUnsupported)
+// Entrance is how a new process comes into a cgroup.
+type Entrance struct {
+	// Dir is the cgroup's directory, in which the kernel can start a process; nil with the legacy hierarchies.
+	Dir *os.File
+	// Tasks has the file of each legacy hierarchy to which a thread writes 0 to enter the cgroup.
+	Tasks []*os.File
+}
+
+// Entrance opens the entrance of a cgroup.
+func (t *Tree) Entrance(path string) (_ *Entrance, err error) {
+	e := &Entrance{}
+	defer func() {
+		if err != nil {
+			e.Close()
+		}
+	}()
+	if t.unified {
+		e.Dir, err = os.OpenFile(filepath.Join(t.root, path), unix.O_DIRECTORY|unix.O_RDONLY, 0)
+		return e, err
 	}
-	return os.OpenFile(filepath.Join(t.root, path), unix.O_DIRECTORY|unix.O_RDONLY, 0)
+	for _, h := range t.hierarchies {
+		f, err := os.OpenFile(filepath.Join(h, path, "tasks"), os.O_WRONLY, 0)
+		if err != nil {
+			return nil, err
+		}
+		e.Tasks = append(e.Tasks, f)
+	}
+	return e, nil
+}
+
+// Close closes it.
+func (e *Entrance) Close() {
+	if e.Dir != nil {
+		_ = e.Dir.Close()
+	}
+	for _, f := range e.Tasks {
+		_ = f.Close()
+	}
 }
 
 // Pids returns the processes of a cgroup and of those below it; none if it does not exist.
@@ -210,9 +232,8 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 			return err
 		}
 	}
-	if sig == unix.SIGKILL && !t.unified {
-		// A process of a legacy cgroup that is frozen does not even end.
-		_ = write(filepath.Join(t.root, "freezer", path, "freezer.state"), "THAWED")
+	if sig == unix.SIGKILL {
+		_ = t.Thaw(path)
 	}
 	// Each round kills what the one before has missed because it was just being started.
 	for round := range killRounds {
@@ -231,6 +252,18 @@ func (t *Tree) Signal(path string, sig unix.Signal) error {
 		<-time.After(time.Millisecond * time.Duration(1+round/10))
 	}
 	return fmt.Errorf("killing the processes of cgroup %s: some are left", path)
+}
+
+// Thaw lets the processes of a cgroup end: one of a legacy cgroup that is frozen does not even end when it is killed.
+func (t *Tree) Thaw(path string) error {
+	if t.unified {
+		return nil
+	}
+	err := write(filepath.Join(t.root, "freezer", path, "freezer.state"), "THAWED")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // freezePoll is the interval at which the state of a cgroup that is being frozen is read.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,15 +34,21 @@ func TestLifeOfACgroup(t *testing.T) {
 		require.NoError(t, tree.Remove(parent))
 	})
 	require.NoError(t, tree.Create(path, &specs.LinuxResources{Pids: &specs.LinuxPids{Limit: &pids}}))
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", "read x; sleep 1000 & while :; do :; done")
-	in, err := cmd.StdinPipe()
+	into, err := tree.Entrance(path)
 	require.NoError(t, err)
+	defer into.Close()
+	enter := ""
+	for i := range into.Tasks {
+		enter += fmt.Sprintf("echo 0 >&%d; ", 3+i)
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", enter+"sleep 1000 & while :; do :; done")
+	cmd.ExtraFiles = into.Tasks
+	if into.Dir != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(into.Dir.Fd())}
+	}
 	require.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	require.NoError(t, tree.Attach(path, cmd.Process.Pid))
-	_, err = in.Write([]byte("\n"))
-	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		pids, err := tree.Pids(path)
 		return err == nil && len(pids) == 2

@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// endTime is how long a process that was killed is expected to take until it has ended.
+const endTime = 200 * time.Millisecond
+
 // Process is a process that was started.
 type Process struct {
 	pid  int
@@ -35,6 +38,17 @@ func (p *Process) Ended() bool {
 	case <-p.done:
 		return true
 	default:
+		return false
+	}
+}
+
+// ending reports whether the process has ended, or is about to: the namespaces of one that was killed can no longer be entered, a moment before
+// it has ended.
+func (p *Process) ending() bool {
+	select {
+	case <-p.done:
+		return true
+	case <-time.After(endTime):
 		return false
 	}
 }

@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
-	"syscall"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 )
 
@@ -32,8 +32,8 @@ type Spec struct {
 	InNetwork func() (*os.File, error)
 	// FirstID is the first user and group id of the range of a user namespace of its own, in which it is root; zero for none.
 	FirstID uint32
-	// Cgroup is the directory of a cgroup of the unified hierarchy to start it in; nil for none.
-	Cgroup *os.File
+	// Cgroup is the one to start it in; nil for that of this program.
+	Cgroup *cgroup.Entrance
 }
 
 // Starter starts processes, one after another, from one thread.
@@ -43,6 +43,7 @@ type Starter struct {
 }
 
 type request struct {
+	ctx   context.Context //nolint:containedctx // of the call
 	spec  *Spec
 	reply chan<- reply
 }
@@ -68,7 +69,7 @@ func NewStarter() (*Starter, error) {
 func (s *Starter) Start(ctx context.Context, spec *Spec) (*Process, error) {
 	answer := make(chan reply, 1)
 	select {
-	case s.requests <- request{spec, answer}:
+	case s.requests <- request{ctx, spec, answer}:
 	case <-ctx.Done():
 		return nil, fmt.Errorf("starting %s: %w", spec.Path, ctx.Err())
 	}
@@ -84,20 +85,14 @@ func (s *Starter) run() {
 			r.reply <- reply{nil, fmt.Errorf("opening the network namespace of this program: %w", err)}
 			continue
 		}
-		p, startErr := s.fork(r.spec, own)
+		p, startErr := s.start(r.ctx, r.spec, own)
 		r.reply <- reply{p, startErr}
 	}
 }
 
-func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
-	fd := -1
-	attr := &syscall.ProcAttr{Dir: "/", Env: spec.Env, Sys: &syscall.SysProcAttr{Cloneflags: spec.Flags, Setsid: true, PidFD: &fd}}
-	for _, f := range spec.Files {
-		attr.Files = append(attr.Files, f.Fd())
-	}
-	if spec.Cgroup != nil {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(spec.Cgroup.Fd())
-	}
+// start starts a process from this thread.
+func (s *Starter) start(ctx context.Context, spec *Spec, own *os.File) (*Process, error) {
+	files := spec.Files
 	if spec.Network != "" {
 		leave, err := enterNetwork(spec.Network, own)
 		if err != nil {
@@ -111,15 +106,7 @@ func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
 			return nil, err
 		}
 		defer f.Close()
-		attr.Files = append(attr.Files, f.Fd())
-	}
-	if spec.FirstID != 0 {
-		mapUsers(attr.Sys, spec.FirstID)
-		restore, err := become(spec.FirstID)
-		if err != nil {
-			return nil, fmt.Errorf("becoming the owner of a user namespace: %w", err)
-		}
-		defer restore()
+		files = append(slices.Clone(files), f)
 	}
 	// The program is executed by its descriptor: the process may not be allowed to search the directories that it is in.
 	program, err := os.OpenFile(spec.Path, unix.O_PATH, 0)
@@ -127,31 +114,88 @@ func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
 		return nil, fmt.Errorf("starting a process: %w", err)
 	}
 	defer program.Close()
-	path := "/proc/self/fd/" + strconv.Itoa(len(attr.Files))
-	attr.Files = append(attr.Files, program.Fd())
-	// The exit is registered before it can be reaped.
-	s.exits.mu.Lock()
-	defer s.exits.mu.Unlock()
-	pid, err := syscall.ForkExec(path, spec.Args, attr)
+	local, remote, err := socketpair()
+	if err != nil {
+		return nil, err
+	}
+	defer local.Close()
+	c, err := newChild(spec.Args, spec.Env, spec.Cgroup)
+	if err != nil {
+		_ = remote.Close()
+		return nil, err
+	}
+	// The root of a cgroup namespace is the cgroup in which it is made.
+	c.first.flags |= uint64(spec.Flags &^ unix.CLONE_NEWCGROUP)
+	c.unshares = spec.Flags & unix.CLONE_NEWCGROUP
+	for _, f := range append(slices.Clone(files), program, remote) {
+		c.files = append(c.files, f.Fd())
+	}
+	c.program, c.report = uintptr(len(files)), uintptr(len(files)+1)
+	p, err := s.fork(c, spec.FirstID)
+	_ = remote.Close()
 	runtime.KeepAlive(spec)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
 	}
-	if fd < 0 {
-		_ = unix.Kill(pid, unix.SIGKILL)
-		return nil, fmt.Errorf("starting %s: the kernel has no pidfd: %w", spec.Path, errors.ErrUnsupported)
+	if err := s.finish(ctx, p, local, spec.FirstID); err != nil {
+		_ = p.Signal(unix.SIGKILL)
+		<-p.Done()
+		p.Close()
+		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
 	}
-	p := &Process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd"), done: make(chan struct{})}
+	return p, nil
+}
+
+// fork starts a child, with a user namespace that belongs to its root unless firstID is 0.
+func (s *Starter) fork(c *child, firstID uint32) (*Process, error) {
+	if firstID != 0 {
+		c.first.flags |= unix.CLONE_NEWUSER
+		c.users = true
+		restore, err := become(firstID)
+		if err != nil {
+			return nil, fmt.Errorf("becoming the owner of a user namespace: %w", err)
+		}
+		defer restore()
+	}
+	// It is registered before it can be reaped.
+	s.exits.mu.Lock()
+	defer s.exits.mu.Unlock()
+	pid, errno := fork(c)
+	if errno != 0 {
+		return nil, fmt.Errorf("forking: %w", errno)
+	}
+	p := &Process{pid: pid, fd: os.NewFile(uintptr(c.pidfd), "pidfd"), done: make(chan struct{})}
 	s.exits.running[pid] = p
 	return p, nil
 }
 
-// mapUsers gives a process a user namespace, in which it is root.
-func mapUsers(sys *syscall.SysProcAttr, first uint32) {
-	ids := []syscall.SysProcIDMap{{HostID: int(first), Size: idrange.Size}}
-	sys.Cloneflags |= unix.CLONE_NEWUSER
-	sys.UidMappings, sys.GidMappings, sys.GidMappingsEnableSetgroups = ids, ids, true
-	sys.Credential = &syscall.Credential{} // root's, without the host's groups
+// finish waits until the program of a child runs. A user namespace gets its ids first.
+func (s *Starter) finish(ctx context.Context, p *Process, report *os.File, firstID uint32) error {
+	if firstID != 0 {
+		ids := fmt.Appendf(nil, "0 %d %d", firstID, idrange.Size)
+		for _, kind := range []string{"uid_map", "gid_map"} {
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", p.pid, kind), ids, 0); err != nil {
+				return fmt.Errorf("mapping the ids of a user namespace: %w", err)
+			}
+		}
+		if _, err := report.Write([]byte{0}); err != nil {
+			return fmt.Errorf("mapping the ids of a user namespace: %w", err)
+		}
+	}
+	_, err := reports(ctx, report)
+	return err
+}
+
+// socketpair returns two connected sockets, of which local is for this program.
+func socketpair() (local, remote *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
+	}
+	return os.NewFile(uintptr(fds[0]), "report"), os.NewFile(uintptr(fds[1]), "report"), nil
 }
 
 // become makes a user the effective one of this thread, which keeps its capabilities, until restore is called. That user owns the user

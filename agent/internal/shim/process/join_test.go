@@ -2,7 +2,6 @@ package process_test
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -11,10 +10,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
@@ -37,7 +38,7 @@ func target(t *testing.T, s *process.Starter, spec process.Spec) *process.Proces
 }
 
 // join runs a shell in the namespaces of a process, and returns what it prints with its process.
-func join(t *testing.T, s *process.Starter, to *process.Process, program, script string, attach func(int) error) (string, *process.Process, error) {
+func join(t *testing.T, s *process.Starter, to *process.Process, program, script string, into *cgroup.Entrance) (string, *process.Process, error) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
@@ -47,8 +48,8 @@ func join(t *testing.T, s *process.Starter, to *process.Process, program, script
 	defer null.Close()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	gate, control := os.NewFile(uintptr(fds[0]), "gate"), os.NewFile(uintptr(fds[1]), "control")
-	defer gate.Close()
+	control := os.NewFile(uintptr(fds[1]), "control")
+	defer func() { _ = unix.Close(fds[0]) }()
 	sh, err := os.OpenFile(program, unix.O_PATH, 0)
 	require.NoError(t, err)
 	defer sh.Close()
@@ -56,7 +57,7 @@ func join(t *testing.T, s *process.Starter, to *process.Process, program, script
 	defer cancel()
 	p, err := s.Join(ctx, &process.Join{
 		Target: to, Program: sh, Args: []string{"sh", "-c", script}, Env: []string{"PATH=/bin:/usr/bin", "A=x y"}, Streams: [3]*os.File{null, w, w}, Control: control,
-		Gate: gate, Attach: attach,
+		Cgroup: into,
 	})
 	require.NoError(t, w.Close())
 	require.NoError(t, control.Close())
@@ -68,23 +69,18 @@ func join(t *testing.T, s *process.Starter, to *process.Process, program, script
 	return string(out), p, err
 }
 
-func attached(int) error { return nil }
-
 // testJoin is a part of TestStarter: a program has one Starter.
 func testJoin(t *testing.T, s *process.Starter) {
 	const all = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
 	t.Run("all namespaces, and no descriptor", func(t *testing.T) {
 		to := target(t, s, process.Spec{Flags: all})
-		moved := 0
 		out, p, err := join(t, s, to, "/bin/sh", `echo $A; ls /proc/self/fd | tr '\n' ' '; for n in user mnt pid uts ipc net cgroup; do readlink /proc/self/ns/$n; done; exit 9`,
-			func(pid int) error { moved = pid; return nil })
+			nil)
 		require.NoError(t, err)
 		code, _ := p.Exit()
 		require.EqualValues(t, 9, code)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		require.Equal(t, "x y", lines[0])
-		require.Positive(t, moved)
-		require.NotEqual(t, p.Pid(), moved, "the process is one that the moved one has started")
 		require.True(t, strings.HasPrefix(lines[1], "0 1 2 3 4 "), "4 is what ls opens: %s", lines[1])
 		lines[1] = strings.TrimPrefix(lines[1], "0 1 2 3 4 ")
 		for i, name := range []string{"user", "mnt", "pid", "uts", "ipc", "net", "cgroup"} {
@@ -105,7 +101,7 @@ func testJoin(t *testing.T, s *process.Starter) {
 		require.NoError(t, err)
 		defer to.Close()
 		script := "id -u; id -g; cat /proc/self/uid_map; grep CapEff /proc/self/status; readlink /proc/self/ns/user"
-		out, p, err := join(t, s, to, "/bin/sh", script, attached)
+		out, p, err := join(t, s, to, "/bin/sh", script, nil)
 		require.NoError(t, err)
 		p.Close()
 		lines := strings.Split(strings.TrimSpace(out), "\n")
@@ -117,34 +113,42 @@ func testJoin(t *testing.T, s *process.Starter) {
 	})
 	t.Run("failures leave nothing", func(t *testing.T) {
 		to := target(t, s, process.Spec{Flags: unix.CLONE_NEWPID})
-		refused := errors.New("no such cgroup")
-		child := 0
-		_, _, err := join(t, s, to, "/bin/sh", "true", func(pid int) error { child = pid; return refused })
-		require.ErrorIs(t, err, refused)
-		require.Eventually(t, func() bool { return errors.Is(syscall.Kill(child, 0), syscall.ESRCH) }, testkit.Timeout, testkit.Tick)
-		_, _, err = join(t, s, to, "/etc/passwd", "true", attached)
+		none, err := os.Open(os.DevNull) // not writable, as a cgroup that is being removed
+		require.NoError(t, err)
+		defer none.Close()
+		_, _, err = join(t, s, to, "/bin/sh", "true", &cgroup.Entrance{Tasks: []*os.File{none}})
+		require.ErrorContains(t, err, "entering the cgroup")
+		_, _, err = join(t, s, to, "/etc/passwd", "true", nil)
 		require.ErrorIs(t, err, syscall.EACCES)
 		require.ErrorContains(t, err, "executing the program")
 		require.NoError(t, to.Signal(unix.SIGKILL))
 		<-to.Done()
-		_, _, err = join(t, s, to, "/bin/sh", "true", attached)
+		_, _, err = join(t, s, to, "/bin/sh", "true", nil)
 		require.ErrorIs(t, err, os.ErrProcessDone)
 	})
 	t.Run("the target ends in between", func(t *testing.T) {
-		to := target(t, s, process.Spec{Flags: unix.CLONE_NEWPID})
-		_, _, err := join(t, s, to, "/bin/sh", "true", func(int) error {
-			err := to.Signal(unix.SIGKILL)
+		ended := 0
+		for n := 0; ended < 5; n++ {
+			to := target(t, s, process.Spec{Flags: unix.CLONE_NEWPID})
+			killed := make(chan error, 1)
+			time.AfterFunc(time.Duration(n%20)*100*time.Microsecond, func() { killed <- to.Signal(unix.SIGKILL) })
+			_, p, err := join(t, s, to, "/bin/sh", "true", nil)
+			require.NoError(t, <-killed)
 			<-to.Done()
-			return err
-		})
-		require.ErrorIs(t, err, os.ErrProcessDone)
+			if err != nil {
+				require.ErrorIs(t, err, os.ErrProcessDone)
+				ended++
+				continue
+			}
+			p.Close()
+		}
 	})
 	t.Run("many at once", func(t *testing.T) {
 		to := target(t, s, process.Spec{Flags: all})
 		codes := make(chan uint32)
 		for range 20 {
 			go func() {
-				_, p, err := join(t, s, to, "/bin/sh", "exit 7", attached)
+				_, p, err := join(t, s, to, "/bin/sh", "exit 7", nil)
 				if err != nil {
 					codes <- 0
 					return

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
@@ -100,6 +101,7 @@ func TestStarter(t *testing.T) {
 		require.NotContains(t, out, "0000000000000000")
 		p.Close()
 	})
+	t.Run("a cgroup", func(t *testing.T) { testCgroup(t, s) })
 	t.Run("the network of another", func(t *testing.T) {
 		own, err := os.Readlink("/proc/self/ns/net")
 		require.NoError(t, err)
@@ -135,4 +137,30 @@ func TestStarter(t *testing.T) {
 		_, err := s.Start(t.Context(), &process.Spec{Path: "/nowhere", Args: []string{"x"}})
 		require.ErrorIs(t, err, syscall.ENOENT)
 	})
+}
+
+// testCgroup: a process is in its cgroup from its first instruction, and that is the root of its cgroup namespace.
+func testCgroup(t *testing.T, s *process.Starter) {
+	tree, err := cgroup.Open("/sys/fs/cgroup")
+	require.NoError(t, err)
+	path := "/fsb-process-test-" + strconv.Itoa(os.Getpid())
+	require.NoError(t, tree.Create(path, nil))
+	t.Cleanup(func() { require.NoError(t, tree.Remove(path)) })
+	into, err := tree.Entrance(path)
+	require.NoError(t, err)
+	defer into.Close()
+	for _, first := range []uint32{0, 1 << 28} {
+		out, p := run(t, s, process.Spec{Cgroup: into, FirstID: first}, "cat /proc/self/cgroup")
+		p.Close()
+		require.Contains(t, out, path)
+		for line := range strings.Lines(out) {
+			if hierarchy, rest, _ := strings.Cut(line, ":"); hierarchy != "0" || tree.Unified() { // the kernel has that one in any case
+				require.Contains(t, rest, path)
+			}
+		}
+		out, p = run(t, s, process.Spec{Cgroup: into, FirstID: first, Flags: unix.CLONE_NEWCGROUP}, "cat /proc/self/cgroup")
+		p.Close()
+		require.NotContains(t, out, path)
+		require.Contains(t, out, ":/\n")
+	}
 }

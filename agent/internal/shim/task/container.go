@@ -91,24 +91,20 @@ func (s *Service) start(ctx context.Context, c *container, setup *os.File, m *mo
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
 	defer program.Close()
-	spec := &process.Spec{
+	entrance, err := s.cgroups.Entrance(c.plan.Cgroup)
+	if err != nil {
+		return fmt.Errorf("starting container %s: %w", c.id, err)
+	}
+	defer entrance.Close()
+	c.init, err = s.starter.Start(ctx, &process.Spec{
 		Path: fmt.Sprintf("/proc/self/fd/%d", program.Fd()), Args: []string{layout.InitPath}, Env: claim.Environment(),
 		Files: append(append(c.streams.Files[:], setup), m.files...), Flags: flags(c.plan),
-		Network: c.plan.Network, InNetwork: m.inNetwork, FirstID: c.plan.FirstID,
-	}
-	if s.cgroups.Unified() {
-		if spec.Cgroup, err = s.cgroups.Dir(c.plan.Cgroup); err != nil {
-			return err
-		}
-		defer spec.Cgroup.Close()
-	}
-	if c.init, err = s.starter.Start(ctx, spec); err != nil {
+		Network: c.plan.Network, InNetwork: m.inNetwork, FirstID: c.plan.FirstID, Cgroup: entrance,
+	})
+	if err != nil {
 		return err
 	}
 	c.streams.Started()
-	if spec.Cgroup == nil {
-		return s.cgroups.Attach(c.plan.Cgroup, c.init.Pid())
-	}
 	return nil
 }
 
@@ -184,12 +180,14 @@ func (s *Service) settle(c *container) {
 	}
 }
 
-// kill kills the container's processes, frozen or not. One that was not attached to its cgroup yet is killed as well.
+// kill kills the container's processes, frozen or not: its first process takes those of its PID namespace with it. What is just entering the
+// container is left to settle.
 func (s *Service) kill(c *container) error {
-	if err := c.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
+	err := s.cgroups.Thaw(c.plan.Cgroup)
+	if signalErr := c.init.Signal(unix.SIGKILL); !errors.Is(signalErr, os.ErrProcessDone) {
+		err = errors.Join(err, signalErr)
 	}
-	return s.cgroups.Signal(c.plan.Cgroup, unix.SIGKILL)
+	return err
 }
 
 // Remove kills what is left in the cgroup of a container, and removes it.

@@ -94,17 +94,15 @@ func (s *Service) join(ctx context.Context, c *container, streams *output.Stream
 		return nil, nil, err
 	}
 	defer program.Close()
-	j := &process.Join{
-		Target: c.init, Program: program, Args: []string{layout.InitPath}, Env: claim.Environment(), Streams: streams.Files, Control: remote, Gate: conn,
-		Attach: func(pid int) error { return s.cgroups.Attach(c.plan.Cgroup, pid) },
+	entrance, err := s.cgroups.Entrance(c.plan.Cgroup)
+	if err != nil {
+		return nil, nil, err
 	}
-	if s.cgroups.Unified() {
-		if j.Cgroup, err = s.cgroups.Dir(c.plan.Cgroup); err != nil {
-			return nil, nil, err
-		}
-		defer j.Cgroup.Close()
-	}
-	p, err := s.starter.Join(ctx, j)
+	defer entrance.Close()
+	p, err := s.starter.Join(ctx, &process.Join{
+		Target: c.init, Program: program, Args: []string{layout.InitPath}, Env: claim.Environment(), Streams: streams.Files, Control: remote,
+		Cgroup: entrance,
+	})
 	if errors.Is(err, os.ErrProcessDone) {
 		err = fmt.Errorf("the container has ended: %w", errors.Join(err, errdefs.ErrFailedPrecondition))
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -112,6 +111,7 @@ type parts struct {
 	server   *rpc.Server
 	source   *source
 	synced   chan struct{} // closed when the informers have listed all objects
+	fill     chan struct{} // closed when all of the custom resources may be read
 	events   events.EventBroadcaster
 	recorder events.EventRecorder
 	// elector is nil for an allocator that runs alone.
@@ -143,9 +143,9 @@ func (a *App) Run(ctx context.Context) error {
 		return p.source.run(ctx, func() {
 			p.server.SetReady(true)
 			close(p.synced)
-			debug.FreeOSMemory() // a start takes more than what follows, and Go returns memory at its leisure
 		})
 	})
+	g.Go("start", func(ctx context.Context) error { return a.start(ctx, p) })
 	g.After("agents", func(ctx context.Context) error { return after(ctx, p.drain, p.feed.Run) })
 	g.After("background", func(ctx context.Context) error { return after(ctx, p.drain, background) })
 	if p.elector != nil {
@@ -219,7 +219,7 @@ func (a *App) build(ctx context.Context) (*parts, error) {
 		return nil, fmt.Errorf("creating the API server client: %w", err)
 	}
 	p := &parts{metrics: obs.NewRegistry(), tasks: tasks.New(), registry: registry.New(a.config.HeartbeatTimeout, 0), store: store.New(a.clock), pools: pools.New(),
-		synced: make(chan struct{})}
+		synced: make(chan struct{}), fill: make(chan struct{})}
 	if err := a.elect(p, httpClient); err != nil {
 		return nil, err
 	}

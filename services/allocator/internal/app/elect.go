@@ -53,19 +53,8 @@ const reportTimeout = 2 * time.Second
 // When ctx ends, the Lease is released last.
 func (a *App) campaign(ctx context.Context, p *parts) error {
 	p.elector.Inherit(ctx, p.identity.Replaces)
-	select {
-	case <-ctx.Done():
+	if !a.awaitReports(ctx, p, reportTimeout) {
 		return nil
-	case <-p.synced:
-	}
-	ticker := a.clock.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for !p.fleet.AllReported(reportTimeout) {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
 	}
 	return after(ctx, p.drain, p.elector.Run)
 }

@@ -41,7 +41,9 @@ func newSource(a *App, p *parts, scheme *runtime.Scheme, mapper meta.RESTMapper,
 	if err != nil {
 		return nil, fmt.Errorf("creating the informers: %w", err)
 	}
-	sandboxes, err := follow.New(follow.Config{REST: a.rest, HTTP: httpClient, Scheme: scheme, Sink: resources{p.fastpath, p.store}})
+	sandboxes, err := follow.New(follow.Config{
+		REST: a.rest, HTTP: httpClient, Scheme: scheme, Sink: resources{p.fastpath, p.store}, Clock: a.clock, Fill: p.fill,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +111,12 @@ type resources struct {
 	fastpath *fastpath.Server
 	store    *store.Store
 }
+
+// Outlined implements follow.Sink.
+func (r resources) Outlined(sb *v1alpha1.Sandbox) { r.fastpath.ResourceOutlined(sb) }
+
+// Filled implements follow.Sink.
+func (r resources) Filled(sb *v1alpha1.Sandbox) { r.store.Fill(sb) }
 
 // Seen implements follow.Sink.
 func (r resources) Seen(sb *v1alpha1.Sandbox) { r.fastpath.ResourceSeen(sb) }

@@ -182,9 +182,18 @@ func (c *Creator) createOnce(ctx context.Context, plan *admission.Plan, key idem
 // of its sandbox.
 func (c *Creator) repeat(ctx context.Context, plan *admission.Plan, key idempotency.Key, digest string, prior **sandboxv1.CreateSandboxResponse) (*sandboxv1.CreateSandboxResponse, bool, error) {
 	item, live := c.config.Store.ByRequest(key.Namespace, key.RequestID)
+	if prior == nil && live {
+		var err error
+		switch item, live, err = c.config.Recovery.Load(ctx, item); {
+		case err != nil:
+			return nil, true, fault.Unsettled(err)
+		case !live:
+			return nil, true, requestGone()
+		}
+	}
 	if prior == nil && !live {
 		if c.config.Store.RequestGone(key.Namespace, key.RequestID) {
-			return nil, true, fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
+			return nil, true, requestGone()
 		}
 		return nil, false, nil
 	}
@@ -220,6 +229,10 @@ func (c *Creator) repeat(ctx context.Context, plan *admission.Plan, key idempote
 		return response, true, err
 	}
 	return replay(response), true, nil
+}
+
+func requestGone() error {
+	return fault.New(errdefs.ErrAborted, fault.SandboxTerminating, "the sandbox of this request_id has been deleted")
 }
 
 // digestOf returns the digest of the request that made a sandbox.

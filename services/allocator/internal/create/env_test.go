@@ -291,7 +291,10 @@ func (e *env) adopted(uid string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = e.recovery.Run(ctx) })
-	e.until("it is adopted", func() bool { return e.persist.Owns(uid) || e.resource("one") != nil })
+	e.until("it is adopted", func() bool {
+		item, _ := e.store.Get(one) // the former leader may have written it
+		return e.persist.Owns(uid) || item.Resource != nil
+	})
 	cancel()
 	running.Wait()
 }

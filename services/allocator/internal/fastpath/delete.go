@@ -34,11 +34,14 @@ func (s *Server) delete(ctx context.Context, req *sandboxv1.DeleteSandboxRequest
 	if err != nil {
 		return nil, fault.FromContext(ctx, "waiting for other work on the sandbox", nil)
 	}
-	if resp, err := s.repeatDelete(key, req); resp != nil || err != nil {
+	if resp, err := s.repeatDelete(ctx, key, req); resp != nil || err != nil {
 		unlock()
 		return resp, err
 	}
 	item, err := s.find(ctx, key)
+	if err == nil {
+		item, err = s.loadToDelete(ctx, item)
+	}
 	if err == nil && req.GetUid() != "" && req.GetUid() != item.Sandbox.GetUid() {
 		err = otherUID(key, item.Sandbox.GetUid())
 	}
@@ -65,9 +68,23 @@ func (s *Server) delete(ctx context.Context, req *sandboxv1.DeleteSandboxRequest
 	}
 }
 
+// loadToDelete does the same as load if the API server answers. A deletion needs no more than the outline.
+func (s *Server) loadToDelete(ctx context.Context, item store.Item) (store.Item, error) {
+	loadCtx, cancel := context.WithTimeout(ctx, s.api.Timeout())
+	defer cancel()
+	loaded, err := s.load(loadCtx, item)
+	switch {
+	case err == nil:
+		return loaded, nil
+	case ctx.Err() == nil && (loadCtx.Err() != nil || fault.ReasonOf(err) == fault.APIUnavailable):
+		return item, nil
+	}
+	return store.Item{}, err
+}
+
 // repeatDelete answers a delete call that an earlier leader made durable; nil if none did. The sandbox is shown as it is now,
 // and if it is gone, only by its name and uid.
-func (s *Server) repeatDelete(key store.Key, req *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
+func (s *Server) repeatDelete(ctx context.Context, key store.Key, req *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
 	if req.GetRequestId() == "" {
 		return nil, nil
 	}
@@ -80,7 +97,9 @@ func (s *Server) repeatDelete(key store.Key, req *sandboxv1.DeleteSandboxRequest
 	}
 	sandbox := &sandboxv1.Sandbox{Namespace: key.Namespace, Name: key.Name, Uid: deleted.UID}
 	if item, ok := s.config.Store.Get(key); ok && item.Sandbox.GetUid() == deleted.UID {
-		sandbox = item.Sandbox
+		if item, err := s.loadToDelete(ctx, item); err == nil {
+			sandbox = item.Sandbox
+		}
 	}
 	return &sandboxv1.DeleteSandboxResponse{Sandbox: terminating(sandbox, nil)}, nil
 }

@@ -20,7 +20,7 @@ const (
 
 // find returns a sandbox that is to be changed. One that this process does not know may have been written, or started, by a
 // former leader a moment before its end, or by a later one while this process was stopped: only the API server, the agents and
-// the Lease together can say that there is none.
+// the Lease together can say that there is none. One that is known in outline is returned so.
 func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 	if item, ok := s.config.Store.Get(key); ok {
 		return item, nil
@@ -47,7 +47,7 @@ func (s *Server) find(ctx context.Context, key store.Key) (store.Item, error) {
 // confirmAbsent returns an error unless it is certain that no sandbox of the name exists.
 func (s *Server) confirmAbsent(ctx context.Context, key store.Key) error {
 	for _, check := range []func(store.Key) error{s.agentsReported, s.attemptsSettled} {
-		if err := s.await(ctx, key, check); err != nil {
+		if err := s.await(ctx, "making sure that the sandbox does not exist", func() error { return check(key) }); err != nil {
 			return err
 		}
 	}
@@ -60,12 +60,12 @@ func (s *Server) confirmAbsent(ctx context.Context, key store.Key) error {
 	return nil
 }
 
-// await waits a moment for a check of a name to succeed: an agent that has just started soon reports, and the container of an
-// attempt that was given up is soon gone.
-func (s *Server) await(ctx context.Context, key store.Key, check func(store.Key) error) error {
+// await waits a moment for a check to succeed: an agent that has just started soon reports, and the container of an attempt that was given
+// up is soon gone. doing says what it waits for.
+func (s *Server) await(ctx context.Context, doing string, check func() error) error {
 	until := s.config.Clock.Now().Add(absenceTimeout)
 	for {
-		err := check(key)
+		err := check()
 		if err == nil || s.config.Clock.Now().After(until) {
 			return err
 		}
@@ -73,7 +73,7 @@ func (s *Server) await(ctx context.Context, key store.Key, check func(store.Key)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return fault.FromContext(ctx, "making sure that the sandbox does not exist", err)
+			return fault.FromContext(ctx, doing, err)
 		case <-timer.C():
 		}
 	}
@@ -98,6 +98,38 @@ func (s *Server) agentsReported(key store.Key) error {
 		}
 	}
 	return nil
+}
+
+// get returns a sandbox that is to be shown, as far as this process knows.
+func (s *Server) get(ctx context.Context, key store.Key) (store.Item, error) {
+	item, ok := s.config.Store.Get(key)
+	if !ok {
+		return store.Item{}, s.missing(key)
+	}
+	return s.load(ctx, item)
+}
+
+// load returns a sandbox whose spec and status are known.
+func (s *Server) load(ctx context.Context, item store.Item) (store.Item, error) {
+	loaded, ok, err := s.recovery.Load(ctx, item)
+	if err == nil && !ok {
+		err = s.missing(item.Key)
+	}
+	return loaded, err
+}
+
+// awaitFilled returns an error unless the spec and the status of each sandbox are known, after a moment at most: a partial list would be
+// taken for the whole.
+func (s *Server) awaitFilled(ctx context.Context) error {
+	if !s.config.Pools.Synced() {
+		return apiserver.Unavailable(nil)
+	}
+	return s.await(ctx, "waiting for all sandboxes", func() error {
+		if s.config.Store.Filled() {
+			return nil
+		}
+		return fault.New(errdefs.ErrUnavailable, fault.APIUnavailable, "the sandboxes are still being read from the Kubernetes API server").RetryIn(time.Second)
+	})
 }
 
 // missing returns the error for a sandbox that is not in the store.

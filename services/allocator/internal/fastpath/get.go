@@ -8,11 +8,10 @@ import (
 )
 
 // GetSandbox implements sandboxv1.SandboxServiceServer.
-func (s *Server) GetSandbox(_ context.Context, req *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
-	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
-	item, ok := s.config.Store.Get(key)
-	if !ok {
-		return nil, s.missing(key)
+func (s *Server) GetSandbox(ctx context.Context, req *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+	item, err := s.get(ctx, store.Key{Namespace: req.GetNamespace(), Name: req.GetName()})
+	if err != nil {
+		return nil, err
 	}
 	return &sandboxv1.GetSandboxResponse{Sandbox: item.Sandbox}, nil
 }

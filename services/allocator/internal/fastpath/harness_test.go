@@ -105,6 +105,7 @@ type mesh struct {
 	sandbox  sandboxv1.SandboxServiceClient
 	stop     func()
 	blind    atomic.Bool // the informer is behind: it shows nothing
+	outlined atomic.Bool // a start reads metadata alone
 }
 
 type option func(*fastpath.Config)
@@ -191,6 +192,10 @@ func (m *mesh) inform(ctx context.Context, synced chan struct{}) error {
 	for i := range list.Items {
 		if m.blind.Load() {
 			break
+		}
+		if m.outlined.Load() {
+			m.server.ResourceOutlined(&v1alpha1.Sandbox{ObjectMeta: list.Items[i].ObjectMeta})
+			continue
 		}
 		m.server.ResourceSeen(&list.Items[i])
 	}

@@ -4,18 +4,17 @@ import (
 	"context"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
 // ListSandboxes implements sandboxv1.SandboxServiceServer.
-func (s *Server) ListSandboxes(_ context.Context, req *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
+func (s *Server) ListSandboxes(ctx context.Context, req *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
 	selector, err := store.ParseSelector(req.GetLabelSelector())
 	if err != nil {
 		return nil, err
 	}
-	if !s.config.Pools.Synced() { // a partial list would be taken for the whole
-		return nil, apiserver.Unavailable(nil)
+	if err := s.awaitFilled(ctx); err != nil {
+		return nil, err
 	}
 	page, next, err := s.config.Store.List(store.Filter{
 		Namespace: req.GetNamespace(), Pool: req.GetPool(), Selector: selector, Phases: req.GetPhases(),

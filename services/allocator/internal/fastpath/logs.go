@@ -1,6 +1,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"io"
 
@@ -16,10 +17,10 @@ import (
 )
 
 // container returns the fence of a sandbox that has, or had, a container whose output may exist.
-func (s *Server) container(key store.Key) (*agentv1.Fence, error) {
-	item, ok := s.config.Store.Get(key)
-	if !ok {
-		return nil, s.missing(key)
+func (s *Server) container(ctx context.Context, key store.Key) (*agentv1.Fence, error) {
+	item, err := s.get(ctx, key)
+	if err != nil {
+		return nil, err
 	}
 	phase := item.Sandbox.GetStatus().GetPhase()
 	if item.Fence == nil || phase == sandboxv1.Phase_PHASE_PENDING || phase == sandboxv1.Phase_PHASE_EXPIRED {
@@ -32,7 +33,7 @@ func (s *Server) container(key store.Key) (*agentv1.Fence, error) {
 // StreamLogs implements sandboxv1.SandboxServiceServer. It forwards what the sandbox's agent sends.
 func (s *Server) StreamLogs(req *sandboxv1.StreamLogsRequest, stream grpc.ServerStreamingServer[sandboxv1.StreamLogsResponse]) error {
 	key := store.Key{Namespace: req.GetNamespace(), Name: req.GetName()}
-	fence, err := s.container(key)
+	fence, err := s.container(stream.Context(), key)
 	if err != nil {
 		return err
 	}

@@ -171,6 +171,9 @@ func (s *Server) Recover(ctx context.Context) error { return s.recovery.Run(ctx)
 // ResourceSeen takes a custom resource from the informer; ResourceGone takes its removal.
 func (s *Server) ResourceSeen(sb *v1alpha1.Sandbox) { s.recovery.ResourceSeen(sb) }
 
+// ResourceOutlined takes the metadata of a custom resource from the first list.
+func (s *Server) ResourceOutlined(sb *v1alpha1.Sandbox) { s.recovery.ResourceOutlined(sb) }
+
 // ResourceGone takes the removal of a custom resource from the informer.
 func (s *Server) ResourceGone(sb *v1alpha1.Sandbox) { s.recovery.ResourceGone(sb) }
 

@@ -17,7 +17,7 @@ import (
 
 // CreateLogTicket implements sandboxv1.SandboxServiceServer.
 func (s *Server) CreateLogTicket(ctx context.Context, req *sandboxv1.CreateLogTicketRequest) (*sandboxv1.CreateLogTicketResponse, error) {
-	fence, err := s.container(store.Key{Namespace: req.GetNamespace(), Name: req.GetName()})
+	fence, err := s.container(ctx, store.Key{Namespace: req.GetNamespace(), Name: req.GetName()})
 	if err != nil {
 		return nil, err
 	}

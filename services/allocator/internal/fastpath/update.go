@@ -65,6 +65,9 @@ func (s *Server) update(ctx context.Context, key store.Key, req *sandboxv1.Updat
 	}
 	defer unlock()
 	item, err := s.find(ctx, key)
+	if err == nil {
+		item, err = s.load(ctx, item)
+	}
 	uid := req.GetSandbox().GetUid()
 	switch {
 	case err != nil:

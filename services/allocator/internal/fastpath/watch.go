@@ -6,7 +6,6 @@ import (
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/apiserver"
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/store"
 )
 
@@ -16,8 +15,8 @@ func (s *Server) WatchSandboxes(req *sandboxv1.WatchSandboxesRequest, stream grp
 	if err != nil {
 		return err
 	}
-	if !s.config.Pools.Synced() {
-		return apiserver.Unavailable(nil)
+	if err := s.awaitFilled(stream.Context()); err != nil {
+		return err
 	}
 	initial, watch := s.config.Store.Watch(store.Filter{
 		Namespace: req.GetNamespace(), Name: req.GetName(), Pool: req.GetPool(), Selector: selector, Phases: req.GetPhases(),

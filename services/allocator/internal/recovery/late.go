@@ -16,6 +16,17 @@ import (
 // that ended in between: the leader deletes both, at once or when it comes to lead.
 func (r *Recoverer) ResourceSeen(sb *v1alpha1.Sandbox) {
 	r.config.Store.SetResource(sb)
+	r.checkLate(sb)
+}
+
+// ResourceOutlined takes the metadata of a custom resource that existed when this process started. All but its spec and status is known
+// by them, so that it counts as any other.
+func (r *Recoverer) ResourceOutlined(sb *v1alpha1.Sandbox) {
+	r.config.Store.SetOutline(sb)
+	r.checkLate(sb)
+}
+
+func (r *Recoverer) checkLate(sb *v1alpha1.Sandbox) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if sb.DeletionTimestamp != nil || !store.Abandoned(sb) && !r.config.Store.Gone(store.KeyOf(sb), sb.EffectiveUID()) {

@@ -22,7 +22,10 @@ import (
 // packed is a custom resource as the store keeps it: compressed, with what every change and list needs of it. There may be 100,000, and
 // as Go structures each takes 2.6 KiB in 30 pieces of memory, which the garbage collector visits in every cycle. It is immutable.
 type packed struct {
-	text []byte // JSON, compressed by a codec
+	text []byte // JSON, compressed by a codec; of an outline, metadata in protobuf
+
+	// outline is set if spec and status are not known. Then pool and phase are empty and recorded is false, whatever the resource says.
+	outline bool
 
 	version   string // resourceVersion
 	uid       string // the effective one
@@ -92,11 +95,29 @@ func (c codec) pack(sb *v1alpha1.Sandbox) *packed {
 	if err != nil { // it was decoded from JSON
 		panic(fmt.Sprintf("encoding sandbox %s/%s: %v", sb.Namespace, sb.Name, err))
 	}
-	p := &packed{
-		text: bytes.Clone(c.dictionary.Encode(nil, raw)),
-		pool: shared(sb.Spec.PoolRef), phase: v1alpha1.Phase(shared(string(sb.EffectiveStatus().Phase))),
-		recorded: sb.Status.Phase != "", deleting: sb.DeletionTimestamp != nil, abandoned: Abandoned(sb),
+	p := index(sb)
+	p.text = bytes.Clone(c.dictionary.Encode(nil, raw))
+	p.pool, p.phase, p.recorded = shared(sb.Spec.PoolRef), v1alpha1.Phase(shared(string(sb.EffectiveStatus().Phase))), sb.Status.Phase != ""
+	return p
+}
+
+// packOutline returns the metadata of a custom resource as it is kept until the whole is known. It takes little time: that is for the
+// start, and not compressed.
+func packOutline(sb *v1alpha1.Sandbox) *packed {
+	light := sb.ObjectMeta
+	light.ManagedFields = nil
+	raw, err := light.Marshal()
+	if err != nil {
+		panic(fmt.Sprintf("encoding the metadata of sandbox %s/%s: %v", sb.Namespace, sb.Name, err))
 	}
+	p := index(sb)
+	p.text, p.outline = raw, true
+	return p
+}
+
+// index returns what changes and lists need of the metadata of a custom resource.
+func index(sb *v1alpha1.Sandbox) *packed {
+	p := &packed{deleting: sb.DeletionTimestamp != nil, abandoned: Abandoned(sb)}
 	// One piece of memory for all.
 	uid, request := sb.EffectiveUID(), sb.Annotations[v1alpha1.AnnotationRequestID]
 	all := sb.ResourceVersion + uid + string(sb.UID) + request
@@ -115,11 +136,15 @@ func (c codec) pack(sb *v1alpha1.Sandbox) *packed {
 	return p
 }
 
-// unpack returns the custom resource. The caller owns it.
+// unpack returns the custom resource, or its metadata alone if no more is known. The caller owns it.
 func (c codec) unpack(p *packed) *v1alpha1.Sandbox {
-	raw, err := c.dictionary.Decode(nil, p.text)
 	sb := &v1alpha1.Sandbox{}
-	if err == nil {
+	var err error
+	if p.outline {
+		err = sb.ObjectMeta.Unmarshal(p.text)
+	} else if raw, failed := c.dictionary.Decode(nil, p.text); failed != nil {
+		err = failed
+	} else {
 		err = json.Unmarshal(raw, sb)
 	}
 	if err != nil { // pack wrote it

@@ -28,6 +28,14 @@ type snapshot struct {
 
 func (n *snapshot) seen() bool { return n.resource != nil || n.record != nil }
 
+// outlines returns 1 if the resource is an outline, and 0 otherwise.
+func (n *snapshot) outlines() int {
+	if n.resource != nil && n.resource.outline {
+		return 1
+	}
+	return 0
+}
+
 func (n *snapshot) uid() string {
 	if n.resource != nil {
 		return n.resource.uid
@@ -132,7 +140,7 @@ func (n *snapshot) written() sandboxv1.Phase {
 func (n *snapshot) item() Item {
 	item := Item{Key: n.key, RequestID: n.requestID()}
 	if n.resource != nil {
-		item.Resource = n.codec.unpack(n.resource)
+		item.Resource, item.Outline = n.codec.unpack(n.resource), n.resource.outline
 		item.Sandbox = convert.ToProto(item.Resource)
 	} else {
 		r := n.recorded()

@@ -63,6 +63,8 @@ type Item struct {
 	Fence *agentv1.Fence
 	// Resource is the custom resource; nil while none is known.
 	Resource *v1alpha1.Sandbox
+	// Outline says that only the metadata of Resource are known: neither its spec and status nor those of Sandbox count.
+	Outline bool
 	// RequestID of the create call; empty if it had none.
 	RequestID string
 	// Superseded are the earlier attempts under the name whose outcome was not known when it was created.
@@ -227,6 +229,51 @@ func (s *Store) SetResource(sb *v1alpha1.Sandbox) {
 		return
 	}
 	s.table.change(key, func(e *entry, _ snapshot) { e.resource = p })
+}
+
+// SetOutline sets a custom resource of which only the metadata are known, from the first list. It is ignored if more is known, or the
+// sandbox was deleted.
+func (s *Store) SetOutline(sb *v1alpha1.Sandbox) {
+	if sb.DeletionTimestamp != nil {
+		s.deletes.addResource(sb)
+	}
+	p := packOutline(sb)
+	key := Key{shared(sb.Namespace), strings.Clone(sb.Name)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.table.entries[key]; e != nil && e.resource != nil || s.memory.isGone(incarnation{key, p.uid}) {
+		return
+	}
+	s.table.change(key, func(e *entry, _ snapshot) { e.resource = p })
+}
+
+// Fill sets the whole of a custom resource of which only the metadata are known, and is ignored otherwise: unlike SetResource, it takes
+// what was read some time ago for no evidence that the resource exists.
+func (s *Store) Fill(sb *v1alpha1.Sandbox) {
+	key := KeyOf(sb)
+	s.mu.Lock()
+	e := s.table.entries[key]
+	fits := func() bool {
+		return e != nil && e.resource != nil && e.resource.outline && e.resource.objectUID == sb.UID && !older(sb.ResourceVersion, e.resource.version)
+	}
+	needed := fits()
+	s.mu.Unlock()
+	if !needed {
+		return
+	}
+	p := s.table.codec.pack(sb)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e = s.table.entries[key]; fits() {
+		s.table.change(e.key, func(e *entry, _ snapshot) { e.resource = p })
+	}
+}
+
+// Filled reports whether no custom resource is known by its metadata alone.
+func (s *Store) Filled() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.outlines == 0
 }
 
 // older compares resource versions, which are increasing numbers for one kind of resource.

@@ -37,6 +37,7 @@ type table struct {
 	codec    codec
 
 	entries  map[Key]*entry
+	outlines int                               // the entries whose resource is an outline
 	sorted   *btree.BTreeG[Key]                // of the visible entries
 	byAgent  map[string]map[identity.Fence]Key // the entries that an agent reports on
 	homes    map[string]string                 // the namespaces of agents
@@ -77,6 +78,7 @@ func (t *table) change(key Key, do func(e *entry, before snapshot)) {
 		delete(t.entries, key)
 	}
 	after := t.snapshot(key)
+	t.outlines += after.outlines() - before.outlines()
 	t.index(&before, &after)
 	t.count(&before, &after)
 	if before.seen() && after.seen() && before.uid() != after.uid() {

@@ -104,6 +104,20 @@ func (w *testbed) awaitAll(ctx context.Context, a *allocator) (time.Duration, er
 	return time.Since(a.Began()), nil
 }
 
+// awaitLists waits until an allocator answers a list of sandboxes, and returns how long that took since it was started.
+func (w *testbed) awaitLists(ctx context.Context, a *allocator) (time.Duration, error) {
+	err := mesh.Poll(ctx, 100*time.Millisecond, readyTime, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		_, err := a.sandboxes.ListSandboxes(ctx, &sandboxv1.ListSandboxesRequest{Namespace: namespace, PageSize: 1})
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("listing sandboxes: %w\n%s", err, a.Tail())
+	}
+	return time.Since(a.Began()), nil
+}
+
 // holder is the name of the allocator that leads.
 func (w *testbed) holder(ctx context.Context) (string, error) {
 	var lease coordinationv1.Lease

@@ -84,6 +84,10 @@ func (w *testbed) measure(ctx context.Context) (*Measured, error) {
 		return nil, err
 	}
 	w.Say("the first allocator knows of all agents after %.1f s", m.Start.Seconds())
+	if m.Lists, err = w.awaitLists(ctx, first); err != nil {
+		return nil, err
+	}
+	w.Say("it answers lists after %.1f s", m.Lists.Seconds())
 	second, err := w.start()
 	if err != nil {
 		return nil, err

@@ -11,6 +11,8 @@ import (
 type Measured struct {
 	// Start is the time from the start of an allocator until it knew all agents and all their sandboxes.
 	Start time.Duration
+	// Lists is the time until it answered a list of sandboxes, which needs the whole of all custom resources.
+	Lists time.Duration
 	// Idle is without creates, Busy with them.
 	Idle, Busy Usage
 	Creates    []Timed
@@ -61,6 +63,7 @@ func Sum(r *report.Report, m *Measured) {
 	}
 	r.Value("takeover_s", m.Takeover.Seconds(), "s", "from SIGKILL of the leader to the standby's first answer to a create")
 	r.Value("start_s", m.Start.Seconds(), "s", "from the start of an allocator to its knowing all agents and sandboxes")
+	r.Value("lists_s", m.Lists.Seconds(), "s", "from the same to its first answer to a list of sandboxes")
 	r.Value("standby_cpu_cores", m.Busy.StandbyCores, "cores", "CPU seconds of the standby per second, under load")
 	r.Value("standby_rss_mib", m.Busy.StandbyRSS, "MiB", "resident memory of the standby")
 	r.Value("errors", float64(len(m.Errors)), "", "creates and deletes that failed")

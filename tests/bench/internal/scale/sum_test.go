@@ -18,7 +18,7 @@ func TestSum(t *testing.T) {
 	began := time.Unix(1000, 0)
 	r := &report.Report{Began: began}
 	scale.Sum(r, &scale.Measured{
-		Start: 3 * time.Second, Takeover: 1500 * time.Millisecond,
+		Start: 3 * time.Second, Lists: 4 * time.Second, Takeover: 1500 * time.Millisecond,
 		Idle: scale.Usage{Cores: 0.1},
 		Busy: scale.Usage{Cores: 0.5, RSS: 700, StandbyCores: 0.2, StandbyRSS: 600, Points: []scale.UsagePoint{
 			{At: began.Add(time.Second), Cores: 0.4, RSS: 650}, {At: began.Add(2 * time.Second), Cores: 0.6, RSS: 700},
@@ -27,7 +27,7 @@ func TestSum(t *testing.T) {
 		Errors:  []string{"it broke"},
 	})
 	for key, want := range map[string]float64{
-		"cpu_cores": 0.5, "rss_mib": 700, "idle_cpu_cores": 0.1, "create_p50_ms": 3, "create_p99_ms": 9, "takeover_s": 1.5, "start_s": 3,
+		"cpu_cores": 0.5, "rss_mib": 700, "idle_cpu_cores": 0.1, "create_p50_ms": 3, "create_p99_ms": 9, "takeover_s": 1.5, "start_s": 3, "lists_s": 4,
 		"standby_cpu_cores": 0.2, "standby_rss_mib": 600, "errors": 1,
 	} {
 		got, ok := r.Number(key)

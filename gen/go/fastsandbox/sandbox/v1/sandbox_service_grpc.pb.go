@@ -51,9 +51,11 @@ type SandboxServiceClient interface {
 	DeleteSandbox(ctx context.Context, in *DeleteSandboxRequest, opts ...grpc.CallOption) (*DeleteSandboxResponse, error)
 	// UpdateSandbox changes the fields that the mask names. Safe to retry.
 	UpdateSandbox(ctx context.Context, in *UpdateSandboxRequest, opts ...grpc.CallOption) (*UpdateSandboxResponse, error)
-	// GetSandbox returns one sandbox from memory. Does not block.
+	// GetSandbox returns one sandbox from memory. Does not block, but while an allocator starts, which may have to read the sandbox from
+	// the Kubernetes API server.
 	GetSandbox(ctx context.Context, in *GetSandboxRequest, opts ...grpc.CallOption) (*GetSandboxResponse, error)
-	// ListSandboxes returns sandboxes in the order of namespace and name, from memory. Does not block.
+	// ListSandboxes returns sandboxes in the order of namespace and name, from memory. Does not block, but while an allocator starts: until
+	// it has read all sandboxes it answers UNAVAILABLE after a second, and so do watches.
 	ListSandboxes(ctx context.Context, in *ListSandboxesRequest, opts ...grpc.CallOption) (*ListSandboxesResponse, error)
 	// WatchSandboxes sends the matching sandboxes as ADDED, one SYNCED, and then every change until the caller cancels. The
 	// stream of a caller that reads too slowly ends with RESOURCE_EXHAUSTED; the caller then watches again.
@@ -194,9 +196,11 @@ type SandboxServiceServer interface {
 	DeleteSandbox(context.Context, *DeleteSandboxRequest) (*DeleteSandboxResponse, error)
 	// UpdateSandbox changes the fields that the mask names. Safe to retry.
 	UpdateSandbox(context.Context, *UpdateSandboxRequest) (*UpdateSandboxResponse, error)
-	// GetSandbox returns one sandbox from memory. Does not block.
+	// GetSandbox returns one sandbox from memory. Does not block, but while an allocator starts, which may have to read the sandbox from
+	// the Kubernetes API server.
 	GetSandbox(context.Context, *GetSandboxRequest) (*GetSandboxResponse, error)
-	// ListSandboxes returns sandboxes in the order of namespace and name, from memory. Does not block.
+	// ListSandboxes returns sandboxes in the order of namespace and name, from memory. Does not block, but while an allocator starts: until
+	// it has read all sandboxes it answers UNAVAILABLE after a second, and so do watches.
 	ListSandboxes(context.Context, *ListSandboxesRequest) (*ListSandboxesResponse, error)
 	// WatchSandboxes sends the matching sandboxes as ADDED, one SYNCED, and then every change until the caller cancels. The
 	// stream of a caller that reads too slowly ends with RESOURCE_EXHAUSTED; the caller then watches again.
