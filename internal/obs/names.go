@@ -91,6 +91,7 @@ const (
 const (
 	KeyPings          = "pings"
 	KeyDraining       = "draining"
+	KeyUserNamespaces = "userNamespaces"
 	KeyMemoryShort    = "memoryShort"
 	KeyAvailableBytes = "availableBytes"
 	KeyRole           = "role"

@@ -81,7 +81,8 @@ func Run(ctx context.Context, cfg *Config) error {
 	closing := make(chan struct{})
 	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
-		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor}
+		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor,
+		users: func() (bool, string) { return runtime.Users(), runtime.UsersOff() }}
 
 	g := daemon.NewGroup()
 	g.Go("gRPC", server.Run)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
@@ -45,7 +46,9 @@ var (
 )
 
 // monitor adopts the sandboxes as soon as containerd answers, and from then on reports whether the agent accepts new ones
-// and which images are on the node. While containerd is lost the agent accepts none; its sandboxes run on.
+// and which images are on the node. While containerd is lost the agent accepts none and is not ready; its sandboxes run on. Where
+// containerd answers, and the node lacks what new sandboxes need, the agent accepts none either, but is ready for all else that it does:
+// otherwise the kubelet would restart it, and its report of the reason would be lost each time.
 type monitor struct {
 	runtime runtime.Runtime
 	manager *sandbox.Manager
@@ -56,6 +59,11 @@ type monitor struct {
 	adopted func(context.Context)
 	// apparmor, if not nil, returns whether sandboxes have the AppArmor profile.
 	apparmor func() apparmor.Status
+	// users, if not nil, returns whether sandboxes have user namespaces, and why not although their pool asks for them.
+	users func() (on bool, offReason string)
+
+	// accepting: new sandboxes are accepted. Only adopt, and then watchRuntime, use it.
+	accepting bool
 }
 
 func (m *monitor) run(ctx context.Context) error {
@@ -79,8 +87,13 @@ func (m *monitor) run(ctx context.Context) error {
 func (m *monitor) adopt(ctx context.Context) bool {
 	log := logr.FromContextOrDiscard(ctx)
 	last := ""
+	var pinged error
 	err := backoff.Retry(ctx, m.clock, startRetries, func(ctx context.Context) error {
-		err := m.ping(ctx)
+		pinged = m.ping(ctx)
+		err := pinged
+		if cannotRun(err) {
+			err = nil
+		}
 		if err == nil {
 			err = m.relist(ctx)
 		}
@@ -97,20 +110,34 @@ func (m *monitor) adopt(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	m.reportAppArmor(ctx)
-	m.manager.SetAccepting(true, "")
+	if pinged != nil {
+		log.Error(pinged, cannotRunMessage)
+	}
+	m.accepting = pinged == nil
+	m.reportConfinement(ctx)
+	m.manager.SetAccepting(m.accepting, reason(pinged))
 	m.ready(true)
 	return true
 }
 
-// reportAppArmor reports whether sandboxes have the AppArmor profile, if that changed.
-func (m *monitor) reportAppArmor(ctx context.Context) {
-	if m.apparmor == nil {
-		return
+const cannotRunMessage = "the node lacks what new sandboxes need"
+
+// cannotRun reports whether a ping has failed although containerd answers.
+func cannotRun(err error) bool { return errdefs.IsFailedPrecondition(err) }
+
+// reportConfinement reports whether sandboxes have the AppArmor profile and user namespaces, if that changed.
+func (m *monitor) reportConfinement(ctx context.Context) {
+	log := logr.FromContextOrDiscard(ctx)
+	if m.apparmor != nil {
+		s := m.apparmor()
+		if m.status.SetAppArmor(&agentv1.AppArmorStatus{Profile: s.Profile, OffReason: s.Off}) {
+			log.Info("AppArmor of sandboxes", obs.KeyName, s.Profile, obs.KeyReason, s.Off)
+		}
 	}
-	s := m.apparmor()
-	if m.status.SetAppArmor(&agentv1.AppArmorStatus{Profile: s.Profile, OffReason: s.Off}) {
-		logr.FromContextOrDiscard(ctx).Info("AppArmor of sandboxes", obs.KeyName, s.Profile, obs.KeyReason, s.Off)
+	if m.users != nil {
+		if on, off := m.users(); m.status.SetUserNamespaces(on, off) {
+			log.Info("user namespaces of sandboxes", obs.KeyUserNamespaces, on, obs.KeyReason, off)
+		}
 	}
 }
 
@@ -118,30 +145,33 @@ func (m *monitor) watchRuntime(ctx context.Context) {
 	log := logr.FromContextOrDiscard(ctx)
 	ticker := m.clock.NewTicker(pingInterval)
 	defer ticker.Stop()
-	for was, slow := true, 0; ; {
+	for slow := 0; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
 		}
-		m.reportAppArmor(ctx)
 		err := m.ping(ctx)
+		m.reportConfinement(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if slow = countSlow(slow, err); was && slow > 0 && slow < slowPings {
+		if slow = countSlow(slow, err); m.accepting && slow > 0 && slow < slowPings {
 			log.V(2).Info("containerd is slow", obs.KeyPings, slow)
 			continue
 		}
+		was := m.accepting
+		m.accepting = err == nil
 		switch {
-		case err != nil && was:
+		case was && cannotRun(err):
+			log.Error(err, cannotRunMessage)
+		case was && err != nil:
 			log.Error(err, "containerd lost; sandboxes run on")
-		case err == nil && !was:
-			log.Info("containerd is back")
+		case !was && err == nil:
+			log.Info("new sandboxes are accepted again")
 		}
-		was = err == nil
-		m.manager.SetAccepting(was, reason(err))
-		m.ready(was)
+		m.manager.SetAccepting(m.accepting, reason(err))
+		m.ready(err == nil || cannotRun(err))
 	}
 }
 

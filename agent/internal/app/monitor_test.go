@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,19 +47,10 @@ func TestSlowContainerdIsNotLost(t *testing.T) {
 		}
 		return answers[pings-1]
 	})
-	dir, err := state.Open(t.TempDir())
-	require.NoError(t, err)
-	tombstones, err := dir.Sub("tombstones")
-	require.NoError(t, err)
-	hub := status.New(nil)
-	m, err := sandbox.New(sandbox.Config{
-		Status:  hub,
-		Runtime: rt, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), Info: &agentv1.AgentInfo{PodUid: "me"}, State: dir, Tombstones: tombstones,
-	})
-	require.NoError(t, err)
+	m, hub := newManager(t, rt)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- app.Watch(ctx, rt, m, hub, clock) }()
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock, app.Hooks{}) }()
 	require.Eventually(t, m.Accepting, testkit.Timeout, testkit.Tick)
 	watcher, err := hub.Watch()
 	require.NoError(t, err)
@@ -87,4 +79,101 @@ func TestSlowContainerdIsNotLost(t *testing.T) {
 		require.Nil(t, d)
 	default:
 	}
+}
+
+// newManager returns a manager of sandboxes of a runtime, and the hub that it reports to.
+func newManager(t *testing.T, rt *fake.Runtime) (*sandbox.Manager, *status.Hub) {
+	t.Helper()
+	dir, err := state.Open(t.TempDir())
+	require.NoError(t, err)
+	tombstones, err := dir.Sub("tombstones")
+	require.NoError(t, err)
+	hub := status.New(&agentv1.AgentInfo{PodUid: "me"})
+	m, err := sandbox.New(sandbox.Config{
+		Status:  hub,
+		Runtime: rt, Logs: logs.New(logs.Config{Root: t.TempDir(), Owner: "me"}), Info: &agentv1.AgentInfo{PodUid: "me"}, State: dir, Tombstones: tombstones,
+	})
+	require.NoError(t, err)
+	return m, hub
+}
+
+// TestUserNamespacesAreReported: what a further try finds reaches those who watch already.
+func TestUserNamespacesAreReported(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	rt, clock := fake.New(nil), clocktesting.NewFakeClock(time.Unix(1000, 0))
+	m, hub := newManager(t, rt)
+	var on atomic.Bool
+	users := func() (bool, string) {
+		if on.Load() {
+			return true, ""
+		}
+		return false, "no memory"
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock, app.Hooks{Users: users}) }()
+	require.Eventually(t, m.Accepting, testkit.Timeout, testkit.Tick)
+	watcher, err := hub.Watch()
+	require.NoError(t, err)
+	defer hub.Unwatch(watcher)
+	require.Equal(t, "no memory", watcher.Snapshot.GetInfo().GetUserNamespacesOffReason())
+	on.Store(true)
+	require.Eventually(t, func() bool {
+		if clock.HasWaiters() {
+			clock.Step(time.Second)
+		}
+		return hub.Snapshot().GetInfo().GetUserNamespaces()
+	}, testkit.Timeout, testkit.Tick)
+	info := (<-watcher.Deltas()).GetInfo()
+	require.True(t, info.GetUserNamespaces())
+	require.Empty(t, info.GetUserNamespacesOffReason())
+	require.Equal(t, "me", info.GetPodUid(), "all properties")
+	stop()
+	require.NoError(t, <-done)
+	require.NoError(t, m.Close(context.Background()))
+}
+
+// TestNodeThatCannotRunSandboxes: containerd answers, and lacks what new sandboxes need. The agent serves what it has, is ready, and says why it
+// accepts none; it accepts some as soon as the node can run them. A containerd that is lost makes it not ready.
+func TestNodeThatCannotRunSandboxes(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	rt, clock := fake.New(nil), clocktesting.NewFakeClock(time.Unix(1000, 0))
+	var answer atomic.Pointer[fault.Error]
+	rt.Hook(func(_ context.Context, op fake.Op, _ string) error {
+		if err := answer.Load(); err != nil && op == fake.OpPing {
+			return err
+		}
+		return nil
+	})
+	answer.Store(fault.New(errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, "containerd is too old"))
+	m, hub := newManager(t, rt)
+	var ready atomic.Bool
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- app.Watch(ctx, rt, m, hub, clock, app.Hooks{Ready: ready.Store}) }()
+	require.Eventually(t, ready.Load, testkit.Timeout, testkit.Tick)
+	watcher, err := hub.Watch()
+	require.NoError(t, err, "the sandboxes are adopted")
+	hub.Unwatch(watcher)
+	require.False(t, watcher.Snapshot.GetAccepting())
+	require.Equal(t, "RUNTIME_UNAVAILABLE: containerd is too old", watcher.Snapshot.GetNotAcceptingReason())
+	becomes := func(accepting, isReady bool) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			if clock.HasWaiters() {
+				clock.Step(time.Second)
+			}
+			return m.Accepting() == accepting && ready.Load() == isReady
+		}, testkit.Timeout, testkit.Tick)
+	}
+	answer.Store(nil)
+	becomes(true, true)
+	answer.Store(fault.New(errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd cannot be reached"))
+	becomes(false, false)
+	answer.Store(fault.New(errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, "containerd is too old"))
+	becomes(false, true)
+	require.Equal(t, "RUNTIME_UNAVAILABLE: containerd is too old", hub.Snapshot().GetNotAcceptingReason())
+	stop()
+	require.NoError(t, <-done)
+	require.NoError(t, m.Close(context.Background()))
 }

@@ -22,6 +22,7 @@ import (
 // it cannot be reached now; the same call may succeed later). The end of ctx is ctx's error. All others are unclassified.
 type Runtime interface {
 	// Ping returns nil if the runtime answers and can run containers, otherwise why not. It blocks at most until ctx ends.
+	// FailedPrecondition: it answers, and serves the containers that it has, but the node lacks what a new one needs.
 	Ping(ctx context.Context) error
 
 	// Images returns the normalized references of the images on the node, sorted.

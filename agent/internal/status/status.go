@@ -135,6 +135,21 @@ func (h *Hub) SetAppArmor(s *agentv1.AppArmorStatus) bool {
 	return true
 }
 
+// SetUserNamespaces replaces whether sandboxes have user namespaces, with why not, and reports whether that is a change.
+func (h *Hub) SetUserNamespaces(on bool, offReason string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	info := h.state.GetInfo()
+	if info.GetUserNamespaces() == on && info.GetUserNamespacesOffReason() == offReason {
+		return false
+	}
+	next := &agentv1.AgentInfo{}
+	proto.Merge(next, info) // snapshots share the former one
+	next.UserNamespaces, next.UserNamespacesOffReason = on, offReason
+	h.publish(&agentv1.AgentDelta{Info: next})
+	return true
+}
+
 // SetPinnedImages replaces the pinned images.
 func (h *Hub) SetPinnedImages(images []*agentv1.PinnedImage) {
 	h.mu.Lock()
@@ -218,6 +233,9 @@ func (h *Hub) apply(d *agentv1.AgentDelta) {
 	}
 	if s := d.GetApparmor(); s != nil {
 		h.state.Apparmor = s
+	}
+	if i := d.GetInfo(); i != nil {
+		h.state.Info = i
 	}
 	if p := d.GetPinnedImages(); p != nil {
 		h.state.PinnedImages = p.GetImages()

@@ -90,6 +90,12 @@ func TestSnapshotFollowsDeltas(t *testing.T) {
 			require.True(t, h.SetAppArmor(&agentv1.AppArmorStatus{OffReason: "x"}))
 			require.False(t, h.SetAppArmor(&agentv1.AppArmorStatus{OffReason: "x"}))
 		}, func() { want.Apparmor = &agentv1.AppArmorStatus{OffReason: "x"} }},
+		{"user namespaces", func() {
+			before := h.Snapshot().GetInfo()
+			require.True(t, h.SetUserNamespaces(true, ""))
+			require.False(t, h.SetUserNamespaces(true, ""))
+			require.False(t, before.GetUserNamespaces(), "a snapshot was changed")
+		}, func() { want.Info = &agentv1.AgentInfo{PodUid: "me", Capacity: 5, UserNamespaces: true} }},
 		{"no pinned images", func() { h.SetPinnedImages(nil) }, func() { want.PinnedImages = nil }},
 		{"a tombstone", func() {
 			h.Publish(&agentv1.AgentDelta{TombstonesAdded: []*agentv1.Tombstone{tombstone("b", 1)}})

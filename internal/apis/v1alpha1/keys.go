@@ -114,4 +114,8 @@ const (
 	// ConditionUserNamespaces is True on a pool while the sandboxes of all its agents have user namespaces, and says why not
 	// otherwise. A pool that disables them does not have this condition.
 	ConditionUserNamespaces = "UserNamespaces"
+	// ConditionRuntimeReady is True on a pool while the container runtimes of its agents can run new sandboxes. It is False if that of
+	// any agent cannot, and says why: containerd is lost, it is too old for the pool's runtime handler, or the node has no user
+	// namespaces although the pool requires them.
+	ConditionRuntimeReady = "RuntimeReady"
 )

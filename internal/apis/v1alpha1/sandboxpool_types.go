@@ -16,8 +16,8 @@ type SandboxPoolSpec struct {
 	// +kubebuilder:validation:Maximum=1000
 	// +optional
 	MaxSandboxesPerPod int32 `json:"maxSandboxesPerPod,omitempty"`
-	// runtimeHandler is the runtime of the pool's sandboxes: fsb (a shim of Fast Sandbox, tested with containerd 2.4), runc, crun, runsc,
-	// kata, or a containerd runtime name.
+	// runtimeHandler is the runtime of the pool's sandboxes: fsb (a shim of Fast Sandbox, which needs containerd 2), runc, crun, runsc,
+	// kata, or a containerd runtime name. The condition RuntimeReady shows whether the nodes can run it.
 	// +kubebuilder:default=fsb
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`
@@ -246,7 +246,7 @@ type SandboxPoolStatus struct {
 	// selector is the label selector of the agent Pods, for the scale subresource.
 	// +optional
 	Selector string `json:"selector,omitempty"`
-	// conditions are Ready, Progressing, SlotsReady, ImagesReady and UserNamespaces.
+	// conditions are Ready, Progressing, RuntimeReady, SlotsReady, ImagesReady and UserNamespaces.
 	// +listType=map
 	// +listMapKey=type
 	// +optional

@@ -24,6 +24,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/observe"
 	janitorrpc "github.com/fast-sandbox/fast-sandbox/janitor/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/janitor/internal/sweep"
@@ -72,6 +73,12 @@ func run(ctx context.Context, cfg *Config, api *rest.Config) error {
 	g.Go("sweeper", p.sweeper.Run)
 	g.Go("state", p.state.Run)
 	g.Go("logs", func(ctx context.Context) error { return trimLogs(ctx, cfg.LogRoot, clock.RealClock{}) })
+	if cfg.SlotRoot != "" {
+		collector := shim.NewCollector(shim.Config{Dir: cfg.SlotRoot, InUse: remover.ShimsInUse, Grace: cfg.Policy.LeftoverGrace, Clock: clock.RealClock{}})
+		g.Go("shims", func(ctx context.Context) error {
+			return collectShims(ctx, collector, cfg.ScanInterval, clock.RealClock{})
+		})
+	}
 	g.Go("readiness", p.readiness)
 	g.After("informers", p.source.run)
 	g.After("events", func(ctx context.Context) error {

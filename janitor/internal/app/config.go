@@ -29,6 +29,8 @@ type Config struct {
 	NodeName string
 	// ContainerdSocket, ContainerdNamespace and Snapshotter are the same as the agents'.
 	ContainerdSocket, ContainerdNamespace, Snapshotter string
+	// SlotRoot is the agents' directory of slots, in which versions of the shim are installed; empty for none.
+	SlotRoot string
 	// LogRoot, FIFORoot, IDRoot, ProcRoot, HostProc and CgroupRoot are the host's directories; see ctrd.Remover.
 	LogRoot, FIFORoot, IDRoot, ProcRoot, HostProc, StateDir, CgroupRoot string
 	// CgroupParents are the parents of the cgroups of agents' Pods, below the roots of the hierarchies.
@@ -63,6 +65,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Snapshotter, "snapshotter", ctrd.DefaultSnapshotter, "`name` of the agents' snapshotter")
 	fs.StringVar(&c.LogRoot, "log-root", ctrd.DefaultLogRoot, "`directory` of sandboxes' output, the same as the agents'")
 	fs.StringVar(&c.FIFORoot, "fifo-root", ctrd.DefaultFIFORoot, "`directory` of the FIFOs of containerd's clients; empty disables the search for FIFOs")
+	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` of slots, the same as the agents' --slot-root; empty disables the removal of versions of the shim that are not in use")
 	fs.StringVar(&c.IDRoot, "ids-root", idrange.Dir("/var/lib/fast-sandbox/slots"), "`directory` of the ranges of user ids in use, which is ids below the agents' --slot-root; empty disables the search for ranges")
 	fs.StringVar(&c.ProcRoot, "proc-root", "/proc", "`directory` with the host's processes")
 	fs.StringVar(&c.HostProc, "host-proc", ctrd.ProcOfContainerd, "`directory`, in /proc, of a process in containerd's mount namespace; \"containerd\" means containerd itself; empty disables the search for mounts")
@@ -98,7 +101,7 @@ func (c *Config) Validate() error {
 		flag, path string
 		optional   bool
 	}{
-		{"containerd-socket", c.ContainerdSocket, false}, {"log-root", c.LogRoot, false}, {"fifo-root", c.FIFORoot, true}, {"ids-root", c.IDRoot, true},
+		{"containerd-socket", c.ContainerdSocket, false}, {"log-root", c.LogRoot, false}, {"fifo-root", c.FIFORoot, true}, {"slot-root", c.SlotRoot, true}, {"ids-root", c.IDRoot, true},
 		{"proc-root", c.ProcRoot, false}, {"host-proc", c.HostProc, true}, {"containerd-state", c.StateDir, true}, {"cgroup-root", c.CgroupRoot, false},
 	} {
 		clean := filepath.IsAbs(p.path) && filepath.Clean(p.path) == p.path && p.path != "/"

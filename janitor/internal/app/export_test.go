@@ -10,3 +10,6 @@ var TrimLogs = trimLogs
 
 // HandlePods exports handle for Pods.
 var HandlePods = handle[*corev1.Pod]
+
+// CollectShims removes unused versions of the shim until ctx ends.
+var CollectShims = collectShims

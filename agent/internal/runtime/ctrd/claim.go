@@ -34,6 +34,9 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	}
 	// Closing the connection ends the slot, unless the claim has succeeded.
 	defer held.close()
+	if held.first == 0 && r.users.on() {
+		return fmt.Errorf("claiming slot %s, which was started before the node could make user namespaces: %w", c.ID, runtime.ErrSlotLost)
+	}
 	img, confirm, err := r.presumeImage(ctx, c.Image)
 	if err != nil {
 		return err

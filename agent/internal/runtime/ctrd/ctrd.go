@@ -93,6 +93,7 @@ type Runtime struct {
 	slotRoots *slotRoots
 	groups    *groups // of containerd's shims
 	shims     *shims  // of ours
+	support   *support
 	pending   *pendingStarts
 	users     *userNamespaces
 	cgroups   func() (*cgroup.Tree, error)
@@ -125,10 +126,11 @@ func New(cfg Config) *Runtime {
 	users := newUserNamespaces(cfg, roots)
 	images := newImageStore(cfg, users)
 	confined := &confinement{status: cfg.AppArmor}
-	shims := newShims(cfg.Client, cmp.Or(cfg.PodUID, shared.NoPod), roots.installShim, confined.shimStarted)
+	support := &support{client: cfg.Client, binary: roots.installShim}
+	shims := newShims(cmp.Or(cfg.PodUID, shared.NoPod), support, confined.shimStarted)
 	return &Runtime{
 		confinement: confined, users: users,
-		shims: shims, pending: &pendingStarts{held: map[string]*pendingStart{}},
+		shims: shims, support: support, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
 		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities, confined.profile), groups: groups,
@@ -140,22 +142,30 @@ func New(cfg Config) *Runtime {
 	}
 }
 
-// Close cancels the pulls that still run, waits for them, and ends all free slots.
+// Close cancels the pulls that still run, waits for them, ends all free slots, and ends the use of the installed shim.
 func (r *Runtime) Close() {
 	r.pulls.close()
 	r.slots.endAll()
+	r.slotRoots.closeShim()
 }
 
-// Ping asks containerd for its version and finds the agent's Pod. It fails if the pool requires what the node does not have.
+// Ping asks containerd for its version and finds the agent's Pod. It fails if the pool requires what the node does not have. What the node
+// could not do is tried again at times.
 func (r *Runtime) Ping(ctx context.Context) error {
-	if err := r.users.unusable(); err != nil {
-		return err
-	}
 	if _, err := r.client.Version(ctx); err != nil {
+		r.support.forget() // another version may be the next to answer
 		return classify(err, "asking containerd for its version")
 	}
-	_, err := r.pods.find(ctx)
-	return err
+	if _, err := r.pods.find(ctx); err != nil {
+		return err
+	}
+	if r.config.Handler.IsOwn() {
+		if err := r.support.check(ctx); err != nil {
+			return err
+		}
+	}
+	r.users.recheck()
+	return r.users.unusable()
 }
 
 // noContainer is an id that no container has.

@@ -5,6 +5,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -121,3 +122,15 @@ func (c Confinement) ShimStarted(binary string) { c.shimStarted(binary) }
 
 // SetAppArmor sets whether sandboxes have the AppArmor profile.
 func (r *Runtime) SetAppArmor(s apparmor.Status) { r.confinement.set(s) }
+
+// Probe is what the node was found to be able to do.
+type Probe struct{ *probe }
+
+// NewProbe returns a Probe that calls try.
+func NewProbe(c clock.PassiveClock, try func() error) Probe { return Probe{&probe{clock: c, try: try}} }
+
+// Result returns the error of the last try.
+func (p Probe) Result() error { return p.result() }
+
+// Recheck tries again if the last try has failed and is old enough.
+func (p Probe) Recheck() error { return p.recheck() }

@@ -8,14 +8,17 @@ import (
 	goruntime "runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
@@ -93,6 +96,25 @@ by name
 		defer func() { require.NoError(t, r.Delete(t.Context(), b.ID)) }()
 	}
 	require.NotEqual(t, firsts[0], firsts[1], "no two sandboxes have the same users")
+}
+
+// TestUserNamespaceOfUnmappedFiles: a file of the host on a file system without id-mapped mounts, such as the /etc/hosts of a Pod on an old kernel's
+// tmpfs, is there in a sandbox, and belongs to no user of it.
+func TestUserNamespaceOfUnmappedFiles(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount("ramfs", dir, "ramfs", 0, "mode=755"))
+	defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()
+	r := newRuntime(t, s, mapped(t, s))
+	for _, slot := range []bool{false, true} {
+		b := box(t, s, slot, containerd.Busybox, "sh", "-c", "cat /etc/hostname; stat -c '%u:%g %a' /etc/hostname; echo x 2>/dev/null >/etc/hostname || echo read-only")
+		b.HostnamePath = filepath.Join(dir, b.ID)
+		require.NoError(t, os.WriteFile(b.HostnamePath, []byte("box\n"), 0o644))
+		out, _ := printed(t, s, r, b)
+		require.Equal(t, "box\n65534:65534 644\nread-only\n", out)
+		require.NoError(t, r.Delete(t.Context(), b.ID))
+	}
 }
 
 // TestUserNamespacePorts: root in a network namespace of its own may use all its ports.
@@ -246,6 +268,52 @@ func TestWithoutIDMappedMounts(t *testing.T) {
 		err := launch(t.Context(), required, b)
 		require.True(t, errdefs.IsFailedPrecondition(err), "%v", err)
 		require.NoError(t, required.Delete(t.Context(), b.ID))
+	}
+}
+
+// laterClock is the real clock, ahead by the duration that a test sets.
+type laterClock struct {
+	clock.RealClock
+
+	ahead atomic.Int64
+}
+
+func (c *laterClock) Now() time.Time                  { return c.RealClock.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *laterClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// TestUserNamespacesAreTriedAgain: the first try fails for a moment. Half a minute later containers have user namespaces, and a slot that was
+// started without one is not claimed.
+func TestUserNamespacesAreTriedAgain(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	change, later := mapped(t, s), &laterClock{}
+	r := newRuntime(t, s, func(c *ctrd.Config) { change(c); c.Users, c.Clock = ctrd.UsersAuto, later })
+	done := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // the thread ends with this function
+		err := without("mount_setattr")
+		if err == nil {
+			r.UsersOff()
+		}
+		done <- err
+	}()
+	require.NoError(t, <-done)
+	old := box(t, s, true, containerd.Busybox, "sleep", "1000")
+	require.NoError(t, startSlot(t.Context(), r, old))
+	require.NoError(t, r.Ping(t.Context()))
+	require.False(t, r.Users(), "too early")
+	later.ahead.Store(int64(30 * time.Second))
+	require.NoError(t, r.Ping(t.Context()))
+	require.True(t, r.Users())
+	require.Empty(t, r.UsersOff())
+	err := r.Claim(t.Context(), old, func(runtime.Stage) {})
+	require.ErrorIs(t, err, runtime.ErrSlotLost)
+	require.NoError(t, r.Delete(t.Context(), old.ID))
+	for _, id := range started(t, s, r, 2) {
+		info, err := s.Client.ContainerService().Get(t.Context(), id)
+		require.NoError(t, err)
+		require.Contains(t, string(info.Spec.GetValue()), `"uidMappings"`)
+		require.NoError(t, r.Delete(t.Context(), id))
 	}
 }
 

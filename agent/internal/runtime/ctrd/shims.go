@@ -29,9 +29,8 @@ const shimSize = 32
 // shims has the containers of this process by shim of ours, from before they have a record until their task is about to be removed. A shim
 // without containers is never joined again, so that it can be ended safely.
 type shims struct {
-	client *client.Client
-	// binary returns the path of the shim on the host, which it may have to install.
-	binary func() (string, error)
+	client  *client.Client
+	support *support
 	// started is called with that path whenever a shim has been started.
 	started func(binary string)
 	// owner is the agent's Pod.
@@ -44,8 +43,8 @@ type shims struct {
 	current string
 }
 
-func newShims(c *client.Client, owner string, binary func() (string, error), started func(string)) *shims {
-	return &shims{client: c, owner: owner, size: shimSize, binary: binary, started: started, of: map[string]string{}, members: map[string]int{}}
+func newShims(owner string, s *support, started func(string)) *shims {
+	return &shims{client: s.client, owner: owner, size: shimSize, support: s, started: started, of: map[string]string{}, members: map[string]int{}}
 }
 
 // join adds a container, unless it is in a shim already, and returns its shim, which it starts if there is none with room for it. mu is held over
@@ -93,7 +92,10 @@ func (s *shims) joined(shim string) bool {
 func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	binary, err := s.binary()
+	if err := s.support.check(ctx); err != nil {
+		return "", err
+	}
+	binary, err := s.support.binary()
 	if err != nil {
 		return "", err
 	}
@@ -111,6 +113,7 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	}
 	defer func() {
 		if err != nil {
+			s.support.forget()
 			err = errors.Join(err, shared.RemoveAnchor(context.WithoutCancel(ctx), s.client, id))
 		}
 	}()

@@ -12,8 +12,11 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 )
 
 // prepareMountpoints creates, in a root that a claim will mount into, the mount points that the image lacks, as sandbox-init
@@ -44,9 +47,9 @@ type slotRoots struct {
 	// dir is Config.SlotRoot; init is Config.SandboxInit, and shim Config.Shim.
 	dir, init, shim string
 
-	mu     sync.Mutex
-	rootfs string // created once
-	binary string // the shim's, installed once
+	mu        sync.Mutex
+	rootfs    string          // created once
+	installed *shim.Installed // installed once
 }
 
 // get creates the root of slots on the host, once for each version of sandbox-init: other agents on the node, of
@@ -85,45 +88,38 @@ func (s *slotRoots) get() (string, error) {
 	return dir, nil
 }
 
-// installShim installs our shim on the host, once for each version, and returns its path. Older versions stay: containerd executes them for the
-// containers that they have started.
+// installShim installs our shim on the host, once for each version, and returns its path. This process uses the version until closeShim is called.
+// Others stay as long as they are in use: containerd executes them for the containers that they have started.
 func (s *slotRoots) installShim() (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.binary != "" {
-		return s.binary, nil
+	if s.installed != nil {
+		return s.installed.Path, nil
 	}
-	binary, err := os.ReadFile(s.shim)
+	program, err := os.ReadFile(s.shim)
 	if err != nil {
 		return "", fmt.Errorf("reading the shim: %w", err)
 	}
-	sum := sha256.Sum256(binary)
-	path := filepath.Join(s.dir, "shim-"+hex.EncodeToString(sum[:8]), shimName)
-	if there, err := os.ReadFile(path); err == nil && sha256.Sum256(there) == sum {
-		s.binary = path
-		return path, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as any directory of programs
-		return "", fmt.Errorf("installing the shim: %w", err)
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-")
-	if err != nil {
-		return "", fmt.Errorf("installing the shim: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(binary)
-	if err = errors.Join(err, tmp.Chmod(0o755), tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
+	installed, err := shim.Install(s.dir, program)
+	if errdefs.IsUnavailable(err) {
+		return "", fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the janitor is checking whether the installed shim is in use; try again")
 	}
 	if err != nil {
-		return "", fmt.Errorf("installing the shim: %w", err)
+		return "", err
 	}
-	s.binary = path
-	return path, nil
+	s.installed = installed
+	return installed.Path, nil
 }
 
-// shimName has the form that containerd expects of a shim.
-const shimName = "containerd-shim-fsb-v1"
+// closeShim ends the use of the installed shim.
+func (s *slotRoots) closeShim() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.installed != nil {
+		s.installed.Close()
+		s.installed = nil
+	}
+}
 
 // tryMount mounts an empty overlay.
 func (s *slotRoots) tryMount() error {

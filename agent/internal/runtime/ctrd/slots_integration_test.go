@@ -90,8 +90,7 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 		}
 		return r.Start(ctx, c.ID)
 	}
-	labels := identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels()
-	err := r.StartSlot(ctx, runtime.Slot{ID: c.ID, Labels: labels, Group: c.ID, LogPath: c.LogPath, HostnamePath: c.HostnamePath})
+	err := startSlot(ctx, r, c)
 	if err == nil {
 		err = r.Claim(ctx, c, none)
 	}
@@ -99,6 +98,12 @@ func launch(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
 		err = r.SlotClaimed(c.ID)
 	}
 	return err
+}
+
+// startSlot starts the slot that c may claim.
+func startSlot(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
+	labels := identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels()
+	return r.StartSlot(ctx, runtime.Slot{ID: c.ID, Labels: labels, Group: c.ID, LogPath: c.LogPath, HostnamePath: c.HostnamePath})
 }
 
 // TestMovedTagIsClaimedAsItIsNow moves a tag between two claims: nothing is run of the image that it had, and the next claim has the other one.

@@ -36,8 +36,8 @@ type userNamespaces struct {
 	mode   UserNamespace
 	ranges idrange.Ranges
 	owner  string
-	// missing returns what the node lacks. It tries once.
-	missing func() error
+	// missing is what the node lacks.
+	missing *probe
 
 	mu sync.Mutex
 	// unswept has the containers that took a range before the sweep; nil after it.
@@ -47,26 +47,34 @@ type userNamespaces struct {
 func newUserNamespaces(cfg Config, roots *slotRoots) *userNamespaces {
 	return &userNamespaces{
 		mode: cfg.Users, ranges: cfg.IDs, owner: cfg.PodUID, unswept: map[string]bool{},
-		missing: sync.OnceValue(func() error {
+		missing: &probe{clock: cfg.Clock, try: func() error {
 			if !cfg.Handler.IsOwn() {
 				return fmt.Errorf("the runtime handler fsb has user namespaces, and %s has none", cfg.Handler.Name)
 			}
 			return roots.tryUsers()
-		}),
+		}},
 	}
 }
 
 func (u *userNamespaces) disabled() bool { return u.mode == "" || u.mode == UsersDisabled }
 
-// on reports whether containers have user namespaces.
-func (u *userNamespaces) on() bool { return !u.disabled() && u.missing() == nil }
+// on reports whether containers have user namespaces. Once they have, they always do.
+func (u *userNamespaces) on() bool { return !u.disabled() && u.missing.result() == nil }
+
+// recheck finds out again whether containers can have user namespaces, if they could not at the last try, and not more often than the probe
+// allows.
+func (u *userNamespaces) recheck() {
+	if !u.disabled() {
+		_ = u.missing.recheck()
+	}
+}
 
 // unusable returns an error if containers must have user namespaces and cannot.
 func (u *userNamespaces) unusable() error {
 	if u.mode != UsersRequired {
 		return nil
 	}
-	if err := u.missing(); err != nil {
+	if err := u.missing.result(); err != nil {
 		return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.RuntimeUnavailable, "the pool requires user namespaces: %s", err.Error())
 	}
 	return nil
@@ -80,7 +88,7 @@ func (r *Runtime) UsersOff() string {
 	if r.users.disabled() {
 		return ""
 	}
-	if err := r.users.missing(); err != nil {
+	if err := r.users.missing.result(); err != nil {
 		return err.Error()
 	}
 	return ""

@@ -1,10 +1,12 @@
 package task
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
@@ -15,9 +17,15 @@ type mounts struct {
 	// files has the root of slots and the mounts of the plan, without that of a network namespace.
 	files []*os.File
 	// shared are those whose owners are the host's: a user namespace has to map them.
-	shared []*os.File
+	shared []sharedMount
 	// inNetwork makes the mount of a network namespace, which is the last one of the plan; nil for none.
 	inNetwork func() (*os.File, error)
+}
+
+// sharedMount is a mount of files of the host.
+type sharedMount struct {
+	file     *os.File
+	readOnly bool
 }
 
 // openMounts makes the mounts of a container.
@@ -45,7 +53,7 @@ func openMounts(p *plan.Plan) (m *mounts, err error) {
 		if err != nil {
 			return m, err
 		}
-		m.files, m.shared = append(m.files, f), append(m.shared, f)
+		m.files, m.shared = append(m.files, f), append(m.shared, sharedMount{f, one.Attributes&unix.MOUNT_ATTR_RDONLY != 0})
 	}
 	return m, nil
 }
@@ -56,15 +64,41 @@ func (m *mounts) close() {
 	}
 }
 
-// mapOwners shows the files of root as those of the user namespace's root, and the others accordingly.
+// mapOwners shows the files of root as those of the user namespace's root, and the others accordingly. Not every file system can do that. What
+// the container only reads, and every user may read, is passed as it is then: its owner appears as a user that does not exist.
 func (m *mounts) mapOwners(users *os.File) error {
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users.Fd())}
-	for _, f := range m.shared {
-		if err := unix.MountSetattr(int(f.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
-			return &os.PathError{Op: "mapping the owners of", Path: f.Name(), Err: err}
+	for _, s := range m.shared {
+		err := unix.MountSetattr(int(s.file.Fd()), "", unix.AT_EMPTY_PATH, &attr)
+		if errors.Is(err, unix.EINVAL) {
+			err = s.unmapped()
+		}
+		if err != nil {
+			return &os.PathError{Op: "mapping the owners of", Path: s.file.Name(), Err: err}
 		}
 	}
 	return nil
+}
+
+// unmapped returns nil if a container can use the mount although its owners cannot be mapped.
+func (s sharedMount) unmapped() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.file.Fd()), &st); err != nil {
+		return err
+	}
+	var needed uint32 = 0o004
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		needed = 0o005
+	}
+	lack := "the container writes to it"
+	if s.readOnly {
+		if st.Mode&needed == needed {
+			return nil
+		}
+		lack = fmt.Sprintf("its mode is %04o, so that not every user may read it", st.Mode&0o7777)
+	}
+	return fmt.Errorf("its file system has no id-mapped mounts (a tmpfs has them since Linux 6.3), and %s: "+
+		"keep it on another file system, or set userNamespace: Disabled in the pool: %w", lack, errdefs.ErrFailedPrecondition)
 }
 
 func bind(m plan.Mount) (*os.File, error) {

@@ -178,6 +178,9 @@ func (f *Fleet) Delta(uid string, d *agentv1.AgentDelta) {
 	if d.GetApparmor() != nil {
 		m.apparmor = d.GetApparmor()
 	}
+	if d.GetInfo() != nil {
+		m.info = m.described(d.GetInfo())
+	}
 	if d.GetPinnedImages() != nil {
 		m.pinned = d.GetPinnedImages().GetImages()
 	}

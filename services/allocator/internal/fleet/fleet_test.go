@@ -299,6 +299,13 @@ func TestSweepPublishesSlots(t *testing.T) {
 	f.Delta("a", &agentv1.AgentDelta{Apparmor: &agentv1.AppArmorStatus{OffReason: "no parser"}})
 	e = <-w.Events()
 	require.Equal(t, "no parser", e.GetAgent().GetApparmor().GetOffReason())
+	changed := info(5)
+	changed.UserNamespaces, changed.Pool = true, "another"
+	f.Delta("a", &agentv1.AgentDelta{Info: changed})
+	e = <-w.Events()
+	require.Equal(t, allocatorv1.WatchAgentsResponse_TYPE_AGENT, e.GetType())
+	require.True(t, e.GetAgent().GetInfo().GetUserNamespaces())
+	require.Equal(t, "p", e.GetAgent().GetInfo().GetPool(), "what the Pod says stays")
 	f.Sweep()
 	require.Empty(t, w.Events())
 

@@ -81,7 +81,7 @@ func (f *Fleet) publish(t allocatorv1.WatchAgentsResponse_Type, a *allocatorv1.A
 // publishDelta publishes what a delta has changed. Slots alone wait for Sweep. mu is held.
 func (f *Fleet) publishDelta(m *member, d *agentv1.AgentDelta, reports []*agentv1.SandboxReport) {
 	agent := f.agentLocked(m.info.GetPodUid())
-	whole := d.Accepting != nil || d.GetApparmor() != nil || len(d.GetImagesAdded())+len(d.GetImagesRemoved()) > 0
+	whole := d.Accepting != nil || d.GetApparmor() != nil || d.GetInfo() != nil || len(d.GetImagesAdded())+len(d.GetImagesRemoved()) > 0
 	if whole {
 		f.publish(allocatorv1.WatchAgentsResponse_TYPE_AGENT, agent, slices.Collect(maps.Values(m.reports)))
 	}

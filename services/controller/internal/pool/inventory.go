@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -12,6 +13,7 @@ import (
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/agents"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/fields"
 	"github.com/fast-sandbox/fast-sandbox/services/controller/internal/pool/desired"
@@ -45,6 +47,21 @@ type member struct {
 	usage desired.Usage
 }
 
+// ready reports whether the agent can run new sandboxes: its Pod is ready, and the agent does not say that its container runtime cannot.
+func (m *member) ready() bool { return isReady(m.pod) && m.runtimeProblem() == "" }
+
+// runtimeProblem returns why the agent's container runtime cannot run new sandboxes, as the agent says; empty if it does not say so.
+func (m *member) runtimeProblem() string {
+	if !m.known {
+		return ""
+	}
+	problem, unavailable := strings.CutPrefix(m.agent.GetReason(), string(fault.RuntimeUnavailable)+": ")
+	if !unavailable {
+		return ""
+	}
+	return problem
+}
+
 // current returns the number of agent Pods.
 func (i *inventory) current() int { return len(i.members) + i.expected }
 
@@ -63,7 +80,7 @@ func (i *inventory) agents(d *drains) []desired.Agent {
 	var out []desired.Agent
 	for _, m := range i.members {
 		out = append(out, desired.Agent{
-			Name: m.pod.Name, Busy: m.usage.Busy(), Ready: isReady(m.pod), Outdated: m.outdated, Created: m.pod.CreationTimestamp.Time,
+			Name: m.pod.Name, Busy: m.usage.Busy(), Ready: m.ready(), Outdated: m.outdated, Created: m.pod.CreationTimestamp.Time,
 			Draining: m.drain != "", Fixed: m.drain != "" && (!drainedByController(m.drain) || d.silent(m.pod.UID)),
 		})
 	}

@@ -61,6 +61,7 @@ func (w *statusWriter) fill(i *inventory, next *v1alpha1.SandboxPool, s summary,
 	if w.config.Index.Synced() { // until the Registry is read, the status of slots and images stays
 		w.fillSlots(next, s)
 		w.fillUsers(next, s)
+		w.fillRuntimes(next, s)
 		w.fillImages(i, next)
 	}
 }
@@ -109,9 +110,11 @@ func readiness(p *v1alpha1.SandboxPool, s summary, want int, problem error) stat
 		return state{metav1.ConditionFalse, reasonOf(problem), truncate(problem.Error())}
 	case want == 0:
 		return state{metav1.ConditionFalse, "NoAgentsWanted", "the pool needs no agents"}
-	default:
-		return state{metav1.ConditionFalse, reasonAgentsNotReady, "no agent is ready yet"}
 	}
+	if r := desired.SummarizeRuntimes(s.runtimes); r.Known && !r.Ready {
+		return state{metav1.ConditionFalse, r.Reason, truncate("no agent is ready: " + r.Message)}
+	}
+	return state{metav1.ConditionFalse, reasonAgentsNotReady, "no agent is ready yet"}
 }
 
 // progressOf returns the condition Progressing.
@@ -167,6 +170,18 @@ func (w *statusWriter) fillUsers(p *v1alpha1.SandboxPool, s summary) {
 	w.setCondition(p, v1alpha1.ConditionUserNamespaces, c)
 }
 
+func (w *statusWriter) fillRuntimes(p *v1alpha1.SandboxPool, s summary) {
+	runtimes := desired.SummarizeRuntimes(s.runtimes)
+	c := state{metav1.ConditionFalse, runtimes.Reason, truncate(runtimes.Message)}
+	switch {
+	case runtimes.Ready:
+		c.status = metav1.ConditionTrue
+	case !runtimes.Known:
+		c.status = metav1.ConditionUnknown
+	}
+	w.setCondition(p, v1alpha1.ConditionRuntimeReady, c)
+}
+
 func (w *statusWriter) fillImages(i *inventory, p *v1alpha1.SandboxPool) {
 	p.Status.Images = imageStatus(p.Spec.Images, i.sorted(), w.pinErr)
 	if len(p.Spec.Images) == 0 {
@@ -201,6 +216,8 @@ type summary struct {
 	slots []desired.SlotAgent
 	// users are those of the agents that the Registry has.
 	users []desired.UsersAgent
+	// runtimes are those of the agents that have said whether they can run new sandboxes.
+	runtimes []desired.RuntimeAgent
 }
 
 func (i *inventory) summarize() summary {
@@ -215,14 +232,17 @@ func (i *inventory) summarize() summary {
 			continue
 		case m.outdated:
 			s.outdated++
-		case isReady(m.pod):
+		case m.ready():
 			s.fresh++
+		}
+		if problem := m.runtimeProblem(); m.known && (problem != "" || m.agent.GetReady()) {
+			s.runtimes = append(s.runtimes, desired.RuntimeAgent{Problem: problem})
 		}
 		if m.known {
 			info := m.agent.GetInfo()
 			s.users = append(s.users, desired.UsersAgent{On: info.GetUserNamespaces(), OffReason: info.GetUserNamespacesOffReason()})
 		}
-		if !isReady(m.pod) {
+		if !m.ready() {
 			continue
 		}
 		s.ready++

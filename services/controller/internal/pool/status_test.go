@@ -57,6 +57,8 @@ func TestReadyCondition(t *testing.T) {
 		"invalid template":      {testPool(), summary{}, 2, errTemplate, state{metav1.ConditionFalse, "InvalidTemplate", "no container named agent"}},
 		"another problem":       {testPool(), summary{}, 2, errors.New("creating agent pod: quota"), state{metav1.ConditionFalse, "ReconcileFailed", "creating agent pod: quota"}},
 		"no agents wanted":      {testPool(), summary{}, 0, nil, state{metav1.ConditionFalse, "NoAgentsWanted", "the pool needs no agents"}},
+		"runtimes cannot":       {testPool(), summary{runtimes: []desired.RuntimeAgent{{Problem: "old"}}}, 1, nil, state{metav1.ConditionFalse, "RuntimeUnavailable", "no agent is ready: 1 of 1 agents cannot run new sandboxes: old"}},
+		"one runtime cannot":    {testPool(), summary{ready: 1, runtimes: []desired.RuntimeAgent{{Problem: "old"}, {}}}, 2, nil, state{metav1.ConditionTrue, "AgentsReady", ""}},
 		"not ready yet":         {testPool(), summary{}, 1, nil, state{metav1.ConditionFalse, "AgentsNotReady", "no agent is ready yet"}},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.state, readiness(tc.pool, tc.sum, tc.want, tc.problem)) })
@@ -169,6 +171,59 @@ func TestSlotsCondition(t *testing.T) {
 			require.Equal(t, *tc.want, state{c.Status, c.Reason, c.Message})
 		})
 	}
+}
+
+// TestRuntimeCondition: agents whose runtime cannot run sandboxes do not count as ready, although their Pods are, and the pool says why. Agents
+// that are not connected have not said anything.
+func TestRuntimeCondition(t *testing.T) {
+	f := newFixture(t, testPool(poolMin(3)), agentPod("a"), agentPod("b"), agentPod("c"))
+	says := func(agent string, ready bool, reason string) {
+		f.index.agents[agent] = registered(agent, func(a *allocatorv1.Agent) { a.Ready, a.Reason = ready, reason })
+	}
+	check := func(readyAgents int32, want state, poolReady string) {
+		t.Helper()
+		f.clock.Step(time.Minute)
+		f.reconcile()
+		p := f.pool()
+		require.Equal(t, readyAgents, p.Status.ReadyAgents)
+		require.Equal(t, readyAgents*5, p.Status.Capacity)
+		c := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionRuntimeReady)
+		require.Equal(t, want, state{c.Status, c.Reason, c.Message})
+		require.Equal(t, poolReady, meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady).Reason)
+	}
+	says("c", false, "Connecting")
+	check(3, state{metav1.ConditionUnknown, "AgentsNotReady", "no agent is ready"}, "AgentsReady")
+	says("a", true, "")
+	says("b", false, "RUNTIME_UNAVAILABLE: containerd 1.7.29 is too old")
+	check(2, state{metav1.ConditionFalse, "RuntimeUnavailable", "1 of 2 agents cannot run new sandboxes: containerd 1.7.29 is too old"}, "AgentsReady")
+	says("a", false, "RUNTIME_UNAVAILABLE: containerd 1.7.29 is too old")
+	says("c", false, "RUNTIME_UNAVAILABLE: containerd does not answer")
+	check(0, state{metav1.ConditionFalse, "RuntimeUnavailable", "3 of 3 agents cannot run new sandboxes: containerd 1.7.29 is too old; containerd does not answer"}, "RuntimeUnavailable")
+	for _, agent := range []string{"a", "b", "c"} {
+		says(agent, true, "")
+	}
+	check(3, state{metav1.ConditionTrue, "RuntimesReady", ""}, "AgentsReady")
+}
+
+// TestRolloutToRuntimesThatCannotRun: new agents whose nodes cannot run the pool's new runtime handler do not replace those that serve.
+func TestRolloutToRuntimesThatCannotRun(t *testing.T) {
+	f := newFixture(t, testPool(poolMin(1)), agentPod("old", outdatedPod), agentPod("new"))
+	f.index.agents["old"] = registered("old")
+	f.index.agents["new"] = registered("new", func(a *allocatorv1.Agent) {
+		a.Ready, a.Reason = false, "RUNTIME_UNAVAILABLE: containerd 1.7.29 is too old"
+	})
+	for range 3 {
+		f.clock.Step(shrinkDelay)
+		f.reconcile()
+	}
+	require.Contains(t, f.podNames(), "old")
+	require.Empty(t, f.drainReason("old"))
+	f.index.agents["new"] = registered("new")
+	for range 3 {
+		f.clock.Step(shrinkDelay)
+		f.reconcile()
+	}
+	require.Equal(t, []string{"new"}, f.podNames())
 }
 
 func TestImagesCondition(t *testing.T) {

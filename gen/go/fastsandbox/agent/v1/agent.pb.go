@@ -805,7 +805,7 @@ func (x *SandboxReport) GetStartPath() v1.StartPath {
 	return v1.StartPath(0)
 }
 
-// AgentInfo has the properties of an agent that do not change while it runs.
+// AgentInfo has the properties of an agent. While it runs, none of them changes but whether its sandboxes have user namespaces.
 type AgentInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the agent's Pod.
@@ -1026,7 +1026,8 @@ type AgentSnapshot struct {
 	Images []string `protobuf:"bytes,3,rep,name=images,proto3" json:"images,omitempty"`
 	// Whether it accepts new sandboxes.
 	Accepting bool `protobuf:"varint,4,opt,name=accepting,proto3" json:"accepting,omitempty"`
-	// Why it accepts none: `Draining` after Drain. Empty while it accepts.
+	// Why it accepts none: `Draining` after Drain, or `RUNTIME_UNAVAILABLE: ` and a text for people if its container runtime cannot run
+	// new sandboxes. Empty while it accepts.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
 	// All its tombstones.
 	Tombstones []*Tombstone `protobuf:"bytes,6,rep,name=tombstones,proto3" json:"tombstones,omitempty"`
@@ -1199,7 +1200,8 @@ type AgentDelta struct {
 	ImagesRemoved []string `protobuf:"bytes,3,rep,name=images_removed,json=imagesRemoved,proto3" json:"images_removed,omitempty"`
 	// Whether it accepts new sandboxes, if that changed.
 	Accepting *bool `protobuf:"varint,4,opt,name=accepting,proto3,oneof" json:"accepting,omitempty"`
-	// Why it accepts none: `Draining` after Drain. Empty while it accepts.
+	// Why it accepts none: `Draining` after Drain, or `RUNTIME_UNAVAILABLE: ` and a text for people if its container runtime cannot run
+	// new sandboxes. Empty while it accepts.
 	NotAcceptingReason string `protobuf:"bytes,5,opt,name=not_accepting_reason,json=notAcceptingReason,proto3" json:"not_accepting_reason,omitempty"`
 	// New tombstones.
 	TombstonesAdded []*Tombstone `protobuf:"bytes,6,rep,name=tombstones_added,json=tombstonesAdded,proto3" json:"tombstones_added,omitempty"`
@@ -1210,7 +1212,9 @@ type AgentDelta struct {
 	// Complete list of its pinned images, if it changed.
 	PinnedImages *PinnedImages `protobuf:"bytes,9,opt,name=pinned_images,json=pinnedImages,proto3" json:"pinned_images,omitempty"`
 	// Whether its sandboxes have the AppArmor profile, if that changed.
-	Apparmor      *AppArmorStatus `protobuf:"bytes,10,opt,name=apparmor,proto3" json:"apparmor,omitempty"`
+	Apparmor *AppArmorStatus `protobuf:"bytes,10,opt,name=apparmor,proto3" json:"apparmor,omitempty"`
+	// Complete properties, if one changed.
+	Info          *AgentInfo `protobuf:"bytes,11,opt,name=info,proto3" json:"info,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1311,6 +1315,13 @@ func (x *AgentDelta) GetPinnedImages() *PinnedImages {
 func (x *AgentDelta) GetApparmor() *AppArmorStatus {
 	if x != nil {
 		return x.Apparmor
+	}
+	return nil
+}
+
+func (x *AgentDelta) GetInfo() *AgentInfo {
+	if x != nil {
+		return x.Info
 	}
 	return nil
 }
@@ -1600,7 +1611,7 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x0eAppArmorStatus\x12\x18\n" +
 	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x1d\n" +
 	"\n" +
-	"off_reason\x18\x02 \x01(\tR\toffReason\"\xd7\x04\n" +
+	"off_reason\x18\x02 \x01(\tR\toffReason\"\x8c\x05\n" +
 	"\n" +
 	"AgentDelta\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.fastsandbox.agent.v1.SandboxReportR\tsandboxes\x12!\n" +
@@ -1613,7 +1624,8 @@ const file_fastsandbox_agent_v1_agent_proto_rawDesc = "" +
 	"\x05slots\x18\b \x01(\v2 .fastsandbox.agent.v1.SlotStatusR\x05slots\x12G\n" +
 	"\rpinned_images\x18\t \x01(\v2\".fastsandbox.agent.v1.PinnedImagesR\fpinnedImages\x12@\n" +
 	"\bapparmor\x18\n" +
-	" \x01(\v2$.fastsandbox.agent.v1.AppArmorStatusR\bapparmorB\f\n" +
+	" \x01(\v2$.fastsandbox.agent.v1.AppArmorStatusR\bapparmor\x123\n" +
+	"\x04info\x18\v \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04infoB\f\n" +
 	"\n" +
 	"_accepting\"I\n" +
 	"\fPinnedImages\x129\n" +
@@ -1728,14 +1740,15 @@ var file_fastsandbox_agent_v1_agent_proto_depIdxs = []int32{
 	10, // 26: fastsandbox.agent.v1.AgentDelta.slots:type_name -> fastsandbox.agent.v1.SlotStatus
 	14, // 27: fastsandbox.agent.v1.AgentDelta.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImages
 	12, // 28: fastsandbox.agent.v1.AgentDelta.apparmor:type_name -> fastsandbox.agent.v1.AppArmorStatus
-	15, // 29: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
-	1,  // 30: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	22, // 31: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	9,  // 29: fastsandbox.agent.v1.AgentDelta.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	15, // 30: fastsandbox.agent.v1.PinnedImages.images:type_name -> fastsandbox.agent.v1.PinnedImage
+	1,  // 31: fastsandbox.agent.v1.PinnedImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	22, // 32: fastsandbox.agent.v1.PullProgress.elapsed:type_name -> google.protobuf.Duration
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_agent_v1_agent_proto_init() }

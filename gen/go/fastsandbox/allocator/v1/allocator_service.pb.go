@@ -176,7 +176,7 @@ type Agent struct {
 	ImageCount int32 `protobuf:"varint,4,opt,name=image_count,json=imageCount,proto3" json:"image_count,omitempty"`
 	// Whether new sandboxes are placed on it.
 	Ready bool `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
-	// Why not. Empty while it is ready.
+	// Why not: the agent's own reason (AgentSnapshot.not_accepting_reason), or that the agent is not connected. Empty while it is ready.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// When its last message was received.
 	LastHeartbeatTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=last_heartbeat_time,json=lastHeartbeatTime,proto3" json:"last_heartbeat_time,omitempty"`

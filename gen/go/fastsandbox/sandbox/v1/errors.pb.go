@@ -58,7 +58,8 @@ const (
 	ErrorReason_ERROR_REASON_FENCE_MISMATCH ErrorReason = 14
 	// UNAVAILABLE: the agent cannot be reached.
 	ErrorReason_ERROR_REASON_AGENT_UNAVAILABLE ErrorReason = 15
-	// UNAVAILABLE: the agent's containerd cannot be reached.
+	// UNAVAILABLE: the agent's containerd cannot be reached. FAILED_PRECONDITION: the node lacks what the pool's sandboxes need; the message
+	// says what to do.
 	ErrorReason_ERROR_REASON_RUNTIME_UNAVAILABLE ErrorReason = 16
 	// UNAVAILABLE: this replica is not the leader.
 	ErrorReason_ERROR_REASON_NOT_LEADER ErrorReason = 17
