@@ -185,7 +185,7 @@ func publicMessage(err error) string {
 func (p *Pool) startSlot(ctx context.Context, id, group string) error {
 	paths, err := p.config.Logs.Create(id, "")
 	if err != nil {
-		return err
+		return runtime.Shortage(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

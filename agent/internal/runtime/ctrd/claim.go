@@ -34,6 +34,15 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	}
 	// Closing the connection ends the slot, unless the claim has succeeded.
 	defer held.close()
+	err := r.claim(ctx, c, held, reached)
+	if errors.Is(err, runtime.ErrSlotLost) && r.config.Handler.IsOwn() {
+		r.shims.check(ctx, held.group) // so that the create does not join a shim that has ended
+	}
+	return runtime.Shortage(err)
+}
+
+// claim makes a slot that was taken the container c. The caller closes the slot.
+func (r *Runtime) claim(ctx context.Context, c runtime.Container, held *slot, reached func(runtime.Stage)) error {
 	_, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
 		return err

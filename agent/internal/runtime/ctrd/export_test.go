@@ -121,3 +121,10 @@ func (c Confinement) ShimStarted(binary string) { c.shimStarted(binary) }
 
 // SetAppArmor sets whether sandboxes have the AppArmor profile.
 func (r *Runtime) SetAppArmor(s apparmor.Status) { r.confinement.set(s) }
+
+// Connect connects to the sandbox-init of a container, at a socket.
+func (r *Runtime) Connect(ctx context.Context, id, socket string) error {
+	s := &slot{}
+	defer s.close()
+	return r.connect(ctx, s, id, socket)
+}

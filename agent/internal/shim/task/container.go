@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -51,6 +52,9 @@ type container struct {
 func (s *Service) create(ctx context.Context, c *container) (err error) {
 	defer func() {
 		if err != nil {
+			if c.init != nil && ended(err) {
+				err = fmt.Errorf("%s while it made container %s: %w: %w", plan.InitEnded, c.id, errdefs.ErrUnavailable, err)
+			}
 			err = errors.Join(err, s.destroy(c))
 		}
 	}()
@@ -79,6 +83,16 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
 	return setUp(ctx, local, &c.plan.Setup)
+}
+
+// ended reports whether an error is that of a process, or of its end of a socket, that does not exist any more.
+func ended(err error) bool {
+	for _, e := range []error{unix.ESRCH, unix.EPIPE, unix.ECONNRESET, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // start starts sandbox-init in the container's cgroup. It waits for its Setup.
@@ -224,7 +238,7 @@ func setUp(ctx context.Context, conn *os.File, s *wire.Setup) error {
 	if ended := ctx.Err(); ended != nil {
 		return ended
 	}
-	return fmt.Errorf("sandbox-init has ended while it made the container: %w", readErr)
+	return fmt.Errorf("waiting for sandbox-init: %w", readErr)
 }
 
 func socketpair() (local, remote *os.File, err error) {
