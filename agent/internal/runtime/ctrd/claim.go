@@ -27,22 +27,18 @@ import (
 //
 //	labels, record, spec, image -> containerd   \  concurrently; with both, and the limits in the slot's cgroup, the claim
 //	root file system            -> slot's init  /  is durable, and only then does the slot start the process
-func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
+func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (err error) {
 	held := r.slots.take(c.ID)
 	if held == nil {
 		return fmt.Errorf("claiming slot %s, which this process did not start: %w", c.ID, runtime.ErrSlotLost)
 	}
 	// Closing the connection ends the slot, unless the claim has succeeded.
 	defer held.close()
-	err := r.claim(ctx, c, held, reached)
-	if errors.Is(err, runtime.ErrSlotLost) && r.config.Handler.IsOwn() {
-		r.shims.check(ctx, held.group) // so that the create does not join a shim that has ended
-	}
-	return runtime.Shortage(err)
-}
-
-// claim makes a slot that was taken the container c. The caller closes the slot.
-func (r *Runtime) claim(ctx context.Context, c runtime.Container, held *slot, reached func(runtime.Stage)) error {
+	defer func() {
+		if errors.Is(err, runtime.ErrSlotLost) && r.config.Handler.IsOwn() {
+			r.shims.check(ctx, held.group) // so that a create does not join a shim that has ended
+		}
+	}()
 	_, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
 		return err

@@ -30,15 +30,9 @@ const specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 // Create creates a container up to its task. The snapshot and the record, which do not depend on each other, are created
 // concurrently; the package comment says what protects them.
 func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
-	create := r.createOther
 	if r.config.Handler.IsOwn() {
-		create = r.createOwn
+		return r.createOwn(ctx, c, reached)
 	}
-	return runtime.Shortage(create(ctx, c, reached))
-}
-
-// createOther creates a container whose shim is not ours.
-func (r *Runtime) createOther(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
 	pod, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
 		return err

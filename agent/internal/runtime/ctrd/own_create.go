@@ -193,16 +193,13 @@ func endedEarly(err error, id string) error {
 }
 
 // Start starts the task's process, or lets sandbox-init become it.
-func (r *Runtime) Start(ctx context.Context, id string) error {
+func (r *Runtime) Start(ctx context.Context, id string) (err error) {
 	p := r.pending.take(id)
 	if p == nil {
-		return runtime.Shortage(r.taskSet.Start(ctx, id))
+		return r.taskSet.Start(ctx, id)
 	}
 	defer p.slot.close()
-	return runtime.Shortage(r.shims.explain(ctx, p.slot.group, id, r.startPending(ctx, id, p)))
-}
-
-func (r *Runtime) startPending(ctx context.Context, id string, p *pendingStart) error {
+	defer func() { err = r.shims.explain(ctx, p.slot.group, id, err) }()
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	held, span := obs.Tracer().Start(held, "start")
@@ -210,7 +207,7 @@ func (r *Runtime) startPending(ctx context.Context, id string, p *pendingStart) 
 	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return classify(errgrpc.ToNative(err), "starting container %s", id)
 	}
-	err := p.slot.conn.Go(held)
+	err = p.slot.conn.Go(held)
 	r.confinement.observe(err)
 	if err := ownFault(err, id, p.command); err != nil {
 		return err

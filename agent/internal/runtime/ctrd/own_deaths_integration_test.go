@@ -102,8 +102,8 @@ func children(shim int) (pids []int) {
 	for _, list := range lists {
 		raw, _ := os.ReadFile(list) // it may have ended
 		for pid := range strings.FieldsSeq(string(raw)) {
-			line, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
-			if n, err := strconv.Atoi(pid); err == nil && strings.HasPrefix(string(line), layout.InitPath) {
+			exe, _ := os.Readlink(filepath.Join("/proc", pid, "exe"))
+			if n, err := strconv.Atoi(pid); err == nil && filepath.Base(exe) == filepath.Base(layout.InitPath) {
 				pids = append(pids, n)
 			}
 		}
