@@ -89,8 +89,13 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = %q
 [plugins."io.containerd.gc.v1.scheduler"]
   startup_delay = "10s"
-`, root, s.state(), s.Socket)
+[plugins."io.containerd.shim.v1.manager"]
+  socket_dir = %q
+`, root, s.state(), s.Socket, s.Sockets())
 }
+
+// Sockets is the directory of the sockets of shims.
+func (s *Server) Sockets() string { return filepath.Join(s.Dir, "k") }
 
 // state is containerd's state directory, on a tmpfs.
 func (s *Server) state() string { return filepath.Join(s.Dir, "s") }

@@ -24,8 +24,8 @@ import (
 // leakTimeout is the time that containerd's garbage collector and the kernel have to finish.
 const leakTimeout = 15 * time.Second
 
-// Leaks returns everything that exists besides images and their layers: tasks, containers, snapshots, log directories, cgroups, ranges of user
-// ids.
+// Leaks returns everything that exists besides images and their layers: tasks, containers, records of shims, leases, snapshots, log directories,
+// cgroups, ranges of user ids.
 func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	var left []string
 	list, err := s.Client.TaskService().List(ctx, &tasks.ListTasksRequest{})
@@ -57,6 +57,20 @@ func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	}
 	for _, l := range logs {
 		left = append(left, "log directory "+l.Name())
+	}
+	records, err := s.Client.SandboxStore().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range records {
+		left = append(left, "record of shim "+r.ID)
+	}
+	leases, err := s.Client.LeasesService().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range leases {
+		left = append(left, "lease "+l.ID)
 	}
 	held, err := s.Ranges(1).List()
 	if err != nil {

@@ -49,6 +49,7 @@ type shims struct {
 	of      map[string]string // shim by container
 	members map[string]int    // by shim; no entry for an empty one
 	current string
+	failed  []string // those that could not be started, of which something may be left
 }
 
 func newShims(c *client.Client, owner string, binary func() (string, error), started func(string)) *shims {
@@ -134,7 +135,7 @@ func (s *shims) joined(shim string) bool {
 	return s.members[shim] > 0
 }
 
-// start starts a shim: the record that lets containers join it, and its anchor.
+// start starts a shim: the record that lets containers join it, and its anchor. mu is held. After an error reclaim removes what is left.
 func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
@@ -150,15 +151,15 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 		return "", fmt.Errorf("encoding the OCI spec of shim %s: %w", id, err)
 	}
 	spec := &anypb.Any{TypeUrl: specType, Value: raw}
+	defer func() {
+		if err != nil {
+			s.failed = append(s.failed, id) // no call can be relied on now
+		}
+	}()
 	labels := map[string]string{identity.KeyShim: s.owner}
 	if _, err := s.client.SandboxStore().Create(ctx, sandbox.Sandbox{ID: id, Labels: labels, Runtime: sandbox.RuntimeOpts{Name: binary}, Spec: spec}); err != nil {
 		return "", classify(err, "recording shim %s", id)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, shared.RemoveAnchor(context.WithoutCancel(ctx), s.client, id))
-		}
-	}()
 	record := containers.Container{ID: id, Labels: labels, Runtime: containers.RuntimeInfo{Name: binary}, Spec: spec}
 	if _, err := s.client.ContainerService().Create(ctx, record); err != nil {
 		return "", classify(err, "recording shim %s", id)
@@ -171,6 +172,30 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	}
 	s.started(binary)
 	return id, nil
+}
+
+// reclaim removes what is left of shims that could not be started.
+func (s *shims) reclaim(ctx context.Context) error {
+	s.mu.Lock()
+	failed := s.failed
+	s.failed = nil
+	s.mu.Unlock()
+	var errs []error
+	for _, id := range failed {
+		if err := s.remove(ctx, id); err != nil {
+			errs = append(errs, err)
+			s.mu.Lock()
+			s.failed = append(s.failed, id)
+			s.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *shims) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return shared.RemoveAnchor(ctx, s.client, id)
 }
 
 // notStarted classifies the error of a shim that could not be started. Whatever the node lacks, another node may have.
