@@ -1,6 +1,6 @@
 // Package containerd runs a real containerd for a test: private root, state and socket, the real runc, a small
 // busybox image, and a registry on loopback to pull from. When a test ends it fails the test if a task, container,
-// snapshot, process, mount, network namespace or cgroup of the containerd is left. It needs
+// snapshot, record or process of a shim, range of user ids, mount, namespace or cgroup of the containerd is left. It needs
 // root and the binaries; a missing one fails the test with the reason, it never skips.
 package containerd
 
@@ -44,6 +44,7 @@ type Server struct {
 
 	config string
 	env    []string
+	before []string // what this process holds already
 
 	mu  sync.Mutex
 	cmd *exec.Cmd
@@ -65,7 +66,7 @@ func Start(t testing.TB) *Server {
 	require.NoError(t, err)
 	s := &Server{
 		Dir: dir, LogRoot: filepath.Join(dir, "log"), Socket: filepath.Join(dir, "c.sock"), CgroupParent: "/" + filepath.Base(dir),
-		config: filepath.Join(dir, "config.toml"), env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")),
+		config: filepath.Join(dir, "config.toml"), before: held(), env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")),
 	}
 	// Content on a disk: overlays on tmpfs behave differently.
 	root, err := os.MkdirTemp("/var/tmp", "fsb-test-")

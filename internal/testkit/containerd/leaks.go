@@ -131,14 +131,16 @@ func (s *Server) sweep(t testing.TB) {
 	}
 }
 
-// leftovers returns the processes and mounts of this server that are left after its end, and kills the processes.
+// leftovers returns the processes and mounts of this server that are left after its end, and what this process still holds that it did not hold
+// at the start. It kills the processes.
 func (s *Server) leftovers() []string {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	var left []string
 	_ = poll(ctx, func() error {
 		mounts := slices.DeleteFunc(mountsBelow(s.Dir), func(m string) bool { return m == "mount "+s.state() })
-		left = slices.Concat(s.processes(), mounts)
+		kept := slices.DeleteFunc(held(), func(h string) bool { return slices.Contains(s.before, h) })
+		left = slices.Concat(s.processes(), mounts, kept)
 		if len(left) > 0 {
 			return fmt.Errorf("%d left", len(left))
 		}
@@ -168,11 +170,12 @@ func (s *Server) leftovers() []string {
 	return left
 }
 
-// processes of this server are shims that have its directory among their arguments, and those that have its bundle as working directory.
+// processes of this server are shims that have its directory among their arguments, those that have its bundle as working directory, those in its
+// cgroups, and each sandbox-init that was installed for it, wherever it is.
 func (s *Server) processes() []string {
 	entries, _ := os.ReadDir("/proc")
 	var out []string
-	ours := map[int]bool{}
+	ours, inits := map[int]bool{}, s.inits()
 	for _, shim := range Shims() {
 		ours[shim.PID] = strings.Contains(strings.Join(shim.Args, " "), s.Dir)
 	}
@@ -182,7 +185,7 @@ func (s *Server) processes() []string {
 			continue
 		}
 		cwd, _ := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
-		if ours[pid] || strings.HasPrefix(cwd, s.Dir) {
+		if ours[pid] || strings.HasPrefix(cwd, s.Dir) || inCgroup(e.Name(), s.CgroupParent) || executes(e.Name(), inits) {
 			exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 			out = append(out, "process "+e.Name()+" "+exe)
 		}
