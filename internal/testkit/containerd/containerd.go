@@ -35,6 +35,8 @@ const (
 type Server struct {
 	// Dir holds everything; LogRoot is a directory within it for sandboxes' output.
 	Dir, LogRoot string
+	// Content is the directory of images and of what containers write.
+	Content string
 	// Socket is containerd's address.
 	Socket string
 	// CgroupParent is a cgroup of this server's own.
@@ -51,8 +53,24 @@ type Server struct {
 	out *os.File
 }
 
+// StartOn is Start with a disk of a size for images and containers.
+func StartOn(t testing.TB, bytes int64) *Server {
+	t.Helper()
+	return start(t, func(root string) string {
+		disk := filepath.Join(root, "disk")
+		require.NoError(t, os.Mkdir(disk, 0o700))
+		require.NoError(t, syscall.Mount("tmpfs", disk, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)))
+		return disk
+	})
+}
+
 // Start runs a containerd until the test ends.
 func Start(t testing.TB) *Server {
+	t.Helper()
+	return start(t, func(root string) string { return root })
+}
+
+func start(t testing.TB, content func(root string) string) *Server {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("containerd needs root: run these tests as root")
@@ -73,7 +91,8 @@ func Start(t testing.TB) *Server {
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(s.LogRoot, 0o700))
 	require.NoError(t, tmpfs.Ensure(s.state()))
-	require.NoError(t, os.WriteFile(s.config, []byte(s.configuration(root)), 0o600))
+	s.Content = content(root)
+	require.NoError(t, os.WriteFile(s.config, []byte(s.configuration(s.Content)), 0o600))
 	s.out, err = os.Create(filepath.Join(dir, "containerd.log"))
 	require.NoError(t, err)
 	t.Cleanup(func() { s.close(t, root) })

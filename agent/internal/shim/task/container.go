@@ -48,14 +48,14 @@ type container struct {
 }
 
 // create makes the container's cgroup, and starts sandbox-init in it. It returns when that has made the container, and waits for its claim.
-// After an error nothing is left.
+// After an error nothing is left, except its cgroup if the error says so.
 func (s *Service) create(ctx context.Context, c *container) (err error) {
 	defer func() {
 		if err != nil {
 			if c.init != nil && ended(err) {
 				err = fmt.Errorf("%s while it made container %s: %w: %w", plan.InitEnded, c.id, errdefs.ErrUnavailable, err)
 			}
-			err = errors.Join(err, s.destroy(c))
+			err = errors.Join(err, s.abandon(c))
 		}
 	}()
 	if err := s.cgroups.Create(c.plan.Cgroup, c.plan.Resources); err != nil {
@@ -159,6 +159,22 @@ func flags(p *plan.Plan) uintptr {
 		f |= unix.CLONE_NEWCGROUP
 	}
 	return f
+}
+
+// abandon ends and removes all of a container that could not be created. If the cgroup cannot be read now, an error says so, and the process is
+// ended all the same: it has the whole PID namespace with it.
+func (s *Service) abandon(c *container) error {
+	err := s.destroy(c)
+	if c.init != nil {
+		_ = c.init.Signal(unix.SIGKILL)
+		<-c.init.Done()
+		c.init.Close()
+	}
+	c.link.close()
+	if c.streams != nil {
+		c.streams.Close()
+	}
+	return err
 }
 
 // destroy ends and removes all of a container that has no task, or whose task is deleted. Safe to repeat.
