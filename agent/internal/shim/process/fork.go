@@ -90,8 +90,7 @@ func (s *Starter) run() {
 }
 
 func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
-	fd := -1
-	attr := &syscall.ProcAttr{Dir: "/", Env: spec.Env, Sys: &syscall.SysProcAttr{Cloneflags: spec.Flags, Setsid: true, PidFD: &fd}}
+	attr := &syscall.ProcAttr{Dir: "/", Env: spec.Env, Sys: &syscall.SysProcAttr{Cloneflags: spec.Flags, Setsid: true}}
 	for _, f := range spec.Files {
 		attr.Files = append(attr.Files, f.Fd())
 	}
@@ -137,9 +136,12 @@ func (s *Starter) fork(spec *Spec, own *os.File) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
 	}
-	if fd < 0 {
-		_ = unix.Kill(pid, unix.SIGKILL)
-		return nil, fmt.Errorf("starting %s: the kernel has no pidfd: %w", spec.Path, errors.ErrUnsupported)
+	// The kernel could open it while it starts the process. But if it fails to, Go 1.26 leaves the pipe open through which a process waits for its
+	// user namespace: a shim at its limit of open files would lose two with each attempt.
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL) // it is not reaped while the lock is held
+		return nil, fmt.Errorf("opening process %d: %w", pid, err)
 	}
 	p := &Process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd"), done: make(chan struct{})}
 	s.exits.running[pid] = p
