@@ -133,7 +133,8 @@ func RemoveAnchor(ctx context.Context, c *client.Client, anchor string) error {
 			return err
 		},
 	} {
-		if err := errgrpc.ToNative(call()); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) {
+		// A shim that has ended is cleaned up by containerd.
+		if err := errgrpc.ToNative(call()); err != nil && !errdefs.IsNotFound(err) && !IsGone(err) && !isBroken(err) {
 			return fmt.Errorf("ending shim %s: %w", anchor, err)
 		}
 	}

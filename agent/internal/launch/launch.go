@@ -100,10 +100,10 @@ const (
 // goroutine after each stage. The errors are those of runtime.Runtime; AlreadyExists is a container of another agent.
 func (l *Launcher) Launch(ctx context.Context, record *agentv1.SandboxRecord, persisted bool, reached func(runtime.Stage)) (Result, error) {
 	result, claimed, err := l.claim(ctx, record, persisted, reached)
-	if claimed {
-		return result, err
+	if !claimed {
+		result, err = l.create(ctx, record, persisted, reached)
 	}
-	return l.create(ctx, record, persisted, reached)
+	return result, runtime.Shortage(err)
 }
 
 // claim makes a slot the sandbox's container. claimed is false if there is no slot for it, or if the slot was lost before

@@ -185,16 +185,16 @@ func publicMessage(err error) string {
 func (p *Pool) startSlot(ctx context.Context, id, group string) error {
 	paths, err := p.config.Logs.Create(id, "")
 	if err != nil {
-		return err
+		return runtime.Shortage(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	return p.config.Runtime.StartSlot(ctx, runtime.Slot{
+	return runtime.Shortage(p.config.Runtime.StartSlot(ctx, runtime.Slot{
 		ID: id, Group: group, LogPath: paths.Output, HostnamePath: paths.Hostname,
 		Labels: identity.Identity{
 			AgentUID: p.config.AgentUID, AgentProcess: p.config.AgentProcess, Pool: p.config.AgentPool, State: identity.StateSlot,
 		}.Labels(),
-	})
+	}))
 }
 
 // watch waits for a free slot's process, which should not end by itself.

@@ -1,6 +1,6 @@
 // Package containerd runs a real containerd for a test: private root, state and socket, the real runc, a small
 // busybox image, and a registry on loopback to pull from. When a test ends it fails the test if a task, container,
-// snapshot, process, mount, network namespace or cgroup of the containerd is left. It needs
+// snapshot, record or process of a shim, range of user ids, mount, namespace or cgroup of the containerd is left. It needs
 // root and the binaries; a missing one fails the test with the reason, it never skips.
 package containerd
 
@@ -35,6 +35,8 @@ const (
 type Server struct {
 	// Dir holds everything; LogRoot is a directory within it for sandboxes' output.
 	Dir, LogRoot string
+	// Content is the directory of images and of what containers write.
+	Content string
 	// Socket is containerd's address.
 	Socket string
 	// CgroupParent is a cgroup of this server's own.
@@ -44,14 +46,31 @@ type Server struct {
 
 	config string
 	env    []string
+	before []string // what this process holds already
 
 	mu  sync.Mutex
 	cmd *exec.Cmd
 	out *os.File
 }
 
+// StartOn is Start with a disk of a size for images and containers.
+func StartOn(t testing.TB, bytes int64) *Server {
+	t.Helper()
+	return start(t, func(root string) string {
+		disk := filepath.Join(root, "disk")
+		require.NoError(t, os.Mkdir(disk, 0o700))
+		require.NoError(t, syscall.Mount("tmpfs", disk, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)))
+		return disk
+	})
+}
+
 // Start runs a containerd until the test ends.
 func Start(t testing.TB) *Server {
+	t.Helper()
+	return start(t, func(root string) string { return root })
+}
+
+func start(t testing.TB, content func(root string) string) *Server {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("containerd needs root: run these tests as root")
@@ -65,14 +84,15 @@ func Start(t testing.TB) *Server {
 	require.NoError(t, err)
 	s := &Server{
 		Dir: dir, LogRoot: filepath.Join(dir, "log"), Socket: filepath.Join(dir, "c.sock"), CgroupParent: "/" + filepath.Base(dir),
-		config: filepath.Join(dir, "config.toml"), env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")),
+		config: filepath.Join(dir, "config.toml"), before: held(), env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")),
 	}
 	// Content on a disk: overlays on tmpfs behave differently.
 	root, err := os.MkdirTemp("/var/tmp", "fsb-test-")
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(s.LogRoot, 0o700))
 	require.NoError(t, tmpfs.Ensure(s.state()))
-	require.NoError(t, os.WriteFile(s.config, []byte(s.configuration(root)), 0o600))
+	s.Content = content(root)
+	require.NoError(t, os.WriteFile(s.config, []byte(s.configuration(s.Content)), 0o600))
 	s.out, err = os.Create(filepath.Join(dir, "containerd.log"))
 	require.NoError(t, err)
 	t.Cleanup(func() { s.close(t, root) })
@@ -89,8 +109,13 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = %q
 [plugins."io.containerd.gc.v1.scheduler"]
   startup_delay = "10s"
-`, root, s.state(), s.Socket)
+[plugins."io.containerd.shim.v1.manager"]
+  socket_dir = %q
+`, root, s.state(), s.Socket, s.Sockets())
 }
+
+// Sockets is the directory of the sockets of shims.
+func (s *Server) Sockets() string { return filepath.Join(s.Dir, "k") }
 
 // state is containerd's state directory, on a tmpfs.
 func (s *Server) state() string { return filepath.Join(s.Dir, "s") }

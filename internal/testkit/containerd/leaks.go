@@ -24,8 +24,8 @@ import (
 // leakTimeout is the time that containerd's garbage collector and the kernel have to finish.
 const leakTimeout = 15 * time.Second
 
-// Leaks returns everything that exists besides images and their layers: tasks, containers, snapshots, log directories, cgroups, ranges of user
-// ids.
+// Leaks returns everything that exists besides images and their layers: tasks, containers, records of shims, leases, snapshots, log directories,
+// cgroups, ranges of user ids.
 func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	var left []string
 	list, err := s.Client.TaskService().List(ctx, &tasks.ListTasksRequest{})
@@ -57,6 +57,20 @@ func (s *Server) Leaks(ctx context.Context) ([]string, error) {
 	}
 	for _, l := range logs {
 		left = append(left, "log directory "+l.Name())
+	}
+	records, err := s.Client.SandboxStore().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range records {
+		left = append(left, "record of shim "+r.ID)
+	}
+	leases, err := s.Client.LeasesService().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range leases {
+		left = append(left, "lease "+l.ID)
 	}
 	held, err := s.Ranges(1).List()
 	if err != nil {
@@ -117,14 +131,16 @@ func (s *Server) sweep(t testing.TB) {
 	}
 }
 
-// leftovers returns the processes and mounts of this server that are left after its end, and kills the processes.
+// leftovers returns the processes and mounts of this server that are left after its end, and what this process still holds that it did not hold
+// at the start. It kills the processes.
 func (s *Server) leftovers() []string {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	var left []string
 	_ = poll(ctx, func() error {
 		mounts := slices.DeleteFunc(mountsBelow(s.Dir), func(m string) bool { return m == "mount "+s.state() })
-		left = slices.Concat(s.processes(), mounts)
+		kept := slices.DeleteFunc(held(), func(h string) bool { return slices.Contains(s.before, h) })
+		left = slices.Concat(s.processes(), mounts, kept)
 		if len(left) > 0 {
 			return fmt.Errorf("%d left", len(left))
 		}
@@ -154,11 +170,12 @@ func (s *Server) leftovers() []string {
 	return left
 }
 
-// processes of this server are shims that have its directory among their arguments, and those that have its bundle as working directory.
+// processes of this server are shims that have its directory among their arguments, those that have its bundle as working directory, those in its
+// cgroups, and each sandbox-init that was installed for it, wherever it is.
 func (s *Server) processes() []string {
 	entries, _ := os.ReadDir("/proc")
 	var out []string
-	ours := map[int]bool{}
+	ours, inits := map[int]bool{}, s.inits()
 	for _, shim := range Shims() {
 		ours[shim.PID] = strings.Contains(strings.Join(shim.Args, " "), s.Dir)
 	}
@@ -168,7 +185,7 @@ func (s *Server) processes() []string {
 			continue
 		}
 		cwd, _ := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
-		if ours[pid] || strings.HasPrefix(cwd, s.Dir) {
+		if ours[pid] || strings.HasPrefix(cwd, s.Dir) || inCgroup(e.Name(), s.CgroupParent) || executes(e.Name(), inits) {
 			exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 			out = append(out, "process "+e.Name()+" "+exe)
 		}

@@ -27,13 +27,18 @@ import (
 //
 //	labels, record, spec, image -> containerd   \  concurrently; with both, and the limits in the slot's cgroup, the claim
 //	root file system            -> slot's init  /  is durable, and only then does the slot start the process
-func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
+func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) (err error) {
 	held := r.slots.take(c.ID)
 	if held == nil {
 		return fmt.Errorf("claiming slot %s, which this process did not start: %w", c.ID, runtime.ErrSlotLost)
 	}
 	// Closing the connection ends the slot, unless the claim has succeeded.
 	defer held.close()
+	defer func() {
+		if errors.Is(err, runtime.ErrSlotLost) && r.config.Handler.IsOwn() {
+			r.shims.check(ctx, held.group) // so that a create does not join a shim that has ended
+		}
+	}()
 	if held.first == 0 && r.users.on() {
 		return fmt.Errorf("claiming slot %s, which was started before the node could make user namespaces: %w", c.ID, runtime.ErrSlotLost)
 	}

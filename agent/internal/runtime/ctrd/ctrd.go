@@ -241,6 +241,9 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	r.shims.leave(id)
 	err := r.remover.Remove(ctx, id)
 	if err == nil {
+		err = r.shims.reclaim(ctx)
+	}
+	if err == nil {
 		return nil
 	}
 	known := classify(err, "deleting container %s", id)

@@ -134,3 +134,10 @@ func (p Probe) Result() error { return p.result() }
 
 // Recheck tries again if the last try has failed and is old enough.
 func (p Probe) Recheck() error { return p.recheck() }
+
+// Connect connects to the sandbox-init of a container, at a socket.
+func (r *Runtime) Connect(ctx context.Context, id, socket string) error {
+	s := &slot{}
+	defer s.close()
+	return r.connect(ctx, s, id, socket)
+}

@@ -111,10 +111,10 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	if err != nil {
 		return err
 	}
-	s := &slot{taken: true, first: first}
+	s := &slot{taken: true, group: record.SandboxID, first: first}
 	if err := r.startClaimed(held, c, s, img.chain, mounts, request, reached); err != nil {
 		s.close()
-		return err
+		return r.shims.explain(held, s.group, c.ID, err)
 	}
 	r.pending.put(c.ID, &pendingStart{slot: s, command: request.Args[0]})
 	return nil
@@ -157,8 +157,8 @@ func (r *Runtime) startClaimed(ctx context.Context, c runtime.Container, s *slot
 		return err
 	}
 	reached(runtime.StageTask)
-	if err := s.connect(ctx, filepath.Join(private, claim.SocketName)); err != nil {
-		return classify(err, "connecting to container %s", c.ID)
+	if err := r.connect(ctx, s, c.ID, filepath.Join(private, claim.SocketName)); err != nil {
+		return err
 	}
 	if err := s.mount(chain, mounts); err != nil {
 		return classify(err, "mounting the root of container %s", c.ID)
@@ -178,19 +178,28 @@ func ownFault(err error, id, command string) error {
 		return nil
 	}
 	err = claim.Fault(err, command)
-	if fault.ReasonOf(err) != "" {
+	switch {
+	case fault.ReasonOf(err) != "":
 		return err
+	case errdefs.IsUnavailable(err):
+		return endedEarly(err, id)
 	}
 	return classify(err, "starting container %s", id)
 }
 
+// endedEarly is the error of a container whose sandbox-init has ended before the command.
+func endedEarly(err error, id string) error {
+	return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "container %s ended before its command was executed; create it again", id)
+}
+
 // Start starts the task's process, or lets sandbox-init become it.
-func (r *Runtime) Start(ctx context.Context, id string) error {
+func (r *Runtime) Start(ctx context.Context, id string) (err error) {
 	p := r.pending.take(id)
 	if p == nil {
 		return r.taskSet.Start(ctx, id)
 	}
 	defer p.slot.close()
+	defer func() { err = r.shims.explain(ctx, p.slot.group, id, err) }()
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	held, span := obs.Tracer().Start(held, "start")
@@ -198,7 +207,7 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return classify(errgrpc.ToNative(err), "starting container %s", id)
 	}
-	err := p.slot.conn.Go(held)
+	err = p.slot.conn.Go(held)
 	r.confinement.observe(err)
 	if err := ownFault(err, id, p.command); err != nil {
 		return err

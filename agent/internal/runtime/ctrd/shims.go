@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/sandbox"
@@ -18,13 +20,18 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 )
 
 // shimSize is how many containers share a shim. More would save memory, and lose more sandboxes with a shim.
 const shimSize = 32
+
+// checkTimeout bounds the question whether a shim has ended.
+const checkTimeout = 5 * time.Second
 
 // shims has the containers of this process by shim of ours, from before they have a record until their task is about to be removed. A shim
 // without containers is never joined again, so that it can be ended safely.
@@ -41,6 +48,7 @@ type shims struct {
 	of      map[string]string // shim by container
 	members map[string]int    // by shim; no entry for an empty one
 	current string
+	failed  []string // those that could not be started, of which something may be left
 }
 
 func newShims(owner string, s *support, started func(string)) *shims {
@@ -81,6 +89,44 @@ func (s *shims) leave(id string) {
 	}
 }
 
+// check reports whether a shim has ended, and then lets no container join it any more. It reports false if containerd does not say.
+func (s *shims) check(ctx context.Context, shim string) (ended bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTimeout)
+	defer cancel()
+	resp, err := s.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: shim})
+	err = errgrpc.ToNative(err)
+	switch {
+	case err == nil:
+		ended = resp.GetProcess().GetStatus() == task.Status_STOPPED
+	case errdefs.IsNotFound(err):
+		ended = true
+	default:
+		ended = strings.Contains(err.Error(), "ttrpc: closed") // containerd is about to remove the task
+	}
+	if !ended {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == shim {
+		s.current = ""
+	}
+	return true
+}
+
+// explain returns the error of a container that could not be started because its shim has ended; other errors as they are.
+func (s *shims) explain(ctx context.Context, shim, id string, err error) error {
+	if err == nil || !identity.IsShimID(shim) || requestAtFault(err) || !s.check(ctx, shim) {
+		return err
+	}
+	return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the shim of container %s has ended; create it again", id)
+}
+
+// requestAtFault reports whether a container can never be created.
+func requestAtFault(err error) bool {
+	return fault.ReasonOf(err) != "" && !errdefs.IsUnavailable(err)
+}
+
 // joined reports whether a shim has containers of this process.
 func (s *shims) joined(shim string) bool {
 	s.mu.Lock()
@@ -88,7 +134,7 @@ func (s *shims) joined(shim string) bool {
 	return s.members[shim] > 0
 }
 
-// start starts a shim: the record that lets containers join it, and its anchor.
+// start starts a shim: the record that lets containers join it, and its anchor. mu is held. After an error reclaim removes what is left.
 func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
@@ -107,6 +153,11 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 		return "", fmt.Errorf("encoding the OCI spec of shim %s: %w", id, err)
 	}
 	spec := &anypb.Any{TypeUrl: specType, Value: raw}
+	defer func() {
+		if err != nil {
+			s.failed = append(s.failed, id) // no call can be relied on now
+		}
+	}()
 	labels := map[string]string{identity.KeyShim: s.owner}
 	if _, err := s.client.SandboxStore().Create(ctx, sandbox.Sandbox{ID: id, Labels: labels, Runtime: sandbox.RuntimeOpts{Name: binary}, Spec: spec}); err != nil {
 		return "", classify(err, "recording shim %s", id)
@@ -114,7 +165,6 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	defer func() {
 		if err != nil {
 			s.support.forget()
-			err = errors.Join(err, shared.RemoveAnchor(context.WithoutCancel(ctx), s.client, id))
 		}
 	}()
 	record := containers.Container{ID: id, Labels: labels, Runtime: containers.RuntimeInfo{Name: binary}, Spec: spec}
@@ -122,13 +172,46 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 		return "", classify(err, "recording shim %s", id)
 	}
 	if _, err := s.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{ContainerID: id}); err != nil {
-		return "", classify(errgrpc.ToNative(err), "starting shim %s", id)
+		return "", notStarted(err, id)
 	}
 	if _, err := s.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
-		return "", classify(errgrpc.ToNative(err), "starting shim %s", id)
+		return "", notStarted(err, id)
 	}
 	s.started(binary)
 	return id, nil
+}
+
+// reclaim removes what is left of shims that could not be started.
+func (s *shims) reclaim(ctx context.Context) error {
+	s.mu.Lock()
+	failed := s.failed
+	s.failed = nil
+	s.mu.Unlock()
+	var errs []error
+	for _, id := range failed {
+		if err := s.remove(ctx, id); err != nil {
+			errs = append(errs, err)
+			s.mu.Lock()
+			s.failed = append(s.failed, id)
+			s.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *shims) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return shared.RemoveAnchor(ctx, s.client, id)
+}
+
+// notStarted classifies the error of a shim that could not be started. Whatever the node lacks, another node may have.
+func notStarted(err error, shim string) error {
+	err = runtime.Shortage(classify(errgrpc.ToNative(err), "starting shim %s", shim))
+	if fault.ReasonOf(err) != "" || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd could not start shim %s; its log says why", shim)
 }
 
 // sweep ends the shims that earlier processes of this agent have left without a container.

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
@@ -160,21 +162,56 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if record.Runtime.Options != nil {
 		options = &anypb.Any{TypeUrl: record.Runtime.Options.GetTypeUrl(), Value: record.Runtime.Options.GetValue()}
 	}
-	if err := r.createTask(held, s.ID, s.LogPath, nil, options, layout.InitPath); err != nil {
-		return err
-	}
-	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: s.ID}); err != nil {
-		return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
-	}
 	started := &slot{group: s.Group, first: first}
-	if err := started.connect(ctx, filepath.Join(dir, claim.SocketName)); err != nil {
-		return classify(err, "connecting to slot %s", s.ID)
+	if err = r.startInit(held, &s, options); err == nil {
+		err = r.connect(ctx, started, s.ID, filepath.Join(dir, claim.SocketName))
+	}
+	if err != nil {
+		return r.shims.explain(ctx, s.Group, s.ID, err)
 	}
 	r.slots.put(s.ID, started)
 	return nil
 }
 
-// connect connects to the slot's sandbox-init, which was just started.
+// startInit starts the sandbox-init of a slot.
+func (r *Runtime) startInit(ctx context.Context, s *runtime.Slot, options *anypb.Any) error {
+	if err := r.createTask(ctx, s.ID, s.LogPath, nil, options, layout.InitPath); err != nil {
+		return err
+	}
+	if _, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: s.ID}); err != nil {
+		return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
+	}
+	return nil
+}
+
+// connectDelay is how long sandbox-init usually takes at most until it listens.
+const connectDelay = 200 * time.Millisecond
+
+// connect connects to the sandbox-init of a container, which was just started. If that takes long, it waits for the end of the task as well: a
+// process that has ended does not listen any more.
+func (r *Runtime) connect(ctx context.Context, s *slot, id, path string) error {
+	awaiting, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		select {
+		case <-awaiting.Done():
+			return
+		case <-r.clock.After(connectDelay):
+		}
+		if _, err := r.Wait(awaiting, id); err == nil || errdefs.IsNotFound(err) {
+			cancel()
+		}
+	})
+	err := s.connect(awaiting, path)
+	if err != nil && ctx.Err() == nil && (awaiting.Err() != nil || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+		return endedEarly(err, id)
+	}
+	return classify(err, "connecting to container %s", id)
+}
+
+// connect connects to the slot's sandbox-init.
 func (s *slot) connect(ctx context.Context, path string) error {
 	conn, err := claim.Await(ctx, path)
 	if err != nil {

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -60,6 +61,9 @@ func (s *taskSet) createTask(ctx context.Context, id, logPath string, mounts []m
 	if ctx.Err() == nil {
 		if f := startFault(err, command); f != nil {
 			return f
+		}
+		if strings.Contains(err.Error(), plan.InitEnded) {
+			return endedEarly(err, id)
 		}
 		if errdefs.IsNotFound(err) {
 			return fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "containerd could not create the task of %s", id)

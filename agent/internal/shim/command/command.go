@@ -106,7 +106,7 @@ func answer(m proto.Message) error {
 }
 
 // start starts the shim of an anchor. The working directory is the anchor's bundle.
-func (o *options) start(ctx context.Context) error {
+func (o *options) start(ctx context.Context) (err error) {
 	raw, err := os.ReadFile("config.json")
 	if err != nil {
 		return err
@@ -127,6 +127,11 @@ func (o *options) start(ctx context.Context) error {
 		return err
 	}
 	defer listener.Close()
+	defer func() {
+		if err != nil {
+			_ = os.Remove(strings.TrimPrefix(address, "unix://"))
+		}
+	}()
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -175,6 +180,9 @@ func place(pid int, group string) error {
 	return err
 }
 
+// socketPrefix begins the name of the socket of each shim of ours.
+const socketPrefix = "fsb-"
+
 // socket returns the address of the shim: in the directory that containerd says, or in the one that it has always been in.
 func (o *options) socket() (string, error) {
 	input, err := io.ReadAll(io.LimitReader(os.Stdin, maxInput))
@@ -187,7 +195,7 @@ func (o *options) socket() (string, error) {
 		dir = params.GetSocketDir()
 	}
 	sum := sha256.Sum256([]byte(filepath.Join(o.address, o.namespace, o.id)))
-	return fmt.Sprintf("unix://%s/%x", dir, sum), nil
+	return fmt.Sprintf("unix://%s/%s%x", dir, socketPrefix, sum[:30]), nil // as long as containerd expects
 }
 
 func listen(path string) (*os.File, error) {
@@ -217,7 +225,11 @@ func (o *options) delete() error {
 		return err
 	}
 	p, err := plan.Parse(raw)
-	if err == nil && !p.Anchor {
+	switch {
+	case err != nil:
+	case p.Anchor:
+		err = removeSocket()
+	default:
 		var tree *cgroup.Tree
 		if tree, err = cgroup.Open(cgroupRoot); err == nil {
 			err = task.Remove(tree, p.Cgroup)
@@ -227,4 +239,31 @@ func (o *options) delete() error {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err) // containerd logs it
 	}
 	return answer(&taskv3.DeleteResponse{ExitStatus: 128 + uint32(unix.SIGKILL), ExitedAt: timestamppb.New(time.Now())})
+}
+
+// removeSocket removes the socket of a shim that could not do that itself. containerd keeps its address in the bundle.
+func removeSocket() error {
+	raw, err := os.ReadFile("bootstrap.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var params bootapi.BootstrapResult
+	if err := json.Unmarshal(raw, &params); err != nil {
+		return fmt.Errorf("reading the address of the shim: %w", err)
+	}
+	path, ok := strings.CutPrefix(params.GetAddress(), "unix://")
+	if !ok {
+		return nil
+	}
+	conn, err := net.Dial("unix", path) //nolint:noctx // it does not wait
+	if err == nil {
+		return conn.Close() // the shim is about to end, and removes it
+	}
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return os.Remove(path)
+	}
+	return nil
 }

@@ -36,6 +36,10 @@ const (
 	PrivateAnnotation = "fast-sandbox.io/private-dir"
 )
 
+// InitEnded is in the error of a create whose sandbox-init ended before its container was made. Agents look for the text: containerd passes no
+// other detail on.
+const InitEnded = "sandbox-init has ended"
+
 // Plan is how a container is started.
 type Plan struct {
 	// Anchor is a container without a process; all other fields are empty, except ShimCgroup.

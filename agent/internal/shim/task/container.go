@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -47,11 +48,14 @@ type container struct {
 }
 
 // create makes the container's cgroup, and starts sandbox-init in it. It returns when that has made the container, and waits for its claim.
-// After an error nothing is left.
+// After an error nothing is left, except its cgroup if the error says so.
 func (s *Service) create(ctx context.Context, c *container) (err error) {
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.destroy(c))
+			if c.init != nil && ended(err) {
+				err = fmt.Errorf("%s while it made container %s: %w: %w", plan.InitEnded, c.id, errdefs.ErrUnavailable, err)
+			}
+			err = errors.Join(err, s.abandon(c))
 		}
 	}()
 	if err := s.cgroups.Create(c.plan.Cgroup, c.plan.Resources); err != nil {
@@ -79,6 +83,16 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
 	return setUp(ctx, local, &c.plan.Setup)
+}
+
+// ended reports whether an error is that of a process, or of its end of a socket, that does not exist any more.
+func ended(err error) bool {
+	for _, e := range []error{unix.ESRCH, unix.EPIPE, unix.ECONNRESET, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // start starts sandbox-init in the container's cgroup. It waits for its Setup.
@@ -141,6 +155,22 @@ func flags(p *plan.Plan) uintptr {
 		f |= unix.CLONE_NEWCGROUP
 	}
 	return f
+}
+
+// abandon ends and removes all of a container that could not be created. If the cgroup cannot be read now, an error says so, and the process is
+// ended all the same: it has the whole PID namespace with it.
+func (s *Service) abandon(c *container) error {
+	err := s.destroy(c)
+	if c.init != nil {
+		_ = c.init.Signal(unix.SIGKILL)
+		<-c.init.Done()
+		c.init.Close()
+	}
+	c.link.close()
+	if c.streams != nil {
+		c.streams.Close()
+	}
+	return err
 }
 
 // destroy ends and removes all of a container that has no task, or whose task is deleted. Safe to repeat.
@@ -222,7 +252,7 @@ func setUp(ctx context.Context, conn *os.File, s *wire.Setup) error {
 	if ended := ctx.Err(); ended != nil {
 		return ended
 	}
-	return fmt.Errorf("sandbox-init has ended while it made the container: %w", readErr)
+	return fmt.Errorf("waiting for sandbox-init: %w", readErr)
 }
 
 func socketpair() (local, remote *os.File, err error) {
