@@ -20,19 +20,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
-	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
-
-// startSlot starts a slot for the container.
-func startSlot(ctx context.Context, r *ctrd.Runtime, c runtime.Container) error {
-	labels := identity.Identity{AgentUID: "agent", State: identity.StateSlot}.Labels()
-	return r.StartSlot(ctx, runtime.Slot{ID: c.ID, Labels: labels, Group: c.ID, LogPath: c.LogPath, HostnamePath: c.HostnamePath})
-}
 
 // pidOf returns the pid of a container's first process.
 func pidOf(t *testing.T, s *containerd.Server, id string) int {
