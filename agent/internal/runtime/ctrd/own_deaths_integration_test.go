@@ -4,9 +4,11 @@ package ctrd_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,8 +22,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -231,4 +236,27 @@ func TestOwnInitsDeath(t *testing.T) {
 	for _, id := range append([]string{slot.ID, cold.ID}, append(kept, claimed...)...) {
 		require.NoError(t, r.Delete(ctx, id))
 	}
+}
+
+// TestOwnUnusedShimEnds starts a shim as containerd does, and never creates its anchor: containerd was killed, or has given the start up.
+func TestOwnUnusedShimEnds(t *testing.T) {
+	s := containerd.Start(t)
+	cfg := ctrd.Config{}
+	own(t, s)(&cfg)
+	bundle := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"ociVersion":"1.2.0","annotations":{"`+plan.AnchorAnnotation+`":"true"}}`), 0o600))
+	id := identity.ShimID(strings.Repeat("a", 20))
+	cmd := exec.CommandContext(t.Context(), cfg.Shim, "-namespace", "k8s.io", "-id", id, "-address", s.Socket, "start")
+	cmd.Dir = bundle
+	cmd.Env = append(os.Environ(), "TTRPC_ADDRESS="+s.Socket+".ttrpc")
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	var answer struct{ Address string }
+	require.NoError(t, json.Unmarshal(out, &answer))
+	socket := strings.TrimPrefix(answer.Address, "unix://")
+	require.FileExists(t, socket)
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(socket)
+		return errors.Is(err, os.ErrNotExist)
+	}, testkit.Timeout, testkit.Tick)
 }

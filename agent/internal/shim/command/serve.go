@@ -24,6 +24,10 @@ import (
 // listenerFD is the descriptor of the socket that start has passed on.
 const listenerFD = 3
 
+// unusedTime is how long a shim waits for its first container. containerd creates the anchor at once; a shim whose start containerd has given up is
+// not known to anybody.
+const unusedTime = 20 * time.Second
+
 // flushTime is how long the last events are waited for.
 const flushTime = 2 * time.Second
 
@@ -69,10 +73,17 @@ func (o *options) serve(ctx context.Context) error {
 	service.RegisterTTRPC(server)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(ctx, listener) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serving: %w", err)
-	case <-empty:
+	unused := time.NewTimer(unusedTime)
+	defer unused.Stop()
+	for over := false; !over; {
+		select {
+		case err := <-served:
+			return fmt.Errorf("serving: %w", err)
+		case <-empty:
+			over = true
+		case <-unused.C:
+			over = !service.Used()
+		}
 	}
 	stopping, stop := context.WithTimeout(ctx, flushTime)
 	defer stop()

@@ -59,6 +59,13 @@ func New(cfg Config) *Service {
 	return &Service{cgroups: cfg.Cgroups, starter: cfg.Starter, publish: cfg.Publish, empty: cfg.Empty, containers: map[string]*container{}, anchored: make(chan struct{})}
 }
 
+// Used reports whether it has containers.
+func (s *Service) Used() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.containers) > 0
+}
+
 // RegisterTTRPC registers the API with a server.
 func (s *Service) RegisterTTRPC(server *ttrpc.Server) { taskv3.RegisterTTRPCTaskService(server, s) }
 
