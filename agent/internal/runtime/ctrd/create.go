@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/containers"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
@@ -158,6 +160,10 @@ func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.
 	if errdefs.IsAlreadyExists(err) {
 		// The class is dropped: only an existing record means an existing container.
 		return nil, fmt.Errorf("preparing snapshot %s: %w: %s", key, errLeftBehind, err.Error())
+	}
+	if err != nil && strings.Contains(err.Error(), "failed to rename") && strings.Contains(err.Error(), "file exists") {
+		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "a containerd that was killed has left a directory where "+
+			"the next snapshot is to be; it removes that when any snapshot is deleted: delete a container or an image that nothing uses on the node")
 	}
 	if err != nil {
 		return nil, classify(err, "preparing snapshot %s", key)

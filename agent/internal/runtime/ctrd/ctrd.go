@@ -241,7 +241,7 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	r.shims.leave(id)
 	err := r.remover.Remove(ctx, id)
 	if err == nil {
-		err = r.shims.reclaim(ctx)
+		err = r.shims.reclaim(ctx, r.remover)
 	}
 	if err == nil {
 		return nil

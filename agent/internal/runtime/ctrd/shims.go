@@ -48,7 +48,7 @@ type shims struct {
 	of      map[string]string // shim by container
 	members map[string]int    // by shim; no entry for an empty one
 	current string
-	failed  []string // those that could not be started, of which something may be left
+	left    []string // those that could not be started, and those without a container, of which something may be left
 }
 
 func newShims(owner string, s *support, started func(string)) *shims {
@@ -86,6 +86,7 @@ func (s *shims) leave(id string) {
 	delete(s.of, id)
 	if s.members[shim]--; s.members[shim] == 0 {
 		delete(s.members, shim)
+		s.left = append(s.left, shim)
 	}
 }
 
@@ -155,7 +156,7 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	spec := &anypb.Any{TypeUrl: specType, Value: raw}
 	defer func() {
 		if err != nil {
-			s.failed = append(s.failed, id) // no call can be relied on now
+			s.left = append(s.left, id) // no call can be relied on now
 		}
 	}()
 	labels := map[string]string{identity.KeyShim: s.owner}
@@ -181,28 +182,38 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	return id, nil
 }
 
-// reclaim removes what is left of shims that could not be started.
-func (s *shims) reclaim(ctx context.Context) error {
+// reclaim ends the shims that no container has joined, or could join: the container that was to be the first, or the last one, may have no
+// record from which its removal would know its shim.
+func (s *shims) reclaim(ctx context.Context, remover *shared.Remover) error {
 	s.mu.Lock()
-	failed := s.failed
-	s.failed = nil
+	left := s.left
+	s.left = nil
 	s.mu.Unlock()
 	var errs []error
-	for _, id := range failed {
-		if err := s.remove(ctx, id); err != nil {
+	for _, id := range left {
+		if err := s.end(ctx, remover, id); err != nil {
 			errs = append(errs, err)
 			s.mu.Lock()
-			s.failed = append(s.failed, id)
+			s.left = append(s.left, id)
 			s.mu.Unlock()
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (s *shims) remove(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	return shared.RemoveAnchor(ctx, s.client, id)
+// end ends a shim that no container can join any more, unless one that was in it still has a record: the removal of that ends the shim.
+func (s *shims) end(ctx context.Context, remover *shared.Remover, id string) error {
+	_, err := s.client.ContainerService().Get(ctx, id)
+	if errdefs.IsNotFound(err) {
+		_, err = s.client.SandboxStore().Get(ctx, id)
+	}
+	if err == nil {
+		err = remover.RemovePiece(ctx, shared.Piece{ID: id, Part: shared.PartShim})
+	}
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+		return nil
+	}
+	return err
 }
 
 // notStarted classifies the error of a shim that could not be started. Whatever the node lacks, another node may have.
