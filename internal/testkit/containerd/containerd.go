@@ -28,7 +28,7 @@ import (
 const (
 	startTimeout = 20 * time.Second
 	stopTimeout  = 20 * time.Second
-	// endTime is how long processes may take to end by themselves: shims that containerd has started in vain wait for it for a while.
+	// endTime is how long processes may take to end by themselves: a shim that containerd has started and given up waits for it first.
 	endTime      = 40 * time.Second
 	pollInterval = 20 * time.Millisecond
 )

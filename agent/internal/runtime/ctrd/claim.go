@@ -139,7 +139,7 @@ func (r *Runtime) slotRoot(ctx context.Context, held *slot, id string, img *imag
 }
 
 // replaceSnapshot prepares the snapshot of a slot that is, as far as is known, not warm, or warm for another image.
-func (r *Runtime) replaceSnapshot(ctx context.Context, id string, img *image, other bool) ([]mount.Mount, error) {
+func (r *imageStore) replaceSnapshot(ctx context.Context, id string, img *image, other bool) ([]mount.Mount, error) {
 	if !other {
 		if mounts, err := r.prepare(ctx, id, img); !errors.Is(err, errLeftBehind) {
 			return mounts, err

@@ -146,7 +146,7 @@ func (r *Runtime) rootfs(ctx context.Context, record containers.Container, img *
 var errLeftBehind = errors.New("it was left behind by another create")
 
 // prepare creates the snapshot. If the image's layers were removed since they were found, it unpacks them again.
-func (r *Runtime) prepare(ctx context.Context, key string, img *image) ([]mount.Mount, error) {
+func (r *imageStore) prepare(ctx context.Context, key string, img *image) ([]mount.Mount, error) {
 	snapshotter := r.client.SnapshotService(r.config.Snapshotter)
 	// The janitor removes a snapshot that has no container at once if its agent is gone; without the label, after a grace period.
 	owner := snapshots.WithLabels(map[string]string{identity.KeyAgentUID: r.config.PodUID})

@@ -47,7 +47,7 @@ func requireTyped(t *testing.T, err error, reasons ...fault.Reason) {
 }
 
 // TestOwnShimsDeathEndsFreeSlots kills a shim of free slots. They end, those of another shim do not, and the next create gets a new shim
-// although nobody has removed the slots yet.
+// although the slots were not removed yet.
 func TestOwnShimsDeathEndsFreeSlots(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))
@@ -248,7 +248,7 @@ func TestOwnUnusedShimEnds(t *testing.T) {
 	id := identity.ShimID(strings.Repeat("a", 20))
 	cmd := exec.CommandContext(t.Context(), cfg.Shim, "-namespace", "k8s.io", "-id", id, "-address", s.Socket, "start")
 	cmd.Dir = bundle
-	cmd.Env = append(os.Environ(), "TTRPC_ADDRESS="+s.Socket+".ttrpc")
+	cmd.Env = []string{"TTRPC_ADDRESS=" + s.Socket + ".ttrpc"}
 	out, err := cmd.Output()
 	require.NoError(t, err)
 	var answer struct{ Address string }

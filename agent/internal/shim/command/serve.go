@@ -73,17 +73,8 @@ func (o *options) serve(ctx context.Context) error {
 	service.RegisterTTRPC(server)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(ctx, listener) }()
-	unused := time.NewTimer(unusedTime)
-	defer unused.Stop()
-	for over := false; !over; {
-		select {
-		case err := <-served:
-			return fmt.Errorf("serving: %w", err)
-		case <-empty:
-			over = true
-		case <-unused.C:
-			over = !service.Used()
-		}
+	if err := await(served, empty, service.Used); err != nil {
+		return err
 	}
 	stopping, stop := context.WithTimeout(ctx, flushTime)
 	defer stop()
@@ -97,4 +88,22 @@ func (o *options) serve(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// await returns when the shim has to end: when it is empty, or has not been used in time.
+func await(served <-chan error, empty <-chan struct{}, used func() bool) error {
+	unused := time.NewTimer(unusedTime)
+	defer unused.Stop()
+	for {
+		select {
+		case err := <-served:
+			return fmt.Errorf("serving: %w", err)
+		case <-empty:
+			return nil
+		case <-unused.C:
+			if !used() {
+				return nil
+			}
+		}
+	}
 }
