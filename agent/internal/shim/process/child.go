@@ -129,7 +129,7 @@ func reports(ctx context.Context, in *os.File) (started int, err error) {
 			switch {
 			case ctx.Err() != nil:
 				return 0, fmt.Errorf("starting a process: %w", ctx.Err())
-			case !errors.Is(readErr, io.EOF):
+			case !errors.Is(readErr, io.EOF) && !errors.Is(readErr, unix.ECONNRESET): // the latter if it has not read all
 				return 0, fmt.Errorf("starting a process: %w", readErr)
 			}
 			return started, err

@@ -137,10 +137,8 @@ func (s *Starter) start(ctx context.Context, spec *Spec, own *os.File) (*Process
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
 	}
-	if err := s.finish(ctx, p, local, spec.FirstID); err != nil {
-		_ = p.Signal(unix.SIGKILL)
-		<-p.Done()
-		p.Close()
+	if err := p.await(ctx, local, spec.FirstID); err != nil {
+		p.end()
 		return nil, fmt.Errorf("starting %s: %w", spec.Path, err)
 	}
 	return p, nil
@@ -169,21 +167,46 @@ func (s *Starter) fork(c *child, firstID uint32) (*Process, error) {
 	return p, nil
 }
 
-// finish waits until the program of a child runs. A user namespace gets its ids first.
-func (s *Starter) finish(ctx context.Context, p *Process, report *os.File, firstID uint32) error {
+// await waits until the program of a child runs. A user namespace gets its ids first.
+func (p *Process) await(ctx context.Context, report *os.File, firstID uint32) error {
+	var failure error
 	if firstID != 0 {
-		ids := fmt.Appendf(nil, "0 %d %d", firstID, idrange.Size)
-		for _, kind := range []string{"uid_map", "gid_map"} {
-			if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", p.pid, kind), ids, 0); err != nil {
-				return fmt.Errorf("mapping the ids of a user namespace: %w", err)
-			}
-		}
-		if _, err := report.Write([]byte{0}); err != nil {
+		failure = p.mapIDs(report, firstID)
+	}
+	killed := false
+	if failure != nil {
+		killed = p.ending()
+		p.end()
+	}
+	// What the child has reported says more than that it is gone.
+	if _, err := reports(ctx, report); err != nil {
+		return err
+	}
+	if killed {
+		failure = errors.Join(os.ErrProcessDone, failure)
+	}
+	return failure
+}
+
+// mapIDs gives the user namespace of a child its ids, and lets the child continue.
+func (p *Process) mapIDs(report *os.File, firstID uint32) error {
+	ids := fmt.Appendf(nil, "0 %d %d", firstID, idrange.Size)
+	for _, kind := range []string{"uid_map", "gid_map"} {
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", p.pid, kind), ids, 0); err != nil {
 			return fmt.Errorf("mapping the ids of a user namespace: %w", err)
 		}
 	}
-	_, err := reports(ctx, report)
-	return err
+	if _, err := report.Write([]byte{0}); err != nil {
+		return fmt.Errorf("mapping the ids of a user namespace: %w", err)
+	}
+	return nil
+}
+
+// end kills the process and releases what belongs to it. Safe to repeat.
+func (p *Process) end() {
+	_ = p.Signal(unix.SIGKILL)
+	<-p.Done()
+	p.Close()
 }
 
 // socketpair returns two connected sockets, of which local is for this program.

@@ -52,7 +52,7 @@ type container struct {
 func (s *Service) create(ctx context.Context, c *container) (err error) {
 	defer func() {
 		if err != nil {
-			if c.init != nil && ended(err) {
+			if errors.Is(err, os.ErrProcessDone) || c.init != nil && ended(err) {
 				err = fmt.Errorf("%s while it made container %s: %w: %w", plan.InitEnded, c.id, errdefs.ErrUnavailable, err)
 			}
 			err = errors.Join(err, s.abandon(c))
@@ -122,8 +122,14 @@ func (s *Service) start(ctx context.Context, c *container, setup *os.File, m *mo
 	return nil
 }
 
-// confine makes, before sandbox-init continues, the settings that it may not make in its user namespace.
-func (c *container) confine(m *mounts) error {
+// confine makes, before sandbox-init continues, the settings that it may not make in its user namespace. A process that has ended is
+// os.ErrProcessDone.
+func (c *container) confine(m *mounts) (err error) {
+	defer func() {
+		if errors.Is(err, os.ErrNotExist) { // its directory in /proc is gone
+			err = errors.Join(os.ErrProcessDone, err)
+		}
+	}()
 	proc := fmt.Sprintf("/proc/%d/", c.init.Pid())
 	if adj := c.plan.OOMScoreAdj; adj != nil {
 		value := strconv.Itoa(int(*adj))
