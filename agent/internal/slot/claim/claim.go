@@ -261,8 +261,8 @@ func (r *withRights) Read(b []byte) (int, error) {
 	if err != nil {
 		return n, err
 	}
-	if flags&unix.MSG_CTRUNC != 0 { // there was room for one
-		return n, errors.Join(fmt.Errorf("receiving a descriptor: %w", syscall.EMFILE), closeRights(rights[:length]))
+	if flags&unix.MSG_CTRUNC != 0 { // there was room for one; with what was read, the error would be ignored
+		return 0, errors.Join(fmt.Errorf("receiving a descriptor: %w", syscall.EMFILE), closeRights(rights[:length]))
 	}
 	if n == 0 && len(b) > 0 {
 		return 0, io.EOF
