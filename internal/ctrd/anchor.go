@@ -97,10 +97,5 @@ func (r *Remover) removeShim(ctx context.Context, id string) error {
 	if used[id] {
 		return fmt.Errorf("ending shim %s, which has a container: %w", id, errdefs.ErrFailedPrecondition)
 	}
-	if _, err := r.tasks().remove(ctx, id); err != nil {
-		return fmt.Errorf("ending shim %s: %w", id, err)
-	}
-	step, cancel := r.step(ctx)
-	defer cancel()
-	return RemoveAnchor(step, r.Client, id)
+	return r.removeAnchor(ctx, id)
 }

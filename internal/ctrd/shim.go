@@ -112,8 +112,20 @@ func (r *Remover) endAnchor(ctx context.Context, anchor string) error {
 	if err != nil || used {
 		return err
 	}
-	if _, err := r.tasks().remove(ctx, anchor); err != nil {
+	return r.removeAnchor(ctx, anchor)
+}
+
+// removeAnchor ends a shim of ours, and removes its anchor and its record. A containerd that was killed while it started the shim knows no task
+// of it, but the process may run.
+func (r *Remover) removeAnchor(ctx context.Context, anchor string) error {
+	known, err := r.tasks().remove(ctx, anchor)
+	if err != nil {
 		return fmt.Errorf("ending shim %s: %w", anchor, err)
+	}
+	if !known {
+		for _, pid := range r.processes().shims(anchor) {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+		}
 	}
 	step, cancel := r.step(ctx)
 	defer cancel()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/stretchr/testify/require"
@@ -26,7 +27,7 @@ func TestCreatesDuringGarbageCollection(t *testing.T) {
 	collector.Go(func() {
 		manager := s.Client.LeasesService()
 		for ctx.Err() == nil {
-			lease, err := manager.Create(ctx, leases.WithRandomID())
+			lease, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute))
 			if err == nil {
 				err = manager.Delete(ctx, lease, leases.SynchronousDelete)
 			}

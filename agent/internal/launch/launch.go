@@ -97,7 +97,7 @@ const (
 )
 
 // Launch starts a sandbox: it claims a slot, or creates a container if there is none for it. reached is called from this
-// goroutine after each stage. The errors are those of runtime.Runtime; AlreadyExists is a container of another agent.
+// goroutine after each stage. The errors are those of runtime.Runtime, and runtime.Shortage; AlreadyExists is a container of another agent.
 func (l *Launcher) Launch(ctx context.Context, record *agentv1.SandboxRecord, persisted bool, reached func(runtime.Stage)) (Result, error) {
 	result, claimed, err := l.claim(ctx, record, persisted, reached)
 	if !claimed {

@@ -153,8 +153,8 @@ func describeExit(r *agentv1.SandboxReport, exit runtime.Exit) {
 	}
 }
 
-// describeLost fills in the end of a process that is gone without an exit code: its node or its containerd was restarted.
+// describeLost fills in the end of a process that is gone without an exit code: its shim was killed, or its node or its containerd restarted.
 func describeLost(r *agentv1.SandboxReport, now time.Time) {
-	r.Reason, r.Message = reasonError, "the process is gone and its exit code is unknown; the node was probably restarted"
+	r.Reason, r.Message = reasonError, "the process is gone and its exit code is unknown; its shim was killed or the node restarted"
 	r.FinishTime = timestamppb.New(now)
 }

@@ -47,7 +47,7 @@ func requireTyped(t *testing.T, err error, reasons ...fault.Reason) {
 }
 
 // TestOwnShimsDeathEndsFreeSlots kills a shim of free slots. They end, those of another shim do not, and the next create gets a new shim
-// although the slots were not removed yet.
+// although the slots have not been removed yet.
 func TestOwnShimsDeathEndsFreeSlots(t *testing.T) {
 	s := containerd.Start(t)
 	s.Import(t, containerd.Busybox, containerd.Image(t))

@@ -90,7 +90,7 @@ func (s *shims) leave(id string) {
 	}
 }
 
-// check reports whether a shim has ended, and then lets no further container join it. It reports false if containerd does not say.
+// check reports whether a shim has ended, and then no container joins it again. It reports false if containerd does not say.
 func (s *shims) check(ctx context.Context, shim string) (ended bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTimeout)
 	defer cancel()
@@ -201,7 +201,7 @@ func (s *shims) reclaim(ctx context.Context, remover *shared.Remover) error {
 	return errors.Join(errs...)
 }
 
-// end ends a shim that no container can join, unless one that was in it still has a record: the removal of that ends the shim.
+// end ends a shim that no container will join, unless one that was in it still has a record: the removal of that ends the shim.
 func (s *shims) end(ctx context.Context, remover *shared.Remover, id string) error {
 	_, err := s.client.ContainerService().Get(ctx, id)
 	if errdefs.IsNotFound(err) {

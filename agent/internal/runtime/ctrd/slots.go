@@ -188,7 +188,7 @@ func (r *Runtime) startInit(ctx context.Context, s *runtime.Slot, options *anypb
 const connectDelay = 200 * time.Millisecond
 
 // connect connects to the sandbox-init of a container, which was just started. If that takes long, it waits for the end of the task as well: a
-// process that has ended does not listen.
+// process that has ended never listens.
 func (r *Runtime) connect(ctx context.Context, s *slot, id, path string) error {
 	awaiting, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -85,7 +85,7 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 	return setUp(ctx, local, &c.plan.Setup)
 }
 
-// ended reports whether an error is that of a process, or of its end of a socket, that no longer exists.
+// ended reports whether an error is that of a process, or of its end of a socket, that has ended.
 func ended(err error) bool {
 	for _, e := range []error{unix.ESRCH, unix.EPIPE, unix.ECONNRESET, io.EOF, io.ErrUnexpectedEOF} {
 		if errors.Is(err, e) {

@@ -52,6 +52,7 @@ type Service struct {
 	// anchored is closed when the anchor is stopped.
 	anchored chan struct{}
 	anchorAt time.Time
+	deleted  bool // the anchor
 }
 
 // New returns a Service without containers.
@@ -333,6 +334,7 @@ func (s *Service) Delete(ctx context.Context, r *taskv3.DeleteRequest) (*taskv3.
 	s.mu.Lock()
 	_, there := s.containers[c.id]
 	delete(s.containers, c.id)
+	s.deleted = s.deleted || c.plan.Anchor
 	s.mu.Unlock()
 	if there {
 		for _, e := range c.executions() {
@@ -375,7 +377,8 @@ func (s *Service) Connect(_ context.Context, r *taskv3.ConnectRequest) (*taskv3.
 func (s *Service) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.Empty, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.containers) == 0 {
+	// A container may be left that containerd does not know: it was killed while it created it. No other can come.
+	if len(s.containers) == 0 || s.deleted {
 		s.empty()
 	}
 	return &emptypb.Empty{}, nil

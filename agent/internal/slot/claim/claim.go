@@ -257,9 +257,12 @@ type withRights struct {
 // Read implements io.Reader.
 func (r *withRights) Read(b []byte) (int, error) {
 	rights := make([]byte, unix.CmsgSpace(4))
-	n, length, _, _, err := r.conn.ReadMsgUnix(b, rights)
+	n, length, flags, _, err := r.conn.ReadMsgUnix(b, rights)
 	if err != nil {
 		return n, err
+	}
+	if flags&unix.MSG_CTRUNC != 0 { // there was room for one; with what was read, the error would be ignored
+		return 0, errors.Join(fmt.Errorf("receiving a descriptor: %w", syscall.EMFILE), closeRights(rights[:length]))
 	}
 	if n == 0 && len(b) > 0 {
 		return 0, io.EOF
@@ -287,6 +290,18 @@ func (r *withRights) Read(b []byte) (int, error) {
 		}
 	}
 	return n, nil
+}
+
+// closeRights closes the descriptors of a message.
+func closeRights(rights []byte) error {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	for i := range messages {
+		fds, _ := unix.ParseUnixRights(&messages[i])
+		for _, fd := range fds {
+			err = errors.Join(err, unix.Close(fd))
+		}
+	}
+	return err
 }
 
 // unexpected returns the error for a frame that is not the expected one. It is usually a failure.
