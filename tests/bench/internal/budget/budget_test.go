@@ -95,7 +95,7 @@ func TestBudgetsOfHandlers(t *testing.T) {
 		}, of(handler), handler)
 	}
 	require.Equal(t, map[string]float64{
-		"slot_over_raw_p50": 0.10, "slot_over_raw_p99": 0.25, "cold_over_raw_p50": 0.25, "strong_over_pod": 0.25,
+		"slot_over_raw_p50": 0.10, "slot_over_raw_p99": 0.25, "cold_over_raw_p50": 0.25, "users_on_over_off_p50": 1.05, "strong_over_pod": 0.25,
 		"slot_stages_over_client": 1.10, "cold_stages_over_client": 1.10, "all_p99_over_raw_p50": 2, "none_p99_over_raw_p50": 6,
 		"refill_per_s": -100, "rate_over_raw": -4, "cpu_over_raw": 0.35, "free_slot_mib": 1.5, "claimed_mib": 2,
 	}, of(budget.Own))

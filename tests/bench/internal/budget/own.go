@@ -8,6 +8,7 @@ func ownCreate() []Budget {
 		{Key: "slot_over_raw_p50", Limit: 0.10, Aim: 0.06, What: "fast create with a slot, p50, over raw containerd p50"},
 		{Key: "slot_over_raw_p99", Limit: 0.25, Aim: 0.15, What: "fast create with a slot, p99, over raw containerd p50"},
 		{Key: "cold_over_raw_p50", Limit: 0.25, Aim: 0.15, What: "fast create on the cold path, p50, over raw containerd p50"},
+		{Key: "users_on_over_off_p50", Limit: 1.05, What: "fast create with a slot with user namespaces, p50, over one without"},
 	}, anyCreate())
 }
 

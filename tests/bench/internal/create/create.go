@@ -13,6 +13,7 @@ import (
 	"time"
 
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/budget"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/raw"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
@@ -21,25 +22,28 @@ import (
 
 // Names of the series.
 const (
-	Raw    = "raw"
-	Slot   = "slot"
-	Cold   = "cold"
-	Strong = "strong"
-	Pod    = "pod"
+	Raw  = "raw"
+	Slot = "slot"
+	// HostUsers is Slot in a pool without user namespaces.
+	HostUsers = "slot_host_users"
+	Cold      = "cold"
+	Strong    = "strong"
+	Pod       = "pod"
 	// Strayed are creates that were to claim a slot and went cold.
 	Strayed = "slot_went_cold"
 )
 
 const (
-	slotPool = "bench-slot"
-	coldPool = "bench-cold"
-	capacity = 8
+	slotPool      = "bench-slot"
+	hostUsersPool = "bench-host-users"
+	coldPool      = "bench-cold"
+	capacity      = 8
 	// warmups are rounds that count nothing.
 	warmups = 2
 )
 
-// AllSeries are those that a round has.
-func AllSeries() []string { return []string{Raw, Slot, Cold, Strong, Pod} }
+// AllSeries are those that a round has. Only handler fsb has user namespaces: with others, HostUsers is left out.
+func AllSeries() []string { return []string{Raw, Slot, HostUsers, Cold, Strong, Pod} }
 
 // Options say how much is measured.
 type Options struct {
@@ -93,8 +97,11 @@ func Run(ctx context.Context, o Options, r *report.Report) (err error) {
 	defer func() { // also when the run was interrupted
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 		defer cancel()
-		err = errors.Join(err, m.Remove(clean, slotPool), m.Remove(clean, coldPool))
+		err = errors.Join(err, m.Remove(clean, slotPool), m.Remove(clean, hostUsersPool), m.Remove(clean, coldPool))
 	}()
+	if m.Handler != budget.Own {
+		o.Series = slices.DeleteFunc(slices.Clone(o.Series), func(name string) bool { return name == HostUsers })
+	}
 	s := &suite{
 		Options: o, Mesh: m, report: r, random: rand.New(rand.NewPCG(o.Seed, 1)),
 		stages: map[string]*Breakdown{}, paths: map[string]int{},
@@ -123,6 +130,11 @@ func (s *suite) prepare(ctx context.Context, logs string) (mesh.Slots, error) {
 	}
 	if _, err := s.Open(ctx, mesh.Pool{Name: coldPool, Places: capacity, Slots: &none}); err != nil {
 		return slots, err
+	}
+	if slices.Contains(s.Series, HostUsers) {
+		if _, err := s.Open(ctx, mesh.Pool{Name: hostUsersPool, Places: capacity, HostUsers: true}); err != nil {
+			return slots, err
+		}
 	}
 	s.Say("pools are ready; %s keeps %d slots %s", slotPool, slots.Wanted, slots.Off)
 	// An agent that has just started may still be busy with what was there before it.
@@ -154,6 +166,8 @@ func (s *suite) round(ctx context.Context, n int) error {
 			err = s.one(ctx, n)
 		case Pod:
 			err = s.pod(ctx, n)
+		case HostUsers:
+			err = s.sandbox(ctx, n, name, hostUsersPool, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST)
 		case Cold:
 			err = s.sandbox(ctx, n, name, coldPool, sandboxv1.ConsistencyMode_CONSISTENCY_MODE_FAST)
 		case Strong:
@@ -206,7 +220,7 @@ func (s *suite) sandbox(ctx context.Context, n int, series, pool string, mode sa
 		return fmt.Errorf("creating a sandbox: %w", err)
 	}
 	path := strings.ToLower(strings.TrimPrefix(resp.GetStartPath().String(), "START_PATH_"))
-	if series == Slot && resp.GetStartPath() != sandboxv1.StartPath_START_PATH_SLOT {
+	if (series == Slot || series == HostUsers) && resp.GetStartPath() != sandboxv1.StartPath_START_PATH_SLOT {
 		series = Strayed
 	}
 	if series == Cold && resp.GetStartPath() == sandboxv1.StartPath_START_PATH_SLOT {

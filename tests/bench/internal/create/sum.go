@@ -52,7 +52,7 @@ func Sum(r *report.Report) {
 	of := map[string]stat.Summary{}
 	table := report.Table{Key: "series", Title: "Milliseconds from call to answer", Columns: []string{"series", "n", "min", "p50", "p90", "p99", "max", "mean"}}
 	r.Figure = report.Figure{Title: "One create, from call to answer", X: "milliseconds", Y: "share of creates", LogX: true}
-	for _, name := range []string{Raw, Slot, Strayed, Cold, Strong, Pod} {
+	for _, name := range []string{Raw, Slot, HostUsers, Strayed, Cold, Strong, Pod} {
 		samples := r.Of(name)
 		if len(samples) == 0 {
 			continue
@@ -70,7 +70,7 @@ func Sum(r *report.Report) {
 		}
 		r.Value(key, number, unit, what)
 	}
-	raw, slot, cold, strong, pod := of[Raw], of[Slot], of[Cold], of[Strong], of[Pod]
+	raw, slot, hostUsers, cold, strong, pod := of[Raw], of[Slot], of[HostUsers], of[Cold], of[Strong], of[Pod]
 	value("raw_p50_ms", "ms", "containerd create and start", raw.P50, raw)
 	value("slot_p50_ms", "ms", "fast create that claims a slot", slot.P50, slot)
 	value("slot_p99_ms", "ms", "the same, p99", slot.P99, slot)
@@ -79,6 +79,7 @@ func Sum(r *report.Report) {
 	value("pod_p50_ms", "ms", "Pod of plain Kubernetes, create to Ready", pod.P50, pod)
 	value("slot_over_raw_p50", "", "slot p50 over raw p50", stat.Ratio(slot.P50, raw.P50), slot, raw)
 	value("slot_over_raw_p99", "", "slot p99 over raw p50", stat.Ratio(slot.P99, raw.P50), slot, raw)
+	value("users_on_over_off_p50", "", "slot p50 over slot p50 without user namespaces", stat.Ratio(slot.P50, hostUsers.P50), slot, hostUsers)
 	value("cold_over_raw", "", "cold p50 over raw p50", stat.Ratio(cold.P50, raw.P50), cold, raw)
 	value("cold_over_raw_p50", "", "the same, by the name that the budgets of handler fsb use", stat.Ratio(cold.P50, raw.P50), cold, raw)
 	value("strong_over_pod", "", "strong p50 over Pod p50", stat.Ratio(strong.P50, pod.P50), strong, pod)
@@ -90,7 +91,7 @@ func Sum(r *report.Report) {
 // stageTable is the breakdown of each series of ours; how far it adds up becomes a value.
 func (s *suite) stageTable() report.Table {
 	t := report.Table{Key: "stages", Title: "Where the time goes, milliseconds", Columns: []string{"series", "stage", "n", "p50_ms", "mean_ms", "share"}}
-	for _, name := range []string{Slot, Strayed, Cold, Strong} {
+	for _, name := range []string{Slot, HostUsers, Strayed, Cold, Strong} {
 		b := s.stages[name]
 		if b == nil {
 			continue

@@ -31,6 +31,8 @@ type Pool struct {
 	Places int
 	// Slots bounds the slots; nil leaves the default, one for each free capacity unit.
 	Slots *int
+	// HostUsers is for sandboxes without user namespaces; otherwise they are as in the model's pool.
+	HostUsers bool
 }
 
 // Slots is how a pool is off for slots.
@@ -62,6 +64,9 @@ func (m *Mesh) Open(ctx context.Context, want Pool) (Slots, error) {
 	p.Spec.Slots = nil
 	if want.Slots != nil {
 		p.Spec.Slots = &v1alpha1.PoolSlots{Min: ptr.To(int32(*want.Slots)), Max: ptr.To(int32(*want.Slots))}
+	}
+	if want.HostUsers {
+		p.Spec.UserNamespace = v1alpha1.UserNamespaceDisabled
 	}
 	if err := m.Kube.Create(ctx, p); err != nil {
 		return Slots{}, fmt.Errorf("making pool %s: %w", want.Name, err)
