@@ -4,7 +4,7 @@
 //
 //	stateDiagram-v2
 //	[*] --> Pending: ResetWhileLost
-//	[*] --> Pending: RecoveryTimeoutOver (assigned)
+//	[*] --> Pending: RuntimeLost, RecoveryTimeoutOver (assigned)
 //	[*] --> Pending: Accepted, AgentRefused, ResetRequested (not assigned)
 //	[*] --> Bound: Scheduled, AgentCreating, AgentLost (assigned)
 //	[*] --> Running: AgentRunning, AgentCompleted (assigned)
@@ -21,7 +21,7 @@
 //	Pending --> Failed: AgentCrashed, AgentTerminated (assigned)
 //	Pending --> [*]: DeleteRequested (not assigned)
 //	Bound --> Pending: ResetWhileLost
-//	Bound --> Pending: RecoveryTimeoutOver (assigned)
+//	Bound --> Pending: RuntimeLost, RecoveryTimeoutOver (assigned)
 //	Bound --> Pending: Unassigned, AgentRefused, ResetRequested (not assigned)
 //	Bound --> Running: AgentRunning, AgentCompleted (assigned)
 //	Bound --> Terminating: DeleteRequested (assigned)
@@ -30,7 +30,7 @@
 //	Bound --> Failed: AgentCrashed, AgentTerminated (assigned)
 //	Bound --> [*]: DeleteRequested (not assigned)
 //	Running --> Pending: ResetWhileLost
-//	Running --> Pending: RecoveryTimeoutOver (assigned)
+//	Running --> Pending: RuntimeLost, RecoveryTimeoutOver (assigned)
 //	Running --> Pending: Unassigned, ResetRequested (not assigned)
 //	Running --> Terminating: DeleteRequested (assigned)
 //	Running --> Expired: ExpireTimePassed (not assigned)
@@ -83,6 +83,15 @@ func Phases() []Phase {
 	return []Phase{None, Pending, Bound, Running, Terminating, Expired, Failed, Gone}
 }
 
+// Reasons of a process that has ended, as agents report them.
+const (
+	ReasonCompleted = "Completed"
+	ReasonError     = "Error"
+	ReasonOOMKilled = "OOMKilled"
+	// ReasonRuntimeLost: what ran the process on the node has ended, and the process with it.
+	ReasonRuntimeLost = "RuntimeLost"
+)
+
 // State is the state on which Next decides.
 type State struct {
 	// Phase is the phase.
@@ -117,6 +126,9 @@ const (
 	AgentCompleted
 	// AgentCrashed: the process ended with another code or by a signal.
 	AgentCrashed
+	// RuntimeLost: the process ended because what ran it on the node did, and the failure policy is AutoRecreate. With another policy, that is
+	// AgentCrashed.
+	RuntimeLost
 	// AgentFailed: the container cannot be created by any agent: the request is invalid.
 	AgentFailed
 	// AgentTerminated: the agent reports that the container is removed, or the agent's Pod does not exist.
@@ -163,6 +175,8 @@ func (e Event) String() string {
 		return "AgentCompleted"
 	case AgentCrashed:
 		return "AgentCrashed"
+	case RuntimeLost:
+		return "RuntimeLost"
 	case AgentFailed:
 		return "AgentFailed"
 	case AgentTerminated:

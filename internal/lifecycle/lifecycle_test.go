@@ -57,6 +57,7 @@ func table() map[state]map[event]answer {
 			lifecycle.AgentFailed:         to(failed, remove),
 			lifecycle.AgentTerminated:     to(failed, release),
 			lifecycle.AgentLost:           to(bound, markLost),
+			lifecycle.RuntimeLost:         to(pending, release, allocate),
 			lifecycle.RecoveryTimeoutOver: to(pending, release, allocate),
 			lifecycle.DeleteRequested:     to(terminating, remove),
 			lifecycle.ExpireTimePassed:    to(p, remove),

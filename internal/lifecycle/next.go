@@ -22,7 +22,7 @@ func Next(s State, e Event) (phase Phase, actions []Action, ok bool) {
 		return nextPlacement(s, e)
 	case AgentCreating, AgentRunning, AgentCompleted, AgentCrashed, AgentFailed, AgentTerminated:
 		return nextReport(s, e)
-	case AgentLost, RecoveryTimeoutOver:
+	case AgentLost, RuntimeLost, RecoveryTimeoutOver:
 		return nextLoss(s, e)
 	case ExpireTimePassed:
 		return nextExpire(s)
@@ -85,7 +85,7 @@ func nextReport(s State, e Event) (Phase, []Action, bool) {
 	}
 }
 
-// nextLoss ignores the loss of the agent for a sandbox whose process has ended: recreating it would run it twice.
+// nextLoss ignores the loss of the agent, or of the runtime, for a sandbox whose process has ended: recreating it would run it twice.
 func nextLoss(s State, e Event) (Phase, []Action, bool) {
 	if !s.Assigned || s.Finished || s.Phase == Expired || s.Phase == Failed {
 		return s.Phase, nil, false

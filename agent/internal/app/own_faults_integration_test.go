@@ -68,7 +68,7 @@ func TestOwnShimsDeathIsReported(t *testing.T) {
 	}
 	for _, r := range lost {
 		got := a.waitState(t, r, agentv1.SandboxState_SANDBOX_STATE_STOPPED)
-		require.Equal(t, "Error", got.GetReason())
+		require.Equal(t, "RuntimeLost", got.GetReason())
 		if got.ExitCode != nil { // otherwise containerd has removed the task
 			require.EqualValues(t, 137, got.GetExitCode())
 		}

@@ -139,6 +139,8 @@ type Exit struct {
 	At time.Time
 	// OOMKilled reports whether the kernel killed a process because the container reached its memory limit.
 	OOMKilled bool
+	// RuntimeLost reports whether it ended because what ran it has ended, such as a shim that was killed.
+	RuntimeLost bool
 }
 
 // TaskState is the state of a container's task, as List reports it.

@@ -13,14 +13,8 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/lifecycle"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
-)
-
-// Reasons of ended processes.
-const (
-	reasonCompleted = "Completed"
-	reasonError     = "Error"
-	reasonOOMKilled = "OOMKilled"
 )
 
 // finishTimeout is how long an ended sandbox is reported as running while its exit cannot be made durable.
@@ -144,17 +138,19 @@ func (m *Manager) describe(e *entry, exit runtime.Exit) func(*agentv1.SandboxRep
 func describeExit(r *agentv1.SandboxReport, exit runtime.Exit) {
 	r.ExitCode, r.FinishTime = &exit.Code, timestamppb.New(exit.At)
 	switch {
+	case exit.RuntimeLost:
+		r.Reason, r.Message = lifecycle.ReasonRuntimeLost, "the shim that ran the process has ended, and the process with it"
 	case exit.OOMKilled:
-		r.Reason, r.Message = reasonOOMKilled, "the process was killed because the sandbox was out of memory"
+		r.Reason, r.Message = lifecycle.ReasonOOMKilled, "the process was killed because the sandbox was out of memory"
 	case exit.Code == 0:
-		r.Reason, r.Message = reasonCompleted, "the process ended"
+		r.Reason, r.Message = lifecycle.ReasonCompleted, "the process ended"
 	default:
-		r.Reason, r.Message = reasonError, fmt.Sprintf("the process ended with exit code %d", exit.Code)
+		r.Reason, r.Message = lifecycle.ReasonError, fmt.Sprintf("the process ended with exit code %d", exit.Code)
 	}
 }
 
 // describeLost fills in the end of a process that is gone without an exit code: its shim was killed, or its node or its containerd restarted.
 func describeLost(r *agentv1.SandboxReport, now time.Time) {
-	r.Reason, r.Message = reasonError, "the process is gone and its exit code is unknown; its shim was killed or the node restarted"
+	r.Reason, r.Message = lifecycle.ReasonRuntimeLost, "the process is gone and its exit code is unknown; its shim was killed or the node restarted"
 	r.FinishTime = timestamppb.New(now)
 }

@@ -126,7 +126,8 @@ type SandboxSpec struct {
 	// +optional
 	ConsistencyMode ConsistencyMode `json:"consistencyMode,omitempty"`
 	// failurePolicy determines what happens when the agent is lost: Manual waits for the agent or a reset, AutoRecreate starts
-	// the Sandbox on another agent.
+	// the Sandbox on another agent. When the process ends because its shim on the node does (reason RuntimeLost), Manual makes the
+	// Sandbox Failed, and AutoRecreate starts it again at once.
 	// +kubebuilder:default=Manual
 	// +optional
 	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`

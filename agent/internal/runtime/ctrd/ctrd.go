@@ -132,7 +132,7 @@ func New(cfg Config) *Runtime {
 		confinement: confined, users: users,
 		shims: shims, support: support, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
-		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock}, config: cfg, client: cfg.Client,
+		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock, lost: shims.lost}, config: cfg, client: cfg.Client,
 		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities, confined.profile), groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{

@@ -115,6 +115,12 @@ func (s *shims) check(ctx context.Context, shim string) (ended bool) {
 	return true
 }
 
+// lost reports whether a container is in a shim that has ended.
+func (s *shims) lost(ctx context.Context, id string) bool {
+	c, err := s.client.ContainerService().Get(ctx, id)
+	return err == nil && identity.IsShimID(c.SandboxID) && s.check(ctx, c.SandboxID)
+}
+
 // explain returns the error of a container that could not be started because its shim has ended; other errors as they are.
 func (s *shims) explain(ctx context.Context, shim, id string, err error) error {
 	if err == nil || !identity.IsShimID(shim) || requestAtFault(err) || !s.check(ctx, shim) {

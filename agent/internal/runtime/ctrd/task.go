@@ -36,6 +36,8 @@ import (
 type taskSet struct {
 	client *client.Client
 	clock  clock.Clock
+	// lost reports whether a container is in a shim of ours that has ended.
+	lost func(ctx context.Context, id string) bool
 }
 
 // outputs returns two different names of one file, so that the shim opens it once for each stream. With a file:// URI, or
@@ -102,6 +104,7 @@ func (s *taskSet) Wait(ctx context.Context, id string) (runtime.Exit, error) {
 	exit := runtime.Exit{Code: int32(resp.GetExitStatus()), At: resp.GetExitedAt().AsTime()}
 	if exit.Code == 128+int32(syscall.SIGKILL) {
 		exit.OOMKilled = s.oomKilled(ctx, id)
+		exit.RuntimeLost = !exit.OOMKilled && s.lost(ctx, id)
 	}
 	return exit, nil
 }

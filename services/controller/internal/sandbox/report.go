@@ -79,6 +79,9 @@ func (o *reportObserver) observeReport(t *target, r *agentv1.SandboxReport) obse
 		}
 		return observation{event: lifecycle.AgentRunning}
 	case agentv1.SandboxState_SANDBOX_STATE_STOPPED:
+		if recreates(t, r) {
+			return observation{event: lifecycle.RuntimeLost, result: result{cause: &cause{lifecycle.ReasonRuntimeLost, r.GetMessage()}}}
+		}
 		recordReport(&t.sandbox.Status, r)
 		seen := observation{event: lifecycle.AgentCrashed, result: result{cause: exitCause(r, *t.sandbox.Status.ExitCode)}}
 		if r.ExitCode != nil && r.GetExitCode() == 0 {
@@ -96,6 +99,13 @@ func (o *reportObserver) observeReport(t *target, r *agentv1.SandboxReport) obse
 	default: // terminating: another component deletes it, and the next report follows
 		return observation{result: result{requeue: after(o.timing.Requeue)}}
 	}
+}
+
+// recreates reports whether a sandbox is created again whose process has ended: only if that was not the process's doing, and not if it was
+// seen to end before the policy asked for that.
+func recreates(t *target, r *agentv1.SandboxReport) bool {
+	return r.GetReason() == lifecycle.ReasonRuntimeLost && t.sandbox.Spec.FailurePolicy == v1alpha1.FailurePolicyAutoRecreate &&
+		t.sandbox.Status.Phase != v1alpha1.PhaseFailed
 }
 
 // observeMissing handles a sandbox that should be on its agent, but of which the Registry has no current report. The Registry
@@ -258,9 +268,9 @@ func recordReport(st *v1alpha1.SandboxStatus, r *agentv1.SandboxReport) {
 
 // exitCause explains the end of a process.
 func exitCause(r *agentv1.SandboxReport, code int32) *cause {
-	reason := "Error"
+	reason := lifecycle.ReasonError
 	if code == 0 {
-		reason = "Completed"
+		reason = lifecycle.ReasonCompleted
 	}
 	return &cause{cmp.Or(r.GetReason(), reason), cmp.Or(r.GetMessage(), fmt.Sprintf("the process ended with code %d", code))}
 }

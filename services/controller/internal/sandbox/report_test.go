@@ -45,6 +45,9 @@ func TestReports(t *testing.T) {
 		r.ExitCode = proto.Int32(code)
 		return r
 	}
+	lost := report(stopped)
+	lost.Reason = lifecycle.ReasonRuntimeLost
+	recreated := func(s *v1alpha1.Sandbox) { s.Spec.FailurePolicy = v1alpha1.FailurePolicyAutoRecreate }
 	failure := func(reason fault.Reason) *agentv1.SandboxReport {
 		r := report(failedState)
 		r.Reason = string(reason)
@@ -67,6 +70,10 @@ func TestReports(t *testing.T) {
 		{"completed", running, exit(0), lifecycle.AgentCompleted, "Completed"},
 		{"crashed", running, exit(3), lifecycle.AgentCrashed, "Error"},
 		{"ended with an unknown code", running, report(stopped), lifecycle.AgentCrashed, "Error"},
+		{"its runtime ended", running, lost, lifecycle.AgentCrashed, "RuntimeLost"},
+		{"its runtime ended, and the policy is AutoRecreate", append([]change{recreated}, running...), lost, lifecycle.RuntimeLost, "RuntimeLost"},
+		{"crashed, and the policy is AutoRecreate", append([]change{recreated}, running...), exit(137), lifecycle.AgentCrashed, "Error"},
+		{"its runtime ended, which was seen before", []change{recreated, onAgent, inPhase(v1alpha1.PhaseFailed)}, lost, lifecycle.AgentCrashed, "RuntimeLost"},
 		{"invalid request", bound, failure(fault.ImageNotFound), lifecycle.AgentFailed, "ImageNotFound"},
 		{"invalid request on the fast path", fast, failure(fault.ImageNotFound), lifecycle.AgentFailed, "ImageNotFound"},
 		{"canceled on the fast path", fast, failure(fault.Cancelled), lifecycle.AgentFailed, camel(fault.Cancelled)},

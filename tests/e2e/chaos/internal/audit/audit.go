@@ -13,6 +13,7 @@ const expiryMargin = 15 * time.Second
 type auditor struct {
 	obs    Observations
 	killed map[string]string // uid of an agent Pod that was killed -> its name
+	struck map[string]bool   // containers whose shim was killed
 	lives  []*life
 	// The observations of each life; -1 has those that belong to no request.
 	resources  map[int][]Resource
@@ -25,8 +26,11 @@ type auditor struct {
 
 // Audit judges. calls is the whole log, strikes all faults of the run.
 func Audit(calls []Call, strikes []Strike, obs Observations) Verdict {
-	a := &auditor{obs: obs, killed: map[string]string{}, lives: livesOf(calls)}
+	a := &auditor{obs: obs, killed: map[string]string{}, struck: map[string]bool{}, lives: livesOf(calls)}
 	for _, s := range strikes {
+		for _, id := range s.Containers {
+			a.struck[id] = true
+		}
 		if s.AgentUID != "" {
 			a.killed[s.AgentUID] = s.AgentPod
 		}

@@ -296,6 +296,30 @@ func TestLostWithAgent(t *testing.T) {
 	require.Equal(t, []int{0}, f.judge().LostWithAgent)
 }
 
+// TestShimIsKilled: the failure policy says what becomes of a sandbox whose shim was killed, and of no other one.
+func TestShimIsKilled(t *testing.T) {
+	ended := func(struck bool) *fixture {
+		f := healthy().ended(137, "Failed")
+		f.calls[0].Spec.Exit = nil
+		if struck {
+			f.strikes = append(f.strikes, audit.Strike{Kind: "shim", At: at(5), Containers: []string{"uid-a-1"}})
+		}
+		return f
+	}
+	recreate := func(f *fixture) *fixture {
+		f.calls[0].Spec.AutoRecreate, f.obs.Resources[0].AutoRecreate = true, true
+		return f
+	}
+	require.Equal(t, 1, audit.Count(audit.Lost, ended(false).judge()), "nothing has ended it")
+	require.Empty(t, ended(true).judge().Violations)
+	require.Equal(t, 1, audit.Count(audit.Stuck, recreate(ended(true)).judge()), "it was not recreated")
+	flipped := recreate(ended(true)).call(audit.Call{Op: audit.Update, Outcome: audit.Acked, Change: audit.Change{AutoRecreate: ptr(true)}})
+	require.Empty(t, flipped.judge().Violations, "the policy was another one when it ended")
+	other := ended(true)
+	other.strikes[0].Containers = []string{"uid-b-1"}
+	require.Equal(t, 1, audit.Count(audit.Lost, other.judge()))
+}
+
 // TestExplain checks the report that people use to find a defect.
 func TestExplain(t *testing.T) {
 	f := healthy().with(func(f *fixture) { f.obs.Containers[0].Running = false; f.obs.Resources[0].Dump = "the whole resource" })

@@ -90,6 +90,11 @@ func (l *life) overtook(del Call) bool {
 	return slices.ContainsFunc(l.calls, func(c Call) bool { return c.Op == Create && c.Answered.After(del.Sent) })
 }
 
+// recreates reports whether the failure policy was AutoRecreate all the time.
+func (l *life) recreates() bool {
+	return l.spec.AutoRecreate && !slices.ContainsFunc(l.calls, func(c Call) bool { return c.Change.AutoRecreate != nil })
+}
+
 func (l *life) change(c Change) {
 	if c.Label != nil {
 		l.label = *c.Label

@@ -105,6 +105,8 @@ type Strike struct {
 	// AgentUID and AgentPod are set if an agent's Pod was killed.
 	AgentUID string `json:"agentUID,omitempty"`
 	AgentPod string `json:"agentPod,omitempty"`
+	// Containers were run by a shim that was killed, and have ended with it.
+	Containers []string `json:"containers,omitempty"`
 	// Failed says why it could not be injected.
 	Failed string `json:"failed,omitempty"`
 }

@@ -82,6 +82,10 @@ func (a *auditor) phase(l *life, r Resource) bool {
 // ended checks a process that has ended by itself: with 0 its sandbox is Running and finished, otherwise Failed.
 func (a *auditor) ended(l *life, r Resource) {
 	switch {
+	case a.lostRuntime(l, r):
+		if l.recreates() {
+			a.violate(Stuck, l, "its shim was killed and it was not recreated")
+		}
 	case l.spec.Exit == nil:
 		a.violate(Lost, l, "its process should run and has ended, phase %s", r.Phase)
 	case r.ExitCode == nil || *r.ExitCode != *l.spec.Exit:
@@ -89,6 +93,13 @@ func (a *auditor) ended(l *life, r Resource) {
 	case (*l.spec.Exit == 0) != (r.Phase == phaseRunning):
 		a.violate(Stuck, l, "its process ended with %d, and its phase is %s", *l.spec.Exit, r.Phase)
 	}
+}
+
+// lostRuntime reports whether the process of the current attempt has ended because its shim was killed.
+func (a *auditor) lostRuntime(l *life, r Resource) bool {
+	return r.Phase == phaseFailed && slices.ContainsFunc(a.containers[l.index], func(c Container) bool {
+		return a.struck[c.ID] && c.UID == r.UID && c.Attempt == r.Attempt
+	})
 }
 
 func (a *auditor) lostAgent(l *life, r Resource) {

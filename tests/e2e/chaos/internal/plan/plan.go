@@ -31,18 +31,20 @@ const (
 	KillAgent      Kind = "agent-process"
 	KillAgentPod   Kind = "agent-pod"
 	KillContainerd Kind = "containerd"
-	KillAPIServer  Kind = "apiserver"
-	KillJanitor    Kind = "janitor"
-	KillGC         Kind = "gc-leader"
-	KillGateway    Kind = "gateway"
-	CutNetwork     Kind = "network-cut"
+	// KillShim kills the process that a group of sandboxes is started by and reported by.
+	KillShim      Kind = "shim"
+	KillAPIServer Kind = "apiserver"
+	KillJanitor   Kind = "janitor"
+	KillGC        Kind = "gc-leader"
+	KillGateway   Kind = "gateway"
+	CutNetwork    Kind = "network-cut"
 	// StallAllocator stops the leader's process for longer than its lease, and then resumes it.
 	StallAllocator Kind = "allocator-stall"
 )
 
 // Kinds lists all kinds of faults.
 func Kinds() []Kind {
-	return []Kind{KillAllocator, KillController, KillAgent, KillAgentPod, KillContainerd, KillAPIServer, KillJanitor, KillGC, KillGateway,
+	return []Kind{KillAllocator, KillController, KillAgent, KillAgentPod, KillContainerd, KillShim, KillAPIServer, KillJanitor, KillGC, KillGateway,
 		CutNetwork, StallAllocator}
 }
 

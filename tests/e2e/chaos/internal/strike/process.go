@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
 )
@@ -202,4 +204,57 @@ func resume(cgroup string) error {
 		}
 	}
 	return failed
+}
+
+// killShim kills one of the shims of an agent's sandboxes.
+func killShim(ctx context.Context, s *Striker, f plan.Fault, out *audit.Strike) (func() error, error) {
+	pods, err := s.agents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pod := pods[f.Pick%uint64(len(pods))]
+	shims := processes(shim.Binary, string(pod.UID))
+	if len(shims) == 0 {
+		return nil, fmt.Errorf("no shim of agent %s runs", pod.Name)
+	}
+	pid := shims[f.Pick/uint64(len(pods))%uint64(len(shims))]
+	// Those that it has begun to start meanwhile are not acknowledged.
+	out.Target, out.Containers = fmt.Sprintf("%s pid [%d]", pod.Name, pid), containersOf(pid)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return nil, fmt.Errorf("signaling process %d: %w", pid, err)
+	}
+	return nil, nil
+}
+
+// containersOf returns the containers of a shim, by the cgroups of its children.
+func containersOf(parent int) []string {
+	children := find(func(pid int) bool { return parentOf(pid) == parent }, "/"+ctrd.CgroupPrefix)
+	var out []string
+	for _, pid := range children {
+		groups, _ := os.ReadFile(procFile(pid, "cgroup"))
+		for line := range strings.Lines(string(groups)) {
+			if id, ok := strings.CutPrefix(filepath.Base(strings.TrimSpace(line)), ctrd.CgroupPrefix); ok && !slices.Contains(out, id) {
+				out = append(out, id)
+			}
+		}
+	}
+	return out
+}
+
+// parentOf returns the pid of a process's parent; 0 if it has none or has ended.
+func parentOf(pid int) int {
+	raw, err := os.ReadFile(procFile(pid, "stat"))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(raw), ") ") // the name may have a space
+	fields := strings.Fields(rest)
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return 0
+	}
+	return parent
 }

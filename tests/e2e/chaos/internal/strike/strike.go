@@ -47,6 +47,7 @@ func faults() map[plan.Kind]fault {
 		plan.KillAgent:      killAgent,
 		plan.KillAgentPod:   killAgentPod,
 		plan.KillContainerd: killNode("containerd"),
+		plan.KillShim:       killShim,
 		plan.KillAPIServer:  killNode("kube-apiserver"),
 		plan.KillJanitor:    killPod(janitor),
 		plan.KillGC:         killLeader(gc),
