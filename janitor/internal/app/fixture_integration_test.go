@@ -288,7 +288,7 @@ func (m *fixtures) remaining() map[string][]string {
 	left := m.left()
 	out := map[string][]string{}
 	for _, s := range m.orphans {
-		for _, what := range []string{"container ", "snapshot ", "fifos ", "mount ", "cgroup ", "log "} {
+		for _, what := range []string{"container ", "snapshot ", "fifos ", "mount ", "cgroup ", "log ", "bundle "} {
 			if left[what+s.id] {
 				out[s.id] = append(out[s.id], what+"of one: "+s.kind)
 			}

@@ -57,7 +57,7 @@ func (w *testEnv) healthy(agent string) []thing {
 		w.container(terminating.ContainerID(), terminating.Labels(), verdict.Running),
 		w.container(unpersisted.ContainerID(), unpersisted.Labels(), verdict.Running),
 		w.container(ahead.ContainerID(), ahead.Labels(), verdict.Created),
-		w.container("the-agent-of-another", map[string]string{"io.kubernetes.pod.uid": foreign, "io.cri-containerd.kind": "sandbox"}, verdict.Running),
+		w.container("the-agent-of-another-"+uuid.NewString(), map[string]string{"io.kubernetes.pod.uid": foreign, "io.cri-containerd.kind": "sandbox"}, verdict.Running),
 		w.container(theirs.ContainerID(), theirs.Labels(), verdict.Running),
 		w.container(uuid.NewString()+"-1", unmanaged, verdict.Running),
 		w.container(broken[fsb.KeySandboxUID]+"-1", broken, verdict.Running),

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	janitorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/janitor/v1"
@@ -26,7 +27,7 @@ func TestExactlyTheOrphansAreRemoved(t *testing.T) {
 	outage, seed := time.Duration(number(t, "FSB_JANITOR_OUTAGE", 5))*time.Second, number(t, "FSB_JANITOR_SEED", 1)
 	w := newTestEnv(t)
 	m := w.fixtures()
-	foreign := w.container("the-agent-of-another", map[string]string{"io.kubernetes.pod.uid": foreignAgent}, verdict.Running)
+	foreign := w.container("the-agent-of-another-"+uuid.NewString(), map[string]string{"io.kubernetes.pod.uid": foreignAgent}, verdict.Running)
 	began := time.Now()
 	at := func() time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
 	for n := range total / 2 {
