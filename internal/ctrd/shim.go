@@ -123,13 +123,33 @@ func (r *Remover) removeAnchor(ctx context.Context, anchor string) error {
 		return fmt.Errorf("ending shim %s: %w", anchor, err)
 	}
 	if !known {
-		for _, pid := range r.processes().shims(anchor) {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+		if err := r.killShims(ctx, anchor); err != nil {
+			return err
 		}
 	}
 	step, cancel := r.step(ctx)
 	defer cancel()
 	return RemoveAnchor(step, r.Client, anchor)
+}
+
+// killShims kills the shim of an anchor, and the process that may be about to start it, and waits until none is left.
+func (r *Remover) killShims(ctx context.Context, anchor string) error {
+	begun, polls := r.clock().Now(), backoff.New(r.clock(), shimPolls)
+	for {
+		pids := r.processes().shims(anchor)
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+		}
+		if r.clock().Since(begun) >= shimTimeout {
+			return fmt.Errorf("ending shim %s: %w", anchor, errdefs.ErrUnavailable)
+		}
+		if err := polls.Wait(ctx); err != nil {
+			return fmt.Errorf("ending shim %s: %w", anchor, err)
+		}
+	}
 }
 
 // RemoveAnchor removes the anchor of a shim of ours, with its task if it has one.
