@@ -98,6 +98,7 @@ func TestREADMENamesAllKinds(t *testing.T) {
 		plan.KillGC:         "garbage collector",
 		plan.KillGateway:    "gateway",
 		plan.KillContainerd: "containerd",
+		plan.KillShim:       "shim of a group of sandboxes",
 		plan.KillAPIServer:  "API server",
 		plan.CutNetwork:     "network between allocator and agent",
 	}
