@@ -682,7 +682,7 @@ type SandboxReport struct {
 	Endpoints []string `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// Exit code of the process. Unset: it has not ended.
 	ExitCode *int32 `protobuf:"varint,5,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
-	// Reason of the state, for machines: `Completed`, `Error`, `OOMKilled`.
+	// Reason of the state, for machines: `Completed`, `Error`, `OOMKilled`, `RuntimeLost`.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Reason of the state, for people.
 	Message string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
