@@ -35,7 +35,7 @@ var (
 // FuzzUser resolves an image's user with arbitrary files. The ids are ones that the kernel accepts, the groups are those of the
 // files; where the files leave no choice, the user is the one that OCI runtimes find.
 func FuzzUser(f *testing.F) {
-	for _, spec := range []string{"", "user", "1000", "user:wheel", "1000:20", "user:0", "2147483648", "-1", "missing", "user:", ":wheel", "::wheel", "0x10", "4294967296:1"} {
+	for _, spec := range []string{"", "user", "1000", "user:wheel", "1000:20", "user:0", "2147483648", "-1", "missing", "user:", ":wheel", "::wheel", "00", "0x10", "4294967296:1"} {
 		f.Add(spec, passwdSeed, groupSeed)
 	}
 	f.Add("a", "a:b:c\na::5:6\r\n:::::\na:x:99999999999:0", "g:x:7:a,a\nh:x:-1:a\n\xff:")
