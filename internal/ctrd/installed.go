@@ -10,14 +10,23 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 )
 
-// noContainer is an id that no container has.
-const noContainer = "fsb-none"
+// NoContainer is an id that no container has.
+const NoContainer = "fsb-none"
+
+// AwaitWrites returns when all is visible that containerd was asked to write before, by any client: writes wait for each other.
+func AwaitWrites(ctx context.Context, c *client.Client) error {
+	if err := c.ContainerService().Delete(ctx, NoContainer); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("waiting for containerd's writes: %w", err)
+	}
+	return nil
+}
 
 // ShimsInUse returns which installed versions of our shim a record of a container or of the sandbox store names, in any namespace, or a process
 // executes. A process that cannot be identified counts by its command line.
@@ -41,9 +50,8 @@ func (r *Remover) ShimsInUse(ctx context.Context, versions []string) (map[string
 func (r *Remover) eachRuntime(ctx context.Context, add func(runtime string)) error {
 	step, cancel := r.step(ctx)
 	defer cancel()
-	// What was written before, by a client that is gone, too, is in the lists that follow: writes wait for each other.
-	if err := r.Client.ContainerService().Delete(step, noContainer); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("waiting for containerd's writes: %w", err)
+	if err := AwaitWrites(step, r.Client); err != nil {
+		return err
 	}
 	all, err := r.Client.NamespaceService().List(step)
 	if err != nil {

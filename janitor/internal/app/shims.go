@@ -22,7 +22,7 @@ func collectShims(ctx context.Context, collector *shim.Collector, interval time.
 			log.Info("removed a version of the shim that is not in use", obs.KeyName, version)
 		}
 		if err != nil && ctx.Err() == nil {
-			log.V(2).Info("looking for versions of the shim that are not in use failed; will retry", obs.KeyError, err.Error())
+			log.Info("looking for versions of the shim that are not in use failed; will retry", obs.KeyError, err.Error())
 		}
 		select {
 		case <-ctx.Done():

@@ -47,19 +47,10 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 		return err
 	}
 	reached(runtime.StageImage)
-	_, spec, err := r.buildSpec(ctx, c, img)
-	if err != nil {
-		return err
-	}
-	mapUsers(spec, held.first)
-	request, err := r.specs.claim(spec)
-	if err != nil {
-		return err
-	}
 	// As in Create, calls that were sent are waited for.
 	sent, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	err = r.handOver(sent, c, held, img, spec, request, reached)
+	command, err := r.offer(ctx, sent, c, held, img, reached)
 	if changed := confirm(); changed != nil && ctx.Err() == nil {
 		return errors.Join(runtime.ErrSlotLost, changed, err) // the cold path finds out which image the name has now
 	}
@@ -73,7 +64,21 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 	defer span.End()
 	err = held.conn.Go(sent)
 	r.confinement.observe(err)
-	return claimFault(err, c.ID, request.Args[0])
+	return claimFault(err, c.ID, command)
+}
+
+// offer builds the claim of a container with an image, and hands it over. It returns the command that the slot is to execute.
+func (r *Runtime) offer(ctx, sent context.Context, c runtime.Container, held *slot, img *image, reached func(runtime.Stage)) (command string, err error) {
+	_, spec, err := r.buildSpec(ctx, c, img)
+	if err != nil {
+		return "", err
+	}
+	mapUsers(spec, held.first)
+	request, err := r.specs.claim(spec)
+	if err != nil {
+		return "", err
+	}
+	return request.Args[0], r.handOver(sent, c, held, img, spec, request, reached)
 }
 
 // handOver makes the claim durable and passes it, with the root file system, to the slot.

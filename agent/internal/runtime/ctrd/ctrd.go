@@ -168,18 +168,14 @@ func (r *Runtime) Ping(ctx context.Context) error {
 	return r.users.unusable()
 }
 
-// noContainer is an id that no container has.
-const noContainer = "fsb-none"
-
 // settle waits until containerd has carried out the changes that an earlier process of this agent had sent when it was killed: it
-// completes a write although the client is gone, and a container that appeared after the agent had listed them would be left. Writes
-// wait for each other in order, so it sends one that changes nothing.
+// completes a write although the client is gone, and a container that appeared after the agent had listed them would be left.
 func (r *Runtime) settle(ctx context.Context) error {
 	if r.settled.Load() {
 		return nil
 	}
-	if err := r.client.ContainerService().Delete(ctx, noContainer); err != nil && !errdefs.IsNotFound(err) {
-		return classify(err, "waiting for containerd's writes")
+	if err := shared.AwaitWrites(ctx, r.client); err != nil {
+		return classify(err, "adopting containers")
 	}
 	if r.config.Handler.IsOwn() {
 		if err := r.shims.sweep(ctx); err != nil {

@@ -115,6 +115,7 @@ func TestResolveUser(t *testing.T) {
 		{spec: "root", groups: []uint32{0}, home: "/root"},
 		{spec: "app", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
 		{spec: "1000", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
+		{spec: "01000", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
 		{spec: "4242", uid: 4242, groups: []uint32{0}},
 		{spec: "4242:55", uid: 4242, gid: 55, groups: []uint32{55}},
 		{spec: "4242:extra", uid: 4242, gid: 2000, groups: []uint32{2000}},

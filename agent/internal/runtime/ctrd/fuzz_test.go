@@ -35,7 +35,7 @@ var (
 // FuzzUser resolves an image's user with arbitrary files. The ids are ones that the kernel accepts, the groups are those of the
 // files; where the files leave no choice, the user is the one that OCI runtimes find.
 func FuzzUser(f *testing.F) {
-	for _, spec := range []string{"", "user", "1000", "user:wheel", "1000:20", "user:0", "2147483648", "-1", "missing", "user:", ":wheel", "0x10", "4294967296:1"} {
+	for _, spec := range []string{"", "user", "1000", "user:wheel", "1000:20", "user:0", "2147483648", "-1", "missing", "user:", ":wheel", "::wheel", "00", "0x10", "4294967296:1"} {
 		f.Add(spec, passwdSeed, groupSeed)
 	}
 	f.Add("a", "a:b:c\na::5:6\r\n:::::\na:x:99999999999:0", "g:x:7:a,a\nh:x:-1:a\n\xff:")
@@ -55,7 +55,8 @@ func FuzzUser(f *testing.F) {
 				require.EqualValues(t, n, got.UID)
 			}
 		}
-		if !wellFormedPasswd.MatchString(passwd) || !wellFormedGroup.MatchString(group) || strings.ContainsAny(spec, "+-_ \t\r\n") || strings.HasSuffix(spec, ":") {
+		if !wellFormedPasswd.MatchString(passwd) || !wellFormedGroup.MatchString(group) || strings.ContainsAny(spec, "+-_ \t\r\n") ||
+			strings.HasSuffix(spec, ":") || strings.Count(spec, ":") > 1 { // of which the other one ignores what follows the second
 			return
 		}
 		if file := (*rootfs.FileError)(nil); errors.As(err, &file) {

@@ -30,6 +30,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/config"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -122,8 +123,14 @@ func TestMovedTagIsClaimedAsItIsNow(t *testing.T) {
 	s.Import(t, name, containerd.Image(t, containerd.WithFile("/second", "#!/bin/sh\n", 0o755))) // which the one before does not have
 	require.ErrorIs(t, claim("/second"), runtime.ErrSlotLost)
 	require.NoError(t, claim("/second"))
+	s.Import(t, name, containerd.Image(t, containerd.WithUser("missing")))
+	require.ErrorIs(t, claim("true"), runtime.ErrSlotLost)
+	require.Equal(t, fault.UserNotFound, fault.ReasonOf(claim("true")))
+	s.Import(t, name, containerd.Image(t))
+	require.ErrorIs(t, claim("true"), runtime.ErrSlotLost, "not the fault of the image that it had")
+	require.NoError(t, claim("true"))
 	require.NoError(t, s.Client.ImageService().Delete(t.Context(), name))
-	require.ErrorIs(t, claim("/second"), runtime.ErrSlotLost, "removed")
+	require.ErrorIs(t, claim("true"), runtime.ErrSlotLost, "removed")
 }
 
 // TestClaimLeavesNoTraceOfSlot searches, from inside a claimed slot, for everything that a slot has and a sandbox must not

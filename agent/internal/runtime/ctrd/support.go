@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 
+	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
@@ -37,7 +38,7 @@ func (s *support) check(ctx context.Context) error {
 	if found {
 		return nil
 	}
-	if _, err := s.client.SandboxStore().List(ctx, "id=="+noContainer); errdefs.IsNotImplemented(err) {
+	if _, err := s.client.SandboxStore().List(ctx, "id=="+shared.NoContainer); errdefs.IsNotImplemented(err) {
 		return s.tooOld(ctx, err, "sandbox store")
 	} else if err != nil {
 		return classify(err, "asking containerd for its sandbox store")

@@ -220,13 +220,17 @@ func groupsOf(user, group string, primary uint32) ([]uint32, error) {
 
 // lookup returns the line of a colon-separated file whose name, or number in the column, is key. A name takes precedence.
 func lookup(file, key string, column int) []string {
+	number, numeric := parseID(key)
 	var byNumber []string
 	for line := range strings.Lines(file) {
 		f := strings.Split(strings.TrimSpace(line), ":")
 		if f[0] == key && key != "" && len(f) > column {
 			return f
 		}
-		if byNumber == nil && len(f) > column && f[column] == key {
+		if !numeric || byNumber != nil || len(f) <= column {
+			continue
+		}
+		if n, ok := parseID(f[column]); ok && n == number {
 			byNumber = f
 		}
 	}

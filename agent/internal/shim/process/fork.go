@@ -114,7 +114,7 @@ func (s *Starter) start(ctx context.Context, spec *Spec, own *os.File) (*Process
 		return nil, fmt.Errorf("starting a process: %w", err)
 	}
 	defer program.Close()
-	local, remote, err := socketpair()
+	local, remote, err := Socketpair()
 	if err != nil {
 		return nil, err
 	}
@@ -209,8 +209,8 @@ func (p *Process) end() {
 	p.Close()
 }
 
-// socketpair returns two connected sockets, of which local is for this program.
-func socketpair() (local, remote *os.File, err error) {
+// Socketpair returns two connected sockets, of which local is for this program.
+func Socketpair() (local, remote *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, err
@@ -218,7 +218,7 @@ func socketpair() (local, remote *os.File, err error) {
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
 	}
-	return os.NewFile(uintptr(fds[0]), "report"), os.NewFile(uintptr(fds[1]), "report"), nil
+	return os.NewFile(uintptr(fds[0]), "socket"), os.NewFile(uintptr(fds[1]), "socket"), nil
 }
 
 // become makes a user the effective one of this thread, which keeps its capabilities, until restore is called. That user owns the user

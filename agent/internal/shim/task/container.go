@@ -64,7 +64,7 @@ func (s *Service) create(ctx context.Context, c *container) (err error) {
 	if c.streams, err = output.Open(c.stdin, c.stdout, c.stderr); err != nil {
 		return fmt.Errorf("opening the streams of container %s: %w", c.id, err)
 	}
-	local, remote, err := socketpair()
+	local, remote, err := process.Socketpair()
 	if err != nil {
 		return fmt.Errorf("starting container %s: %w", c.id, err)
 	}
@@ -259,15 +259,4 @@ func setUp(ctx context.Context, conn *os.File, s *wire.Setup) error {
 		return ended
 	}
 	return fmt.Errorf("waiting for sandbox-init: %w", readErr)
-}
-
-func socketpair() (local, remote *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
-	}
-	return os.NewFile(uintptr(fds[0]), "setup"), os.NewFile(uintptr(fds[1]), "setup"), nil
 }

@@ -73,7 +73,7 @@ func (s *Service) join(ctx context.Context, c *container, streams *output.Stream
 	if err := streams.Chown(int(c.plan.FirstID)); err != nil {
 		return nil, nil, err
 	}
-	local, remote, err := socketpair()
+	local, remote, err := process.Socketpair()
 	if err != nil {
 		return nil, nil, err
 	}
