@@ -150,7 +150,7 @@ type TaskState int
 const (
 	// TaskNone: there is none.
 	TaskNone TaskState = iota
-	// TaskCreated: it was never started.
+	// TaskCreated: it was never started. A task whose start is prepared may be TaskRunning already, and is Claiming then.
 	TaskCreated
 	// TaskRunning: its process runs (paused included).
 	TaskRunning

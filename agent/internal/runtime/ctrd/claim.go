@@ -69,15 +69,11 @@ func (r *Runtime) Claim(ctx context.Context, c runtime.Container, reached func(r
 
 // offer builds the claim of a container with an image, and hands it over. It returns the command that the slot is to execute.
 func (r *Runtime) offer(ctx, sent context.Context, c runtime.Container, held *slot, img *image, reached func(runtime.Stage)) (command string, err error) {
-	_, spec, err := r.buildSpec(ctx, c, img)
+	_, spec, request, err := r.describe(ctx, c, img)
 	if err != nil {
 		return "", err
 	}
 	mapUsers(spec, held.first)
-	request, err := r.specs.claim(spec)
-	if err != nil {
-		return "", err
-	}
 	return request.Args[0], r.handOver(sent, c, held, img, spec, request, reached)
 }
 
@@ -92,9 +88,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 		if built != nil {
 			return
 		}
-		ctx, span := obs.Tracer().Start(ctx, "claim")
-		defer span.End()
-		built = held.conn.Send(ctx, request, int(held.root.Fd()))
+		built = held.send(ctx, request)
 	}()
 	var g errgroup.Group
 	g.Go(func() error { return r.recordClaim(ctx, c, held.group, img, spec) })

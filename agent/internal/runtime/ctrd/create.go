@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
@@ -95,6 +96,14 @@ func (r *Runtime) buildSpec(ctx context.Context, c runtime.Container, img *image
 	c.Limits.CPUMillis = r.boundCPU(c.Limits.CPUMillis, p.cgroup(c.ID))
 	spec, err := r.specs.sandbox(ctx, c, img, p)
 	return p, spec, err
+}
+
+// describe returns the spec of a container, and the claim that makes a slot it.
+func (r *Runtime) describe(ctx context.Context, c runtime.Container, img *image) (p *pod, spec *specs.Spec, request *claim.Claim, err error) {
+	if p, spec, err = r.buildSpec(ctx, c, img); err == nil {
+		request, err = r.specs.claim(spec)
+	}
+	return p, spec, request, err
 }
 
 // rootfs creates the snapshot and the record. If a record of this id exists, the error is AlreadyExists, and the snapshot,

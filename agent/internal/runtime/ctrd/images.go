@@ -103,7 +103,7 @@ func (c *imageCache) name(name string, target digest.Digest) {
 	}
 }
 
-// errImageChanged means that a name has another image than it had.
+// errImageChanged means that a name has another image than it had, or none.
 var errImageChanged = errors.New("the image has changed")
 
 // presumeImage is ensureImage for a caller that can turn back: it returns the image that the name had when it was read last, if there is one, while
@@ -122,7 +122,7 @@ func (r *imageStore) presumeImage(ctx context.Context, ref string) (img *image, 
 		ctx, span := obs.Tracer().Start(ctx, "image")
 		defer span.End()
 		now, err := r.localImage(ctx, name)
-		if err == nil && now.target != img.target {
+		if err == nil && now.target != img.target || errdefs.IsNotFound(err) {
 			err = fmt.Errorf("%w: %s", errImageChanged, name)
 		}
 		answer <- err

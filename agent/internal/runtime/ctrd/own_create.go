@@ -3,16 +3,15 @@ package ctrd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 
-	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -74,36 +73,61 @@ func (r *Runtime) annotate(spec *specs.Spec, anchor, private string) error {
 	return nil
 }
 
-// createOwn creates a container whose shim is ours: the start of a slot and its claim, one after the other. The claim is sent here, and the
-// process starts with Start.
+// ownCreate is one create of a container whose shim is ours: the start of a slot and its claim, one after the other. containerd is told that the task
+// has started while sandbox-init gets the claim; until it is told to go, which Start does, the claim is not complete.
+//
+//	record -> containerd  \  then  task -> shim -> sandbox-init  \  then  claim -> sandbox-init  \  then, in Start, go
+//	image's name          /        snapshot                      /        start -> containerd    /
+type ownCreate struct {
+	*Runtime
+	container runtime.Container
+	reached   func(runtime.Stage)
+
+	img     *image
+	spec    *specs.Spec
+	request *claim.Claim
+	slot    *slot
+}
+
 func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached func(runtime.Stage)) error {
-	p, img, spec, err := r.prepareSpec(ctx, c, reached)
+	err := errImageChanged
+	for errors.Is(err, errImageChanged) && ctx.Err() == nil {
+		o := &ownCreate{Runtime: r, container: c, reached: reached, slot: &slot{taken: true}}
+		if err = o.run(ctx); err == nil {
+			r.pending.put(c.ID, &pendingStart{slot: o.slot, command: o.request.Args[0]})
+		}
+	}
+	return err
+}
+
+// run creates the container with the image that its name is presumed to have. errImageChanged: the name has another one, which is known now, and
+// nothing was made.
+func (o *ownCreate) run(ctx context.Context) error {
+	img, confirm, err := o.presumeImage(ctx, o.container.Image)
 	if err != nil {
 		return err
 	}
-	request, err := r.specs.claim(spec)
+	o.img = img
+	o.reached(runtime.StageImage)
+	p, spec, request, err := o.describe(ctx, o.container, img)
 	if err != nil {
+		if changed := confirm(); errors.Is(changed, errImageChanged) {
+			return changed
+		}
 		return err
 	}
-	first, err := r.users.take(c.ID)
-	if err != nil {
-		return err
-	}
-	mapUsers(spec, first)
-	record, added, err := r.ownRecord(ctx, c, p, img, spec, request)
-	if err != nil {
-		r.users.release(first, c.ID)
-		return err
-	}
+	o.spec, o.request = spec, request
 	// As in Create, calls that were sent are waited for.
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	mounts, err := r.rootfs(held, record, img, reached)
-	if errdefs.IsAlreadyExists(err) {
-		r.users.release(first, c.ID)
-		if added {
-			r.shims.leave(c.ID) // it is another agent's
+	if err := o.record(held, p); err != nil {
+		return err
+	}
+	if err = confirm(); errors.Is(err, errImageChanged) {
+		if failed := o.unrecord(held); failed != nil {
+			return failed
 		}
+		return err
 	}
 	if err == nil {
 		err = ctx.Err()
@@ -111,65 +135,126 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	if err != nil {
 		return err
 	}
-	s := &slot{taken: true, group: record.SandboxID, first: first}
-	if err := r.startClaimed(held, c, s, img.chain, mounts, request, reached); err != nil {
-		s.close()
-		return r.shims.explain(held, s.group, c.ID, err)
+	if err := o.start(held); err != nil {
+		o.slot.close()
+		return o.shims.explain(held, o.slot.group, o.container.ID, err)
 	}
-	r.pending.put(c.ID, &pendingStart{slot: s, command: request.Args[0]})
 	return nil
 }
 
-// ownRecord returns the record of a container whose shim is ours. added reports whether the container has joined its shim here.
-func (r *Runtime) ownRecord(ctx context.Context, c runtime.Container, p *pod, img *image, spec *specs.Spec, request *claim.Claim) (record containers.Container, added bool, err error) {
-	binary, err := r.shimBinary()
+// record makes the container's record. After an error the range of users is free again, unless the record may exist.
+func (o *ownCreate) record(ctx context.Context, p *pod) (err error) {
+	id := o.container.ID
+	if o.slot.first, err = o.users.take(id); err != nil {
+		return err
+	}
+	mapUsers(o.spec, o.slot.first)
+	record, added, err := o.describeRecord(ctx, p)
+	if err != nil {
+		o.users.release(o.slot.first, id)
+		return err
+	}
+	o.slot.group = record.SandboxID
+	ctx, span := obs.Tracer().Start(ctx, "container")
+	defer span.End()
+	_, err = o.client.ContainerService().Create(ctx, record)
+	if errdefs.IsAlreadyExists(err) {
+		o.users.release(o.slot.first, id)
+		if added {
+			o.shims.leave(id) // it is another agent's
+		}
+	}
+	return classify(err, "creating container %s", id)
+}
+
+// unrecord removes the record again, before there is anything else of the container.
+func (o *ownCreate) unrecord(ctx context.Context) error {
+	if err := o.client.ContainerService().Delete(ctx, o.container.ID); err != nil {
+		return classify(err, "removing the record of container %s", o.container.ID)
+	}
+	o.users.release(o.slot.first, o.container.ID)
+	return nil
+}
+
+// describeRecord returns the record. added reports whether the container has joined its shim here.
+func (o *ownCreate) describeRecord(ctx context.Context, p *pod) (record containers.Container, added bool, err error) {
+	c := o.container
+	binary, err := o.shimBinary()
 	if err != nil {
 		return record, false, err
 	}
-	anchor, added, err := r.shims.join(ctx, c.ID, p)
+	anchor, added, err := o.shims.join(ctx, c.ID, p)
 	if err != nil {
 		return record, false, err
 	}
 	// The first shim of this process has only now found out whether there is a profile.
-	spec.Process.ApparmorProfile = r.confinement.profile()
-	request.AppArmorProfile = spec.Process.ApparmorProfile
-	if err := r.annotate(spec, anchor, r.claimDir(c.ID)); err != nil {
+	o.spec.Process.ApparmorProfile = o.confinement.profile()
+	o.request.AppArmorProfile = o.spec.Process.ApparmorProfile
+	if err := o.annotate(o.spec, anchor, o.claimDir(c.ID)); err != nil {
 		return record, added, err
 	}
-	raw, err := json.Marshal(spec)
+	raw, err := json.Marshal(o.spec)
 	if err != nil {
 		return record, added, fmt.Errorf("encoding the OCI spec of container %s: %w", c.ID, err)
 	}
 	return containers.Container{
-		ID: c.ID, Labels: c.Labels, Image: img.name, Snapshotter: r.config.Snapshotter, SnapshotKey: c.ID, SandboxID: anchor,
+		ID: c.ID, Labels: c.Labels, Image: o.img.name, Snapshotter: o.config.Snapshotter, SnapshotKey: c.ID, SandboxID: anchor,
 		Runtime: containers.RuntimeInfo{Name: binary}, Spec: &anypb.Any{TypeUrl: specType, Value: raw},
 		Extensions: map[string]typeurl.Any{shared.RecordKey: c.Record},
 	}, added, nil
 }
 
-// startClaimed starts sandbox-init for the record of c, and sends it the claim. The caller closes the slot.
-func (r *Runtime) startClaimed(ctx context.Context, c runtime.Container, s *slot, chain string, mounts []mount.Mount, request *claim.Claim, reached func(runtime.Stage)) error {
-	private := r.claimDir(c.ID)
+// start starts sandbox-init for the record, and sends it the claim.
+func (o *ownCreate) start(ctx context.Context) error {
+	id, command := o.container.ID, o.request.Args[0]
+	private := o.claimDir(id)
 	if err := os.Mkdir(private, 0o700); err != nil {
-		return fmt.Errorf("creating container %s: %w", c.ID, err)
+		return fmt.Errorf("creating container %s: %w", id, err)
 	}
-	if err := r.createTask(ctx, c.ID, c.LogPath, nil, nil, layout.InitPath); err != nil {
+	mounts, err := o.startInit(ctx)
+	if err != nil {
 		return err
 	}
-	reached(runtime.StageTask)
-	if err := r.connect(ctx, s, c.ID, filepath.Join(private, claim.SocketName)); err != nil {
-		return err
+	started := make(chan error, 1)
+	go func() { started <- o.startTask(ctx, id) }()
+	err = o.connect(ctx, o.slot, id, filepath.Join(private, claim.SocketName))
+	if err == nil {
+		err = classify(o.slot.mount(o.img.chain, mounts), "mounting the root of container %s", id)
 	}
-	if err := s.mount(chain, mounts); err != nil {
-		return classify(err, "mounting the root of container %s", c.ID)
+	if err == nil {
+		err = ownFault(o.slot.send(ctx, o.request), id, command)
 	}
-	return ownFault(r.sendClaim(ctx, s, request), c.ID, request.Args[0])
+	if startErr := <-started; err == nil {
+		err = startErr
+	}
+	return err
 }
 
-func (r *Runtime) sendClaim(ctx context.Context, s *slot, request *claim.Claim) error {
-	ctx, span := obs.Tracer().Start(ctx, "claim")
-	defer span.End()
-	return s.conn.Send(ctx, request, int(s.root.Fd()))
+// startInit starts sandbox-init, and concurrently creates what will be the root file system. The record protects both.
+func (o *ownCreate) startInit(ctx context.Context) ([]mount.Mount, error) {
+	var mounts []mount.Mount
+	var prepareErr error
+	prepared, created := make(chan struct{}), make(chan error, 1)
+	go func() { created <- o.createTask(ctx, o.container.ID, o.container.LogPath, nil, nil, layout.InitPath) }()
+	go func() {
+		defer close(prepared)
+		ctx, span := obs.Tracer().Start(ctx, "snapshot")
+		defer span.End()
+		mounts, prepareErr = o.prepare(ctx, o.container.ID, o.img)
+	}()
+	// reached is called from this goroutine, in the order of the stages.
+	if <-prepared; prepareErr == nil {
+		o.reached(runtime.StageSnapshot)
+		o.reached(runtime.StageContainer)
+	}
+	if err := <-created; err != nil {
+		return nil, err
+	}
+	if prepareErr != nil {
+		return nil, prepareErr
+	}
+	o.reached(runtime.StageTask)
+	return mounts, nil
 }
 
 // ownFault classifies the error of a claim that no slot stands behind: there is no other way to try.
@@ -202,11 +287,8 @@ func (r *Runtime) Start(ctx context.Context, id string) (err error) {
 	defer func() { err = r.shims.explain(ctx, p.slot.group, id, err) }()
 	held, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	held, span := obs.Tracer().Start(held, "start")
+	held, span := obs.Tracer().Start(held, "go")
 	defer span.End()
-	if _, err := r.client.TaskService().Start(held, &tasks.StartRequest{ContainerID: id}); err != nil {
-		return classify(errgrpc.ToNative(err), "starting container %s", id)
-	}
 	err = p.slot.conn.Go(held)
 	r.confinement.observe(err)
 	if err := ownFault(err, id, p.command); err != nil {

@@ -234,3 +234,28 @@ func TestOwnImageIsRemovedDuringCreates(t *testing.T) {
 	require.NoError(t, launch(ctx, r, last))
 	require.NoError(t, r.Delete(ctx, last.ID))
 }
+
+// TestMovedTagIsCreatedAsItIsNow moves a tag between creates: each runs the image that its name has now, whatever was presumed.
+func TestMovedTagIsCreatedAsItIsNow(t *testing.T) {
+	s := containerd.Start(t)
+	r := newRuntime(t, s, mapped(t, s))
+	const name = "docker.io/library/moves:test"
+	create := func(command string) error {
+		b := box(t, s, false, "moves:test", command)
+		err := launch(t.Context(), r, b)
+		require.NoError(t, r.Delete(t.Context(), b.ID))
+		return err
+	}
+	s.Import(t, name, containerd.Image(t, containerd.WithFile("/first", "#!/bin/sh\n", 0o755)))
+	require.NoError(t, create("/first"))
+	s.Import(t, name, containerd.Image(t, containerd.WithFile("/second", "#!/bin/sh\n", 0o755))) // which the one before does not have
+	require.NoError(t, create("/second"))
+	s.Import(t, name, containerd.Image(t, containerd.WithUser("missing")))
+	require.Equal(t, fault.UserNotFound, fault.ReasonOf(create("true")))
+	s.Import(t, name, containerd.Image(t))
+	require.NoError(t, create("true"), "not the fault of the image that it had")
+	require.NoError(t, s.Client.ImageService().Delete(t.Context(), name))
+	err := create("true")
+	require.NotErrorIs(t, err, runtime.ErrSlotLost)
+	require.Equal(t, fault.ImagePullFailed, fault.ReasonOf(err), "%v", err)
+}

@@ -12,11 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -25,6 +23,7 @@ import (
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // claimDir is a slot's private directory beside its log. It exists until the slot's claim is complete, and so it is also
@@ -178,10 +177,7 @@ func (r *Runtime) startInit(ctx context.Context, s *runtime.Slot, options *anypb
 	if err := r.createTask(ctx, s.ID, s.LogPath, nil, options, layout.InitPath); err != nil {
 		return err
 	}
-	if _, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: s.ID}); err != nil {
-		return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
-	}
-	return nil
+	return r.startTask(ctx, s.ID)
 }
 
 // connectDelay is how long sandbox-init usually takes at most until it listens.
@@ -239,6 +235,13 @@ func (s *slot) mount(chain string, mounts []mount.Mount) error {
 	}
 	s.setRoot(chain, root)
 	return nil
+}
+
+// send sends the claim, and waits until sandbox-init has all that it needs.
+func (s *slot) send(ctx context.Context, request *claim.Claim) error {
+	ctx, span := obs.Tracer().Start(ctx, "claim")
+	defer span.End()
+	return s.conn.Send(ctx, request, int(s.root.Fd()))
 }
 
 // slotRecord returns the record of a slot, whose group it has joined.
@@ -325,9 +328,9 @@ func (r *Runtime) SlotClaimed(id string) error {
 
 func (r *Runtime) claimDir(id string) string { return filepath.Join(r.config.LogRoot, id, claimDir) }
 
-// claiming reports whether a container was made by a claim that is not complete.
+// claiming reports whether a container has a claim that is not complete, or waits for its start.
 func (r *Runtime) claiming(c containers.Container) bool {
-	if c.Labels[identity.KeyState] != identity.StateClaimed {
+	if c.Labels[identity.KeyState] == identity.StateSlot {
 		return false
 	}
 	_, err := os.Stat(r.claimDir(c.ID))
