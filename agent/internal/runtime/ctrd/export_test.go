@@ -139,5 +139,5 @@ func (p Probe) Recheck() error { return p.recheck() }
 func (r *Runtime) Connect(ctx context.Context, id, socket string) error {
 	s := &slot{}
 	defer s.close()
-	return r.connect(ctx, s, id, socket)
+	return r.connect(ctx, s, id, socket, exists)
 }

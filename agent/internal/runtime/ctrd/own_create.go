@@ -73,11 +73,11 @@ func (r *Runtime) annotate(spec *specs.Spec, anchor, private string) error {
 	return nil
 }
 
-// ownCreate is one create of a container whose shim is ours: the start of a slot and its claim, one after the other. containerd is told that the task
-// has started while sandbox-init gets the claim; until it is told to go, which Start does, the claim is not complete.
+// ownCreate is one create of a container whose shim is ours: the start of a slot and its claim, one after the other. Start tells sandbox-init to go;
+// until it has, the claim is not complete.
 //
-//	record -> containerd  \  then  task -> shim -> sandbox-init  \  then  claim -> sandbox-init  \  then, in Start, go
-//	image's name          /        snapshot                      /        start -> containerd    /
+//	record -> containerd  \  then  task -> containerd -> shim -> sandbox-init  \  then  claim -> sandbox-init   then, in Start,  go
+//	image's name          /        snapshot, mount                              /
 type ownCreate struct {
 	*Runtime
 	container runtime.Container
@@ -204,57 +204,60 @@ func (o *ownCreate) describeRecord(ctx context.Context, p *pod) (record containe
 	}, added, nil
 }
 
-// start starts sandbox-init for the record, and sends it the claim.
+// start starts sandbox-init for the record, and sends it the claim. The record protects all that is made. sandbox-init listens before containerd
+// has finished its part of the task, which the claim does not wait for.
 func (o *ownCreate) start(ctx context.Context) error {
-	id, command := o.container.ID, o.request.Args[0]
+	id := o.container.ID
 	private := o.claimDir(id)
 	if err := os.Mkdir(private, 0o700); err != nil {
 		return fmt.Errorf("creating container %s: %w", id, err)
 	}
-	mounts, err := o.startInit(ctx)
+	claiming, cancel := context.WithCancel(ctx)
+	defer cancel()
+	task, created := make(chan struct{}), make(chan error, 1)
+	go func() {
+		err := o.createTask(ctx, id, o.container.LogPath, nil, nil, layout.InitPath)
+		if err == nil {
+			close(task)
+		} else {
+			cancel()
+		}
+		created <- err
+	}()
+	claimErr := o.claimInit(claiming, filepath.Join(private, claim.SocketName), task)
+	if err := <-created; err != nil {
+		return err
+	}
+	if claimErr == nil {
+		o.reached(runtime.StageTask)
+	}
+	return claimErr
+}
+
+// claimInit makes the root file system while sandbox-init starts, and claims it. reached is called from the goroutine of Create, in the order of
+// the stages.
+func (o *ownCreate) claimInit(ctx context.Context, socket string, task <-chan struct{}) error {
+	id := o.container.ID
+	mounts, err := o.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	started := make(chan error, 1)
-	go func() { started <- o.startTask(ctx, id) }()
-	err = o.connect(ctx, o.slot, id, filepath.Join(private, claim.SocketName))
-	if err == nil {
-		err = classify(o.slot.mount(o.img.chain, mounts), "mounting the root of container %s", id)
+	o.reached(runtime.StageSnapshot)
+	o.reached(runtime.StageContainer)
+	if err := o.connect(ctx, o.slot, id, socket, task); err != nil {
+		return err
 	}
-	if err == nil {
-		err = ownFault(o.slot.send(ctx, o.request), id, command)
+	if err := o.slot.mount(o.img.chain, mounts); err != nil {
+		return classify(err, "mounting the root of container %s", id)
 	}
-	if startErr := <-started; err == nil {
-		err = startErr
-	}
-	return err
+	return ownFault(o.slot.send(ctx, o.request), id, o.request.Args[0])
 }
 
-// startInit starts sandbox-init, and concurrently creates what will be the root file system. The record protects both.
-func (o *ownCreate) startInit(ctx context.Context) ([]mount.Mount, error) {
-	var mounts []mount.Mount
-	var prepareErr error
-	prepared, created := make(chan struct{}), make(chan error, 1)
-	go func() { created <- o.createTask(ctx, o.container.ID, o.container.LogPath, nil, nil, layout.InitPath) }()
-	go func() {
-		defer close(prepared)
-		ctx, span := obs.Tracer().Start(ctx, "snapshot")
-		defer span.End()
-		mounts, prepareErr = o.prepare(ctx, o.container.ID, o.img)
-	}()
-	// reached is called from this goroutine, in the order of the stages.
-	if <-prepared; prepareErr == nil {
-		o.reached(runtime.StageSnapshot)
-		o.reached(runtime.StageContainer)
-	}
-	if err := <-created; err != nil {
-		return nil, err
-	}
-	if prepareErr != nil {
-		return nil, prepareErr
-	}
-	o.reached(runtime.StageTask)
-	return mounts, nil
+func (o *ownCreate) snapshot(ctx context.Context) ([]mount.Mount, error) {
+	// Also when the task could not be created, a call that was sent is waited for.
+	ctx, span := obs.Tracer().Start(context.WithoutCancel(ctx), "snapshot")
+	defer span.End()
+	return o.prepare(ctx, o.container.ID, o.img)
 }
 
 // ownFault classifies the error of a claim that no slot stands behind: there is no other way to try.

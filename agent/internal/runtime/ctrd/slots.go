@@ -12,9 +12,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
@@ -163,7 +165,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	}
 	started := &slot{group: s.Group, first: first}
 	if err = r.startInit(held, &s, options); err == nil {
-		err = r.connect(ctx, started, s.ID, filepath.Join(dir, claim.SocketName))
+		err = r.connect(held, started, s.ID, filepath.Join(dir, claim.SocketName), exists)
 	}
 	if err != nil {
 		return r.shims.explain(ctx, s.Group, s.ID, err)
@@ -172,25 +174,39 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	return nil
 }
 
-// startInit starts the sandbox-init of a slot.
+// startInit starts the sandbox-init of a slot. A shim of ours needs no Start for that.
 func (r *Runtime) startInit(ctx context.Context, s *runtime.Slot, options *anypb.Any) error {
-	if err := r.createTask(ctx, s.ID, s.LogPath, nil, options, layout.InitPath); err != nil {
+	err := r.createTask(ctx, s.ID, s.LogPath, nil, options, layout.InitPath)
+	if err != nil || r.config.Handler.IsOwn() {
 		return err
 	}
-	return r.startTask(ctx, s.ID)
+	_, err = r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: s.ID})
+	return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
 }
 
 // connectDelay is how long sandbox-init usually takes at most until it listens.
 const connectDelay = 200 * time.Millisecond
 
-// connect connects to the sandbox-init of a container, which was just started. If that takes long, it waits for the end of the task as well: a
-// process that has ended never listens.
-func (r *Runtime) connect(ctx context.Context, s *slot, id, path string) error {
+// exists is the task of a container that has one.
+var exists = func() <-chan struct{} { //nolint:gochecknoglobals // constant
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// connect connects to the sandbox-init of a container, which was just started. If that takes long, it waits for the end of the task as well, from
+// when there is one, which closes task: a process that has ended never listens.
+func (r *Runtime) connect(ctx context.Context, s *slot, id, path string, task <-chan struct{}) error {
 	awaiting, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() {
+		select {
+		case <-awaiting.Done():
+			return
+		case <-task:
+		}
 		select {
 		case <-awaiting.Done():
 			return

@@ -90,14 +90,6 @@ func (s *taskSet) Start(ctx context.Context, id string) error {
 	return classify(err, "starting container %s", id)
 }
 
-// startTask tells containerd that the process of a task, which is sandbox-init, has started.
-func (s *taskSet) startTask(ctx context.Context, id string) error {
-	ctx, span := obs.Tracer().Start(ctx, "start")
-	defer span.End()
-	_, err := s.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id})
-	return classify(errgrpc.ToNative(err), "starting container %s", id)
-}
-
 // Wait waits for the task's process; containerd holds the call until it has ended. It is not part of the create's trace: its
 // spans would end with the sandbox.
 func (s *taskSet) Wait(ctx context.Context, id string) (runtime.Exit, error) {

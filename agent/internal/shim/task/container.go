@@ -163,6 +163,18 @@ func flags(p *plan.Plan) uintptr {
 	return f
 }
 
+// begun reports whether a container is more than a sandbox-init that waits, which may be deleted without being killed: containerd does that when a
+// create fails.
+func (c *container) begun() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.started || c.init == nil {
+		return c.started
+	}
+	_, err := c.link.confinement()
+	return !errors.Is(err, errUnclaimed)
+}
+
 // abandon ends and removes all of a container that could not be created. If the cgroup cannot be read now, an error says so, and the process is
 // ended all the same: it has the whole PID namespace with it.
 func (s *Service) abandon(c *container) error {

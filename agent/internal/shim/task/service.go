@@ -111,6 +111,7 @@ func (s *Service) Create(ctx context.Context, r *taskv3.CreateTaskRequest) (*tas
 		ContainerID: c.id, Bundle: c.bundle, Pid: c.pid(),
 		IO: &eventtypes.TaskIO{Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr},
 	})
+	s.publish("/tasks/start", &eventtypes.TaskStart{ContainerID: c.id, Pid: c.pid()})
 	if c.init != nil {
 		go s.watch(c)
 	}
@@ -169,7 +170,7 @@ func (s *Service) find(id, exec string) (*container, *execution, error) {
 	return c, e, err
 }
 
-// Start implements the Task API. The process runs since Create; what it becomes is decided by its claim.
+// Start implements the Task API. The process runs since Create, and its claim decides what it becomes: agents do not call Start for a container.
 func (s *Service) Start(ctx context.Context, r *taskv3.StartRequest) (*taskv3.StartResponse, error) {
 	c, e, err := s.find(r.GetID(), r.GetExecID())
 	if err != nil {
@@ -185,7 +186,6 @@ func (s *Service) Start(ctx context.Context, r *taskv3.StartRequest) (*taskv3.St
 	if again {
 		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s has been started: %w", c.id, errdefs.ErrFailedPrecondition))
 	}
-	s.publish("/tasks/start", &eventtypes.TaskStart{ContainerID: c.id, Pid: c.pid()})
 	return &taskv3.StartResponse{Pid: c.pid()}, nil
 }
 
@@ -216,7 +216,7 @@ func (s *Service) State(_ context.Context, r *taskv3.StateRequest) (*taskv3.Stat
 		return stateOf(c, e), nil
 	}
 	out := &taskv3.StateResponse{
-		ID: c.id, Bundle: c.bundle, Pid: c.pid(), Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr, Status: task.Status_CREATED,
+		ID: c.id, Bundle: c.bundle, Pid: c.pid(), Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr, Status: task.Status_RUNNING,
 	}
 	code, at, ended := s.exit(c)
 	c.mu.Lock()
@@ -226,8 +226,6 @@ func (s *Service) State(_ context.Context, r *taskv3.StateRequest) (*taskv3.Stat
 		out.Status, out.ExitStatus, out.ExitedAt = task.Status_STOPPED, code, timestamppb.New(at)
 	case c.paused:
 		out.Status = task.Status_PAUSED
-	case c.started:
-		out.Status = task.Status_RUNNING
 	}
 	return out, nil
 }
@@ -318,11 +316,9 @@ func (s *Service) Delete(ctx context.Context, r *taskv3.DeleteRequest) (*taskv3.
 		return deleteExec(ctx, c, e)
 	}
 	code, at, ended := s.exit(c)
-	if c.mu.Lock(); !ended && c.started {
-		c.mu.Unlock()
+	if !ended && c.begun() {
 		return nil, errgrpc.ToGRPC(fmt.Errorf("container %s runs: %w", c.id, errdefs.ErrFailedPrecondition))
 	}
-	c.mu.Unlock()
 	if err := s.destroy(c); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
