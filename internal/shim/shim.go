@@ -15,6 +15,7 @@
 package shim
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,8 +32,10 @@ import (
 )
 
 const (
-	// Binary is the name of the program. It has the form that containerd expects of a shim.
+	// Binary is the name of the program, and Member that of the one that is executed for the containers of a shim. They have the form that containerd
+	// expects of a shim.
 	Binary = "containerd-shim-fsb-v1"
+	Member = "containerd-shim-fsb-member-v1"
 	// prefix begins the names of versions.
 	prefix = "shim-"
 	// oldPrefix begins the names of versions that are being deleted.
@@ -39,10 +43,10 @@ const (
 	lockFile  = "lock"
 )
 
-// Version returns the name of the version that a program belongs to, by its path; empty if it is not our shim.
+// Version returns the name of the version that a program belongs to, by its path; empty if it is none of ours.
 func Version(path string) string {
 	dir, file := filepath.Split(path)
-	if name := filepath.Base(dir); file == Binary && strings.HasPrefix(name, prefix) {
+	if name := filepath.Base(dir); (file == Binary || file == Member) && strings.HasPrefix(name, prefix) {
 		return name
 	}
 	return ""
@@ -50,30 +54,35 @@ func Version(path string) string {
 
 // Installed is a version that this process uses.
 type Installed struct {
-	// Path of the program.
+	// Path is that of Binary.
 	Path string
 
 	lock *os.File
 }
 
-// Install installs a program below dir, unless it is there, and marks it as in use until Close is called or the process ends. Unavailable: it is
-// being checked whether the version is in use; try again.
-func Install(dir string, program []byte) (*Installed, error) {
-	sum := sha256.Sum256(program)
+// MemberPath is that of Member.
+func (i *Installed) MemberPath() string { return filepath.Join(filepath.Dir(i.Path), Member) }
+
+// Install installs both programs below dir, unless they are there, and marks the version as in use until Close is called or the process ends.
+// Unavailable: it is being checked whether the version is in use; try again.
+func Install(dir string, program, member []byte) (*Installed, error) {
+	sum := sha256.Sum256(slices.Concat(program, member))
 	version := filepath.Join(dir, prefix+hex.EncodeToString(sum[:8]))
 	lock, err := hold(version)
 	if err != nil {
 		return nil, fmt.Errorf("installing the shim: %w", err)
 	}
-	path := filepath.Join(version, Binary)
-	if there, err := os.ReadFile(path); err == nil && sha256.Sum256(there) == sum {
-		return &Installed{path, lock}, nil
+	i := &Installed{filepath.Join(version, Binary), lock}
+	for path, content := range map[string][]byte{i.Path: program, i.MemberPath(): member} {
+		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, content) {
+			continue
+		}
+		if err := write(path, content); err != nil {
+			i.Close()
+			return nil, fmt.Errorf("installing the shim: %w", err)
+		}
 	}
-	if err := write(path, program); err != nil {
-		_ = lock.Close()
-		return nil, fmt.Errorf("installing the shim: %w", err)
-	}
-	return &Installed{path, lock}, nil
+	return i, nil
 }
 
 // Close ends the use of the version.

@@ -51,7 +51,7 @@ func (n *node) restart() {
 // install installs a version and returns its name.
 func (n *node) install(t *testing.T, program string) (*shim.Installed, string) {
 	t.Helper()
-	i, err := shim.Install(n.dir, []byte(program))
+	i, err := shim.Install(n.dir, []byte(program), []byte("member"))
 	require.NoError(t, err)
 	raw, err := os.ReadFile(i.Path)
 	require.NoError(t, err)
@@ -85,7 +85,7 @@ func (n *node) versions(t *testing.T) []string {
 
 func TestVersion(t *testing.T) {
 	for path, want := range map[string]string{
-		"/x/slots/shim-0123/containerd-shim-fsb-v1": "shim-0123", "/x/slots/shim-0123/other": "", "/x/0123/containerd-shim-fsb-v1": "",
+		"/x/slots/shim-0123/containerd-shim-fsb-v1": "shim-0123", "/x/slots/shim-0123/other": "", "/x/slots/shim-0123/containerd-shim-fsb-member-v1": "shim-0123", "/x/0123/containerd-shim-fsb-v1": "",
 		"containerd-shim-fsb-v1": "", "io.containerd.runc.v2": "", "": "",
 	} {
 		require.Equal(t, want, shim.Version(path), path)
@@ -163,9 +163,9 @@ func TestInstallWhileCollecting(t *testing.T) {
 	tried := 0
 	n.during = func() {
 		tried++
-		_, err := shim.Install(n.dir, []byte("one"))
+		_, err := shim.Install(n.dir, []byte("one"), []byte("member"))
 		require.True(t, errdefs.IsUnavailable(err), "%v", err)
-		other, err := shim.Install(n.dir, []byte("another")) // which is not judged now
+		other, err := shim.Install(n.dir, []byte("another"), nil) // which is not judged now
 		require.NoError(t, err)
 		other.Close()
 	}
@@ -205,7 +205,7 @@ func TestInstalledStays(t *testing.T) {
 		agents.Go(func() {
 			for range 200 {
 				program := fmt.Sprint("program ", a%2)
-				i, err := shim.Install(n.dir, []byte(program))
+				i, err := shim.Install(n.dir, []byte(program), []byte("member"))
 				if errdefs.IsUnavailable(err) {
 					continue
 				}

@@ -100,7 +100,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&c.MemoryBytes, "memory-limit-bytes", defaultMemoryBytes, "limit of the agent's own memory, in bytes, without its sandboxes; 0 is none")
 	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, on a file system without noexec; empty for no slots")
 	fs.StringVar(&c.SandboxInit, "sandbox-init", "/sandbox-init", "`path` of the binary that waits in slots")
-	fs.StringVar(&c.Shim, "shim", "/containerd-shim-fsb-v1", "`path` of the shim of the runtime handler fsb, which is installed below --slot-root")
+	fs.StringVar(&c.Shim, "shim", "/containerd-shim-fsb-v1", "`path` of the shim of the runtime handler fsb, which is installed below --slot-root, with containerd-shim-fsb-member-v1 beside it")
 	fs.IntVar(&c.SlotsMax, "slots-max", -1, "maximum number of slots to keep started; -1 is one for each free capacity unit, 0 is none")
 	fs.IntVar(&c.SlotsMin, "slots-min", 0, "number of slots to keep even when the node is short of memory")
 	fs.StringVar(&c.UserNamespace, "user-namespace", string(ctrd.UsersAuto), "user namespaces of sandboxes: Auto, Required or Disabled; only the runtime handler fsb has them")

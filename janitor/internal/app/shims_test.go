@@ -17,10 +17,10 @@ import (
 // TestShimsAreCollected: of two versions, the one that no agent uses is removed after the grace period.
 func TestShimsAreCollected(t *testing.T) {
 	dir, clock := t.TempDir(), clocktesting.NewFakeClock(time.Unix(1000, 0))
-	unused, err := shim.Install(dir, []byte("old"))
+	unused, err := shim.Install(dir, []byte("old"), nil)
 	require.NoError(t, err)
 	unused.Close()
-	used, err := shim.Install(dir, []byte("new"))
+	used, err := shim.Install(dir, []byte("new"), nil)
 	require.NoError(t, err)
 	defer used.Close()
 	collector := shim.NewCollector(shim.Config{Dir: dir, Grace: time.Minute, Clock: clock, InUse: func(context.Context, []string) (map[string]bool, error) {

@@ -126,7 +126,7 @@ func New(cfg Config) *Runtime {
 	users := newUserNamespaces(cfg, roots)
 	images := newImageStore(cfg, users)
 	confined := &confinement{status: cfg.AppArmor}
-	support := &support{client: cfg.Client, binary: roots.installShim}
+	support := &support{client: cfg.Client, binary: roots.shimPath}
 	shims := newShims(cmp.Or(cfg.PodUID, shared.NoPod), support, confined.shimStarted)
 	return &Runtime{
 		confinement: confined, users: users,
@@ -231,6 +231,8 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 
 // Delete removes a container and everything that belongs to it.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
+	r.deleting.Store(id, nil)
+	defer r.deleting.Delete(id)
 	r.slots.end(id)
 	r.pending.end(id)
 	r.groups.leave(id)
@@ -314,6 +316,3 @@ func (r *Runtime) boundCPU(millis int64, cgroupsPath string) int64 {
 	}
 	return tree.BoundCPU(millis, node.CgroupPath(cgroupsPath))
 }
-
-// shimBinary returns the path of our shim on the host.
-func (r *Runtime) shimBinary() (string, error) { return r.slotRoots.installShim() }

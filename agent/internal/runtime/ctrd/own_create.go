@@ -179,7 +179,7 @@ func (o *ownCreate) unrecord(ctx context.Context) error {
 // describeRecord returns the record. added reports whether the container has joined its shim here.
 func (o *ownCreate) describeRecord(ctx context.Context, p *pod) (record containers.Container, added bool, err error) {
 	c := o.container
-	binary, err := o.shimBinary()
+	binary, err := o.slotRoots.memberPath()
 	if err != nil {
 		return record, false, err
 	}

@@ -55,8 +55,12 @@ func (v *versions) agent(t *testing.T, version string) *ctrd.Runtime {
 		v.change(c)
 		program, err := os.ReadFile(c.Shim)
 		require.NoError(t, err)
-		c.Shim = filepath.Join(t.TempDir(), "shim")
+		member, err := os.ReadFile(filepath.Join(filepath.Dir(c.Shim), shim.Member))
+		require.NoError(t, err)
+		dir := t.TempDir()
+		c.Shim = filepath.Join(dir, "shim")
 		require.NoError(t, os.WriteFile(c.Shim, append(program, version...), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, shim.Member), member, 0o700))
 	})
 }
 
@@ -159,7 +163,7 @@ func TestShimOfAProcessStays(t *testing.T) {
 	v := newVersions(t)
 	busybox, err := os.ReadFile("/bin/busybox")
 	require.NoError(t, err)
-	i, err := shim.Install(v.dir, busybox)
+	i, err := shim.Install(v.dir, busybox, nil)
 	require.NoError(t, err)
 	i.Close()
 	cmd := exec.Cmd{Path: i.Path, Args: []string{"sleep", "1000"}}

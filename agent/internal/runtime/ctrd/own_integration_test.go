@@ -24,6 +24,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
@@ -32,8 +33,8 @@ import (
 func own(t *testing.T, s *containerd.Server) func(*ctrd.Config) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, pkg := range map[string]string{"shim": "../../../cmd/containerd-shim-fsb-v1", "init": "../../../cmd/sandbox-init"} {
-		out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, name), pkg).CombinedOutput()
+	for name, command := range map[string]string{"shim": shim.Binary, shim.Member: shim.Member, "init": "sandbox-init"} {
+		out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, name), "../../../cmd/"+command).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
 	handler, err := shared.ParseHandler("fsb")

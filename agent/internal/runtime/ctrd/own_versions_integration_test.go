@@ -13,6 +13,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
@@ -29,6 +30,7 @@ func later(t *testing.T, earlier func(*ctrd.Config)) func(*ctrd.Config) {
 	}
 	return func(c *ctrd.Config) {
 		earlier(c)
+		next(filepath.Join(filepath.Dir(c.Shim), shim.Member))
 		c.Shim, c.SandboxInit = next(c.Shim), next(c.SandboxInit)
 	}
 }

@@ -88,27 +88,49 @@ func (s *slotRoots) get() (string, error) {
 	return dir, nil
 }
 
-// installShim installs our shim on the host, once for each version, and returns its path. This process uses the version until closeShim is called.
+// installShim installs our shim on the host, once for each version. This process uses the version until closeShim is called.
 // Others stay as long as they are in use: containerd executes them for the containers that they have started.
-func (s *slotRoots) installShim() (string, error) {
+func (s *slotRoots) installShim() (*shim.Installed, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.installed != nil {
-		return s.installed.Path, nil
+		return s.installed, nil
 	}
 	program, err := os.ReadFile(s.shim)
 	if err != nil {
-		return "", fmt.Errorf("reading the shim: %w", err)
+		return nil, fmt.Errorf("reading the shim: %w", err)
 	}
-	installed, err := shim.Install(s.dir, program)
+	member, err := os.ReadFile(filepath.Join(filepath.Dir(s.shim), shim.Member))
+	if err != nil {
+		return nil, fmt.Errorf("reading the shim: %w", err)
+	}
+	installed, err := shim.Install(s.dir, program, member)
 	if errdefs.IsUnavailable(err) {
-		return "", fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the janitor is checking whether the installed shim is in use; try again")
+		return nil, fault.Wrap(err, errdefs.ErrUnavailable, fault.RuntimeUnavailable, "the janitor is checking whether the installed shim is in use; try again")
 	}
+	if err != nil {
+		return nil, err
+	}
+	s.installed = installed
+	return installed, nil
+}
+
+// shimPath returns the path of our shim on the host.
+func (s *slotRoots) shimPath() (string, error) {
+	installed, err := s.installShim()
 	if err != nil {
 		return "", err
 	}
-	s.installed = installed
 	return installed.Path, nil
+}
+
+// memberPath returns the path, on the host, of what the records of containers in a shim of ours name as their runtime.
+func (s *slotRoots) memberPath() (string, error) {
+	installed, err := s.installShim()
+	if err != nil {
+		return "", err
+	}
+	return installed.MemberPath(), nil
 }
 
 // closeShim ends the use of the installed shim.

@@ -165,7 +165,7 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	}
 	started := &slot{group: s.Group, first: first}
 	if err = r.startInit(held, &s, options); err == nil {
-		err = r.connect(held, started, s.ID, filepath.Join(dir, claim.SocketName), exists)
+		err = r.connect(ctx, started, s.ID, filepath.Join(dir, claim.SocketName), exists)
 	}
 	if err != nil {
 		return r.shims.explain(ctx, s.Group, s.ID, err)
@@ -279,7 +279,7 @@ func (r *Runtime) slotRecord(ctx context.Context, s *runtime.Slot, p *pod, rootf
 		if err := r.annotate(spec, s.Group, ""); err != nil {
 			return record, err
 		}
-		record.Runtime.Name, err = r.shimBinary()
+		record.Runtime.Name, err = r.slotRoots.memberPath()
 	} else {
 		record.Runtime.Name = r.config.Handler.Name
 		var options *anypb.Any

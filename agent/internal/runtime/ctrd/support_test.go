@@ -26,6 +26,7 @@ import (
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/identity"
+	"github.com/fast-sandbox/fast-sandbox/internal/shim"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 )
 
@@ -106,7 +107,7 @@ func supportRuntime(t *testing.T, handler string) (*ctrd.Runtime, string) {
 	t.Cleanup(func() { _ = client.Close() })
 	h, err := shared.ParseHandler(handler)
 	require.NoError(t, err)
-	for _, name := range []string{"shim", "init"} {
+	for _, name := range []string{"shim", shim.Member, "init"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("program"), 0o600))
 	}
 	r := ctrd.New(ctrd.Config{

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -38,6 +39,8 @@ type taskSet struct {
 	clock  clock.Clock
 	// lost reports whether a container is in a shim of ours that has ended.
 	lost func(ctx context.Context, id string) bool
+	// deleting has the ids of the containers that this process is deleting.
+	deleting sync.Map
 }
 
 // outputs returns two different names of one file, so that the shim opens it once for each stream. With a file:// URI, or
@@ -102,7 +105,8 @@ func (s *taskSet) Wait(ctx context.Context, id string) (runtime.Exit, error) {
 		return runtime.Exit{}, classify(err, "waiting for container %s", id)
 	}
 	exit := runtime.Exit{Code: int32(resp.GetExitStatus()), At: resp.GetExitedAt().AsTime()}
-	if exit.Code == 128+int32(syscall.SIGKILL) {
+	// A process that is being deleted was killed by that: to find out about other reasons would take several calls.
+	if _, deleting := s.deleting.Load(id); exit.Code == 128+int32(syscall.SIGKILL) && !deleting {
 		exit.OOMKilled = s.oomKilled(ctx, id)
 		exit.RuntimeLost = !exit.OOMKilled && s.lost(ctx, id)
 	}

@@ -22,10 +22,12 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/bundle"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/process"
 )
@@ -341,7 +343,12 @@ func (s *Service) Delete(ctx context.Context, r *taskv3.DeleteRequest) (*taskv3.
 		}
 		s.publish("/tasks/delete", &eventtypes.TaskDelete{ContainerID: c.id, Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)})
 	}
-	return &taskv3.DeleteResponse{Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)}, nil
+	answer := &taskv3.DeleteResponse{Pid: c.pid(), ExitStatus: code, ExitedAt: timestamppb.New(at)}
+	if raw, err := proto.Marshal(answer); err == nil && !c.plan.Anchor {
+		// Without it, what containerd executes now looks for something to delete.
+		_ = os.WriteFile(filepath.Join(c.bundle, bundle.Deleted), raw, 0o600)
+	}
+	return answer, nil
 }
 
 // CloseIO implements the Task API.
