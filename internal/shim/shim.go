@@ -32,9 +32,9 @@ import (
 )
 
 const (
-	// Binary is the name of the program, and Member that of the one that is executed for the containers of a shim. They have the form that containerd
-	// expects of a shim.
+	// Binary is the name of the program. It has the form that containerd expects of a shim.
 	Binary = "containerd-shim-fsb-v1"
+	// Member is that of the program that containerd executes after each container of a shim. It has the same form.
 	Member = "containerd-shim-fsb-member-v1"
 	// prefix begins the names of versions.
 	prefix = "shim-"
