@@ -17,7 +17,7 @@ const shim = "containerd-shim-fsb-v1"
 
 func main() {
 	if os.Args[len(os.Args)-1] == "delete" {
-		if answer, err := os.ReadFile(bundle.Deleted); err == nil {
+		if answer, err := os.ReadFile(bundle.Deleted); err == nil && len(answer) > 0 { // an empty one is of a shim that was killed
 			if _, err := os.Stdout.Write(answer); err != nil {
 				os.Exit(1)
 			}

@@ -122,6 +122,9 @@ func (r *imageStore) presumeImage(ctx context.Context, ref string) (img *image, 
 		ctx, span := obs.Tracer().Start(ctx, "image")
 		defer span.End()
 		now, err := r.localImage(ctx, name)
+		if errdefs.IsNotFound(err) {
+			r.cache.name(name, "") // also if only its content is gone: the next call has to find out, or pull it
+		}
 		if err == nil && now.target != img.target || errdefs.IsNotFound(err) {
 			err = fmt.Errorf("%w: %s", errImageChanged, name)
 		}
