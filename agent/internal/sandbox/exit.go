@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,6 +17,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/lifecycle"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
+
+// killDelay is how long the end of a process that was killed waits to be recorded. A kubelet that deletes the agent's Pod kills all processes in
+// the Pod's cgroup, one after another: a sandbox that ends with its agent has not failed.
+const killDelay = 500 * time.Millisecond
 
 // finishTimeout is how long an ended sandbox is reported as running while its exit cannot be made durable.
 const finishTimeout = 5 * time.Second
@@ -58,6 +63,7 @@ func (f follower) watch(ctx context.Context) {
 		}
 		if err == nil {
 			describe = m.describe(e, exit)
+			f.awaitOwnEnd(ctx, exit)
 		}
 		return err
 	}, func(err error) {
@@ -69,6 +75,21 @@ func (f follower) watch(ctx context.Context) {
 		return // the agent is stopping, or the sandbox is gone
 	}
 	f.record(ctx, describe, log)
+}
+
+// awaitOwnEnd waits for killDelay if a process was killed by someone else.
+func (f follower) awaitOwnEnd(ctx context.Context, exit runtime.Exit) {
+	m, e := f.manager, f.entry
+	m.mu.Lock()
+	deleting := e.deletion != nil
+	m.mu.Unlock()
+	if exit.Code != 128+int32(syscall.SIGKILL) || exit.OOMKilled || exit.RuntimeLost || deleting {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-m.clock.After(killDelay):
+	}
 }
 
 // record makes the end of a process durable and reports it. The capacity unit and the ports are free from then on.

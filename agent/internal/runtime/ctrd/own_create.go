@@ -19,7 +19,6 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -216,7 +215,7 @@ func (o *ownCreate) start(ctx context.Context) error {
 	defer cancel()
 	task, created := make(chan struct{}), make(chan error, 1)
 	go func() {
-		err := o.createTask(ctx, id, o.container.LogPath, nil, nil, layout.InitPath)
+		err := o.createMember(ctx, id, o.slot.group, o.container.LogPath)
 		if err == nil {
 			close(task)
 		} else {

@@ -102,3 +102,24 @@ func TestOwnContainerdsDeathDuringCreates(t *testing.T) {
 	}, testkit.Timeout, testkit.Tick)
 	remove(t, r, last.ID)
 }
+
+// TestOwnShimIsKnownAgain removes the record of a shim, as containerd's CRI plugin does when it starts. Containers join the shim as before.
+func TestOwnShimIsKnownAgain(t *testing.T) {
+	s := containerd.Start(t)
+	s.Import(t, containerd.Busybox, containerd.Image(t))
+	r := newRuntime(t, s, mapped(t, s))
+	ids := started(t, s, r, 2)
+	anchor, _ := shimOf(t, s, ids[0])
+	for range 2 {
+		require.NoError(t, s.Client.SandboxStore().Delete(t.Context(), anchor))
+		more := started(t, s, r, 2)
+		for _, id := range more {
+			other, _ := shimOf(t, s, id)
+			require.Equal(t, anchor, other)
+		}
+		ids = append(ids, more...)
+	}
+	for _, id := range ids {
+		require.NoError(t, r.Delete(t.Context(), id))
+	}
+}

@@ -188,6 +188,22 @@ func (s *shims) start(ctx context.Context, p *pod) (anchor string, err error) {
 	return id, nil
 }
 
+// restore writes the record of a shim again that lets containers join it. When containerd starts, its CRI plugin removes the records of sandboxes
+// that are not its own. NotFound: the shim has ended.
+func (s *shims) restore(ctx context.Context, shim string) error {
+	anchor, err := s.client.ContainerService().Get(ctx, shim)
+	if err != nil {
+		return classify(err, "reading the record of shim %s", shim)
+	}
+	_, err = s.client.SandboxStore().Create(ctx, sandbox.Sandbox{
+		ID: shim, Labels: anchor.Labels, Runtime: sandbox.RuntimeOpts{Name: anchor.Runtime.Name}, Spec: anchor.Spec,
+	})
+	if errdefs.IsAlreadyExists(err) {
+		return nil
+	}
+	return classify(err, "recording shim %s again", shim)
+}
+
 // reclaim ends the shims that no container has joined, or could join: the container that was to be the first, or the last one, may have no
 // record from which its removal would know its shim.
 func (s *shims) reclaim(ctx context.Context, remover *shared.Remover) error {

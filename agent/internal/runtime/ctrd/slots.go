@@ -176,11 +176,13 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 
 // startInit starts the sandbox-init of a slot. A shim of ours needs no Start for that.
 func (r *Runtime) startInit(ctx context.Context, s *runtime.Slot, options *anypb.Any) error {
-	err := r.createTask(ctx, s.ID, s.LogPath, nil, options, layout.InitPath)
-	if err != nil || r.config.Handler.IsOwn() {
+	if r.config.Handler.IsOwn() {
+		return r.createMember(ctx, s.ID, s.Group, s.LogPath)
+	}
+	if err := r.createTask(ctx, s.ID, s.LogPath, nil, options, layout.InitPath); err != nil {
 		return err
 	}
-	_, err = r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: s.ID})
+	_, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: s.ID})
 	return classify(errgrpc.ToNative(err), "starting slot %s", s.ID)
 }
 

@@ -28,6 +28,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/shim/plan"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
@@ -75,6 +76,18 @@ func (s *taskSet) createTask(ctx context.Context, id, logPath string, mounts []m
 		}
 	}
 	return classify(err, "creating the task of container %s", id)
+}
+
+// createMember is createTask for a container of a shim of ours, which containerd may have to be told of again.
+func (r *Runtime) createMember(ctx context.Context, id, shim, logPath string) error {
+	err := r.createTask(ctx, id, logPath, nil, nil, layout.InitPath)
+	if err == nil || !strings.Contains(err.Error(), plan.NoShim) {
+		return err
+	}
+	if err := r.shims.restore(ctx, shim); err != nil {
+		return err
+	}
+	return r.createTask(ctx, id, logPath, nil, nil, layout.InitPath)
 }
 
 // Start starts the task's process. As in Create, the call is waited for even if the caller leaves.

@@ -116,7 +116,7 @@ func (o *options) start(ctx context.Context) (err error) {
 		return err
 	}
 	if !p.Anchor {
-		return fmt.Errorf("container %s names no sandbox (a shim) to be in", o.id)
+		return fmt.Errorf("container %s %s", o.id, plan.NoShim)
 	}
 	address, err := o.socket()
 	if err != nil {

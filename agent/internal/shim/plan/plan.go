@@ -40,6 +40,9 @@ const (
 // other detail on.
 const InitEnded = "sandbox-init has ended"
 
+// NoShim is in the error of a create whose container is to be in a shim that containerd does not know. Agents look for that text, too.
+const NoShim = "names no sandbox (a shim) to be in"
+
 // Plan is how a container is started.
 type Plan struct {
 	// Anchor is a container without a process; all other fields are empty, except ShimCgroup.
