@@ -78,7 +78,7 @@ func (s *taskSet) createTask(ctx context.Context, id, logPath string, mounts []m
 	return classify(err, "creating the task of container %s", id)
 }
 
-// createMember is createTask for a container of a shim of ours, which containerd may have to be told of again.
+// createMember is createTask for a container of a shim of ours, whose record containerd may have lost.
 func (r *Runtime) createMember(ctx context.Context, id, shim, logPath string) error {
 	err := r.createTask(ctx, id, logPath, nil, nil, layout.InitPath)
 	if err == nil || !strings.Contains(err.Error(), plan.NoShim) {
