@@ -11,9 +11,13 @@ import (
 const (
 	// keptFD is the connection's descriptor after all others are closed.
 	keptFD = 3
-	// shimFD is that of the socket to the shim, if a shim has started this process.
-	shimFD = keptFD + 1
-	noShim = -1
+	// shimFD is that of the socket to the shim, if a shim has started this process. The others follow if it is to supervise a sandbox: the socket
+	// that agents connect to, and those of its reaper.
+	shimFD     = keptFD + 1
+	listenerFD = keptFD + 2
+	endedFD    = keptFD + 3
+	moreFD     = keptFD + 4
+	noShim     = -1
 )
 
 // errAbandoned means that the agent has closed the connection: no process is left to receive a failure.
@@ -28,9 +32,8 @@ type channel struct {
 	users int
 }
 
-// accept waits for the agent and refuses other processes: the agent is root, outside the slot. Then it removes the socket.
-// All calls here are blocking system calls that the Go runtime knows of, so that its other threads can sleep.
-func accept(path string, mapped bool) (int, error) {
+// listen listens for agents.
+func listen(path string) (int, error) {
 	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -39,24 +42,39 @@ func accept(path string, mapped bool) (int, error) {
 	err = unix.Bind(listener, &unix.SockaddrUnix{Name: path})
 	unix.Umask(0o022)
 	if err == nil {
-		err = unix.Listen(listener, 1)
+		err = unix.Listen(listener, backlog)
 	}
-	for err == nil {
-		var fd int
-		fd, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	return listener, err
+}
+
+// move gives a descriptor another number.
+func move(fd, to int) (int, error) {
+	if fd == to {
+		return fd, nil
+	}
+	err := unix.Dup3(fd, to, unix.O_CLOEXEC)
+	_ = unix.Close(fd)
+	return to, err
+}
+
+// backlog is how many calls may wait while a sandbox has no processor time.
+const backlog = 128
+
+// accept waits for the agent and refuses other processes: the agent is root, outside the slot.
+// All calls here are blocking system calls that the Go runtime knows of, so that its other threads can sleep.
+func accept(listener int, mapped bool) (int, error) {
+	for {
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 		switch {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
-			err = nil
 		case err != nil:
+			return -1, err
 		case !trusted(fd, mapped):
 			_ = unix.Close(fd)
 		default:
-			_ = unix.Unlink(path)
-			_ = unix.Close(listener)
 			return fd, nil
 		}
 	}
-	return -1, err
 }
 
 // overflowID is what the kernel reports for a user who has no id in this user namespace (/proc/sys/kernel/overflowuid, whose value is not
@@ -192,10 +210,12 @@ func descriptors(rights []byte) ([]int, error) {
 	return fds, nil
 }
 
-// informShim sends the shim what every process of the container is confined to. If it cannot, the shim executes no further process.
+// informShim tells the shim that the sandbox runs, and what every process of it is confined to. If it cannot, the shim executes no further
+// process.
 func (c *channel) informShim(claim *wire.Claim) {
-	if c.shim != noShim {
-		(&channel{fd: c.shim}).write(wire.TypeConfinement, wire.EncodeConfinement(claim))
+	shim := &channel{fd: c.shim}
+	if shim.write(wire.TypeConfinement, wire.EncodeConfinement(claim)) {
+		shim.write(wire.TypeRunning, nil)
 	}
 }
 
@@ -211,8 +231,16 @@ func (c *channel) closeOthers() *wire.Failure {
 	if _, err := unix.FcntlInt(keptFD, unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
 		return failed(wire.StageRoot, err, "(keeping the connection)")
 	}
-	if err := unix.CloseRange(uint(max(keptFD, c.shim)+1), ^uint(0)>>32, 0); err != nil {
+	if err := unix.CloseRange(uint(c.last()+1), ^uint(0)>>32, 0); err != nil {
 		return failed(wire.StageRoot, err, "(closing other file descriptors)")
 	}
 	return nil
+}
+
+// last is the last descriptor that is kept.
+func (c *channel) last() int {
+	if c.shim != noShim {
+		return moreFD
+	}
+	return keptFD
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor/spawn"
 )
 
 // become confines this thread as the claim says and executes the command. It returns only if that fails.
@@ -18,7 +19,7 @@ import (
 // The filter comes last, so that it need not allow any of this; only if the process may gain privileges it comes before they
 // are dropped, because the kernel then requires CAP_SYS_ADMIN.
 func become(c *wire.Claim, entered bool) *wire.Failure {
-	command := resolve(c) // before the limits, which may restrict memory
+	command := spawn.Resolve(c.Args[0], c.Env) // before the limits, which may restrict memory
 	if failure := prepare(c); failure != nil {
 		return failure
 	}
@@ -39,14 +40,14 @@ func become(c *wire.Claim, entered bool) *wire.Failure {
 		return failure
 	}
 	if !entered {
-		if failure := enter(c.Cwd); failure != nil {
+		if failure := spawn.Enter(c.Cwd); failure != nil {
 			return failure
 		}
 	}
 	if failure := capabilities(&c.Capabilities); failure != nil {
 		return failure
 	}
-	path, failure := command.find()
+	path, failure := command.Find()
 	if failure != nil {
 		return failure
 	}

@@ -4,6 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor/spawn"
 )
 
 // execute becomes one more process of a container. A shim has started this process in its namespaces and its cgroup, with all privileges: until
@@ -50,7 +51,7 @@ func executeFor(shim *channel) *wire.Failure {
 		return failure
 	}
 	entered := true
-	if failure := enter(e.Claim.Cwd); failure != nil {
+	if failure := spawn.Enter(e.Claim.Cwd); failure != nil {
 		if failure.Errno != unix.EACCES {
 			return failure
 		}
@@ -96,24 +97,22 @@ func ownNull() *wire.Failure {
 		if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != device {
 			continue
 		}
-		null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return failed(wire.StageStdio, err, "/dev/null")
+		if failure := nullify(fd); failure != nil {
+			return failure
 		}
-		err = unix.Fstat(null, &st)
-		if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != device) {
-			err = unix.ENODEV // a process of the container has replaced it
-		}
-		if err == nil {
-			_, err = unix.FcntlInt(uintptr(null), unix.F_SETFL, unix.O_RDWR)
-		}
-		if err == nil {
-			err = unix.Dup3(null, fd, 0)
-		}
+	}
+	return nil
+}
+
+// nullify makes a standard stream the /dev/null of the container.
+func nullify(fd int) *wire.Failure {
+	null, err := spawn.OpenNull()
+	if err == nil {
+		err = unix.Dup3(null, fd, 0)
 		_ = unix.Close(null)
-		if err != nil {
-			return failed(wire.StageStdio, err, "/dev/null")
-		}
+	}
+	if err != nil {
+		return failed(wire.StageStdio, err, "/dev/null")
 	}
 	return nil
 }

@@ -1,12 +1,13 @@
 // Command sandbox-init is pid 1 of a slot: a container without an image that an agent has started ahead of time. It waits
-// for one claim on its socket, builds the root file system from the mounts that come with it, confines itself as the
-// claim requires, and executes the claim's command. After that nothing of it is left: no memory, file descriptor, mount,
-// variable or capability. A shim of ours also starts it for each further process of a container, in that container: it confines itself in the
+// for one claim on its socket, builds the root file system from the mounts that come with it, and confines itself as the
+// claim requires. In a container of our shim it then starts the claim's command and stays as the supervisor of the sandbox. In
+// one of an OCI runtime it executes the command itself, and nothing of it is left: no memory, file descriptor, mount,
+// variable or capability. The shim also starts it for each process that containerd adds to a container: it confines itself in the
 // same way, and executes the process.
 //
-// A host runs many of it, which mostly wait: it imports neither os, net nor fmt, and starts no goroutine. It runs on one
-// locked thread, because credentials, capabilities and filters belong to threads. It uses the raw system calls of
-// golang.org/x/sys/unix, never those of package syscall that act on every thread.
+// A host runs many of it, which mostly wait: it imports neither os, net nor fmt. It runs on one locked thread, because
+// credentials, capabilities and filters belong to threads. It uses the raw system calls of golang.org/x/sys/unix, and of those of
+// package syscall that act on every thread only one, to confine the others.
 //
 // It exits with 125 if the agent closed the connection before go, 126 if the claim failed, which it reports to the agent, and
 // 127 if it could not wait for a claim.
@@ -18,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor/spawn"
 )
 
 const (
@@ -41,13 +44,28 @@ func main() {
 		}
 		shim = shimFD
 	}
-	fd, err := accept(socket, users >= 0)
+	mapped := users >= 0
+	listener, err := listen(socket)
+	var reaper *supervisor.Reaper
+	if err == nil && shim != noShim {
+		if listener, err = move(listener, listenerFD); err == nil {
+			reaper, err = supervisor.NewReaper(endedFD, moreFD)
+		}
+	}
+	fd := -1
+	if err == nil {
+		fd, err = accept(listener, mapped)
+	}
 	if err != nil {
 		// This goes to the slot's log, which no sandbox inherits.
 		_, _ = unix.Write(2, []byte("sandbox-init: waiting on "+socket+": "+err.Error()+"\n"))
 		unix.Exit(exitNoSocket)
 	}
-	unix.Exit(serve(&channel{fd: fd, shim: shim, users: users}))
+	if shim == noShim {
+		_ = unix.Unlink(socket)
+		_ = unix.Close(listener)
+	}
+	unix.Exit(serve(&channel{fd: fd, shim: shim, users: users}, reaper, mapped))
 }
 
 // task returns what a shim of ours has started this process for: to make a slot, or to execute one more process of a container. An OCI
@@ -71,8 +89,9 @@ func task() wire.Type {
 	}
 }
 
-// serve takes the one claim. It returns only if that failed, with the exit code.
-func serve(c *channel) (code int) {
+// serve takes the one claim. It returns the exit code of the sandbox, or that of a claim that failed. Without a shim of ours it becomes the
+// claim's command, and returns only if that failed.
+func serve(c *channel, reaper *supervisor.Reaper, mapped bool) (code int) {
 	defer func() {
 		if r := recover(); r != nil {
 			c.fail(&wire.Failure{Detail: "panic"})
@@ -84,24 +103,24 @@ func serve(c *channel) (code int) {
 	if failure == nil {
 		entered, failure = build(c, claim, fds)
 	}
-	if failure == nil {
-		if !c.ready() {
-			return exitAbandoned
-		}
-		c.informShim(claim)
-		failure = become(claim, entered)
+	if failure == nil && !c.ready() {
+		failure = errAbandoned
 	}
-	if failure == errAbandoned {
+	if failure == nil {
+		if c.shim == noShim {
+			failure = become(claim, entered)
+		} else {
+			code, failure = supervise(c, claim, entered, reaper, mapped)
+		}
+	}
+	switch failure {
+	case nil:
+		return code
+	case errAbandoned:
 		return exitAbandoned
 	}
 	c.fail(failure)
 	return exitFailed
 }
 
-func failed(stage wire.Stage, err error, detail string) *wire.Failure {
-	errno, ok := err.(unix.Errno) //nolint:errorlint // system calls return it unwrapped
-	if !ok {
-		return &wire.Failure{Stage: stage, Detail: detail + " (" + err.Error() + ")"}
-	}
-	return &wire.Failure{Stage: stage, Errno: errno, Detail: detail}
-}
+var failed = spawn.Failed

@@ -4,6 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor/spawn"
 )
 
 // newRoot is the mount point of the claim's root in the slot's own.
@@ -36,7 +37,7 @@ func build(c *channel, claim *wire.Claim, fds []int) (entered bool, failure *wir
 	if err := makeAll(claim.Cwd); err != nil {
 		return false, failed(wire.StageCwd, err, claim.Cwd)
 	}
-	failure = enter(claim.Cwd)
+	failure = spawn.Enter(claim.Cwd)
 	if failure != nil && failure.Errno == unix.EACCES {
 		return false, nil
 	}
@@ -142,18 +143,6 @@ func makeAll(path string) error {
 			continue
 		}
 		return err
-	}
-	return nil
-}
-
-// enter changes the working directory, which must be within the root.
-func enter(path string) *wire.Failure {
-	if err := unix.Chdir(path); err != nil {
-		return failed(wire.StageCwd, err, path)
-	}
-	var name [unix.PathMax]byte
-	if n, err := unix.Getcwd(name[:]); err != nil || n == 0 || name[0] != '/' {
-		return &wire.Failure{Stage: wire.StageCwd, Errno: unix.ENOENT, Detail: path + " (outside of the root)"}
 	}
 	return nil
 }

@@ -53,9 +53,9 @@ type Runtime interface {
 	// Signal sends a signal to the task's first process, or to all of them. A process that has ended is no error;
 	// NotFound: there is no such task.
 	Signal(ctx context.Context, id string, sig syscall.Signal, all bool) error
-	// HandlesSignal reports whether the task's first process catches or blocks a signal. One that does neither ignores it: the
-	// kernel does not deliver a signal to the first process of a PID namespace if the default action would end it. In doubt it
-	// returns true.
+	// HandlesSignal reports whether a signal has an effect on the task's process: it catches the signal, or the signal ends it. A process that is the
+	// first of its PID namespace and does not catch it ignores it: the kernel does not deliver a signal to such a process if the default action would
+	// end it. In doubt it returns true.
 	HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool
 	// DiskUsage returns what the container's writable layer takes. It reads the whole layer, or as much of it as exceeds a field of
 	// limit that is not zero. NotFound: there is no such container. tree.ErrTooDeep: the layer cannot be measured.

@@ -240,7 +240,12 @@ func signals(t *testing.T, s *suite) {
 	require.Eventually(t, func() bool { return s.Runtime.HandlesSignal(s.ctx, c.ID, syscall.SIGTERM) }, testkit.Timeout, 10*time.Millisecond)
 	for range 20 {
 		ignores := s.start(t, "sleep", "1000")
-		require.False(t, s.Runtime.HandlesSignal(s.ctx, ignores.ID, syscall.SIGTERM), "as soon as it is started")
+		if s.Runtime.HandlesSignal(s.ctx, ignores.ID, syscall.SIGTERM) { // as soon as it is started
+			require.NoError(t, s.Runtime.Signal(s.ctx, ignores.ID, syscall.SIGTERM, false))
+			exit, err := s.Runtime.Wait(s.ctx, ignores.ID)
+			require.NoError(t, err)
+			require.Equal(t, int32(128+syscall.SIGTERM), exit.Code, "it is not the first process, so that the signal ends it")
+		}
 		require.NoError(t, s.Runtime.Delete(s.ctx, ignores.ID))
 	}
 	require.True(t, s.Runtime.HandlesSignal(s.ctx, "unknown-1", syscall.SIGTERM), "in doubt")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
 	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
@@ -55,8 +56,12 @@ func TestEqualConfinement(t *testing.T) {
 				b := box(t, s, way.slot, c.image, "/probe")
 				c.change(&b)
 				seen := probeReport(t, s, way.runtime, b)
+				takeFirst(t, seen, way.runtime != runc)
 				if want == nil {
 					want = seen
+				}
+				if way.runtime != runc {
+					seen = withoutSupervisor(t, want, seen)
 				}
 				if way.runtime == users {
 					seen = withoutUsers(t, want, seen)
@@ -149,6 +154,32 @@ func tidy(t *testing.T, seen map[string]any) {
 	sortStrings(seen["Mounts"])
 	status := seen["Status"].(map[string]any)
 	status["SigIgn"] = signals(t, status["SigIgn"].(string)) &^ inherited(t)
+}
+
+// withoutSupervisor checks what is different beside a supervisor, which is pid 1, and returns the report without it.
+func withoutSupervisor(t *testing.T, want, seen map[string]any) map[string]any {
+	t.Helper()
+	require.Equal(t, seen["PID"], seen["SID"], "it leads its session")
+	require.Equal(t, seen["PID"], seen["PGID"])
+	require.Len(t, seen["Processes"], 2)
+	require.Contains(t, fmt.Sprint(seen["Processes"]), layout.InitPath)
+	require.EqualValues(t, 1, seen["PPID"])
+	for _, key := range []string{"PID", "PPID", "SID", "PGID", "Processes"} {
+		seen[key] = want[key]
+	}
+	seen["Status"].(map[string]any)["NStgid"] = want["Status"].(map[string]any)["NStgid"]
+	return seen
+}
+
+// takeFirst takes out of a report whether the memory of the first process can be written. That of a supervisor cannot.
+func takeFirst(t *testing.T, seen map[string]any, supervised bool) {
+	t.Helper()
+	const memory = "write /proc/1/mem"
+	paths := seen["Unreadable"].(map[string]any)
+	if supervised {
+		require.Equal(t, "permission denied", paths[memory])
+	}
+	delete(paths, memory)
 }
 
 // withoutUsers checks what is different in a user namespace, and returns the report without it.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
@@ -95,6 +96,9 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 		if err = o.run(ctx); err == nil {
 			r.pending.put(c.ID, &pendingStart{slot: o.slot, command: o.request.Args[0]})
 		}
+	}
+	if errors.Is(err, errImageChanged) {
+		return ctx.Err()
 	}
 	return err
 }
@@ -297,4 +301,9 @@ func (r *Runtime) Start(ctx context.Context, id string) (err error) {
 		return err
 	}
 	return r.SlotClaimed(id)
+}
+
+// HandlesSignal asks the process only if it is the first one: in a container of our shim, sandbox-init is.
+func (r *Runtime) HandlesSignal(ctx context.Context, id string, sig syscall.Signal) bool {
+	return r.config.Handler.IsOwn() || r.taskSet.HandlesSignal(ctx, id, sig)
 }

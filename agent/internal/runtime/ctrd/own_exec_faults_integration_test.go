@@ -89,7 +89,7 @@ func TestOwnExecFailures(t *testing.T) {
 				require.NoError(t, err)
 				pids, err := task.Pids(t.Context())
 				require.NoError(t, err)
-				require.Len(t, pids, 1)
+				require.LessOrEqual(t, len(pids), 2, "the container's process, and its supervisor")
 			}
 		})
 	}

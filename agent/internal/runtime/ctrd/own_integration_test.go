@@ -247,7 +247,7 @@ func TestOwnTaskCalls(t *testing.T) {
 	require.Len(t, metrics.GetMetrics(), 1)
 	pids, err := service.ListPids(t.Context(), &tasks.ListPidsRequest{ContainerID: id})
 	require.NoError(t, err)
-	require.Len(t, pids.GetProcesses(), 1)
+	require.Len(t, pids.GetProcesses(), 2, "its supervisor, too")
 	limit := int64(33)
 	limits, err := json.Marshal(&specs.LinuxResources{Pids: &specs.LinuxPids{Limit: &limit}})
 	require.NoError(t, err)

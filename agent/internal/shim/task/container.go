@@ -238,6 +238,17 @@ func (s *Service) kill(c *container) error {
 	return err
 }
 
+// signal signals the container's own process, which is sandbox-init until its claim runs.
+func (c *container) signal(sig unix.Signal) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sent, err := c.link.signal(sig)
+	if !sent {
+		return c.init.Signal(sig)
+	}
+	return err
+}
+
 // Remove kills what is left in the cgroup of a container, and removes it.
 func Remove(t *cgroup.Tree, path string) error {
 	if err := t.Signal(path, unix.SIGKILL); err != nil {

@@ -276,7 +276,7 @@ func (s *Service) Kill(_ context.Context, r *taskv3.KillRequest) (*emptypb.Empty
 	case r.GetAll():
 		err = s.cgroups.Signal(c.plan.Cgroup, sig)
 	default:
-		err = c.init.Signal(sig)
+		err = c.signal(sig)
 	}
 	if errors.Is(err, os.ErrProcessDone) {
 		err = fmt.Errorf("the process of container %s has ended: %w", c.id, errdefs.ErrNotFound)

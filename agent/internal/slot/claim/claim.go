@@ -68,7 +68,7 @@ type Conn struct {
 // Connect connects to a slot that waits, and reads its hello. A slot takes one connection in its life: the second attempt
 // finds no socket. The error is errdefs.ErrNotFound if there is no socket, or no process that listens at it.
 func Connect(ctx context.Context, path string) (*Conn, error) {
-	conn, err := dial(ctx, path)
+	conn, err := Dial(ctx, path)
 	if err != nil {
 		if missing(err) {
 			err = errors.Join(err, errdefs.ErrNotFound)
@@ -101,7 +101,8 @@ func missing(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-func dial(ctx context.Context, path string) (*net.UnixConn, error) {
+// Dial connects to a unix socket, whose path may be longer than an address.
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	if len(path) > maxAddress {
 		// An address is limited to 107 bytes, but may begin with the name of an open directory.
 		dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -18,6 +18,7 @@ const (
 	tagOOMScoreAdj  = critical | 14
 	tagUmask        = critical | 15
 	tagMount        = critical | 16
+	tagKeepAlive    = critical | 17
 )
 
 // The fields of a mount.
@@ -47,6 +48,7 @@ func EncodeClaim(c *Claim) ([]byte, error) {
 	for _, e := range c.Env {
 		b = appendField(b, tagEnv, e)
 	}
+	b = appendFlag(b, tagKeepAlive, c.KeepAlive)
 	b = appendField(b, tagCwd, c.Cwd)
 	b = appendNumber(b, tagUID, c.UID)
 	b = appendNumber(b, tagGID, c.GID)
@@ -159,6 +161,8 @@ func DecodeClaim(payload string) (*Claim, error) {
 			return true, c.decodeGroups(value)
 		case tagMount:
 			return true, c.decodeMount(value)
+		case tagKeepAlive:
+			c.KeepAlive = flag(value)
 		default:
 			return c.decodeConfinement(t, value)
 		}

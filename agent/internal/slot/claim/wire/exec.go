@@ -36,7 +36,7 @@ func EncodeExec(e *Exec) ([]byte, error) {
 	b := make([]byte, 0, 4*fieldHeader+len(claim))
 	b = appendField(b, tagExecClaim, string(claim))
 	if t := e.Terminal; t != nil {
-		b = appendNumber(b, tagExecTerminal, uint32(t.Rows)<<16|uint32(t.Columns))
+		b = appendNumber(b, tagExecTerminal, t.encode())
 	}
 	if len(b) > MaxMessage {
 		return nil, tooLong()
@@ -55,9 +55,8 @@ func DecodeExec(payload string) (*Exec, error) {
 			}
 			e.Claim, err = DecodeClaim(value)
 		case tagExecTerminal:
-			var size uint32
-			err = number(value, &size)
-			e.Terminal = &Terminal{Rows: uint16(size >> 16), Columns: uint16(size)}
+			e.Terminal = &Terminal{}
+			err = e.Terminal.decode(value)
 		default:
 			return false, nil
 		}

@@ -13,6 +13,22 @@ const (
 	TypeSetup       Type = 6
 	TypeExec        Type = 7
 	TypeConfinement Type = 8
+	TypeRunning     Type = 9
+	TypeSignalMain  Type = 10
+
+	// Requests about processes, and their answers.
+	TypeStart      Type = 16
+	TypeFollow     Type = 17
+	TypeInput      Type = 18
+	TypeCloseInput Type = 19
+	TypeSignal     Type = 20
+	TypeResize     Type = 21
+	TypeList       Type = 22
+	TypeStarted    Type = 32
+	TypeOutput     Type = 33
+	TypeEnded      Type = 34
+	TypeProcesses  Type = 35
+	TypeDone       Type = 36
 )
 
 // HeaderSize is the length of a frame's header.
@@ -103,3 +119,35 @@ func number(value string, to *uint32) error {
 func appendNumber(b []byte, t tag, v uint32) []byte {
 	return appendField(b, t, string(appendUint32(nil, v)))
 }
+
+func long(value string, to *uint64) error {
+	if len(value) != 8 {
+		return malformed("a number is not eight bytes long")
+	}
+	*to = parseUint64(value)
+	return nil
+}
+
+// appendLong and the others below append a field that is not the zero value, which a reader assumes without it.
+func appendLong(b []byte, t tag, v uint64) []byte {
+	if v == 0 {
+		return b
+	}
+	return appendField(b, t, string(appendUint64(nil, v)))
+}
+
+func appendText(b []byte, t tag, v string) []byte {
+	if v == "" {
+		return b
+	}
+	return appendField(b, t, v)
+}
+
+func appendFlag(b []byte, t tag, v bool) []byte {
+	if !v {
+		return b
+	}
+	return appendField(b, t, "\x01")
+}
+
+func flag(value string) bool { return value != "\x00" }

@@ -10,7 +10,7 @@ const unchanged = ^uint32(0)
 
 // validate checks the bounds and forms that both sides rely on. The error is a Failure.
 func (c *Claim) validate() error {
-	if len(c.Args) == 0 || c.Args[0] == "" {
+	if c.KeepAlive != (len(c.Args) == 0) || !c.KeepAlive && c.Args[0] == "" {
 		return &Failure{Stage: StageLookup, Errno: syscall.ENOENT}
 	}
 	for _, list := range [][]string{c.Args, c.Env} {

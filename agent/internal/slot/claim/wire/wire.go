@@ -40,8 +40,10 @@ const (
 
 // Claim is everything that turns a slot into a sandbox, except the mounts' file descriptors.
 type Claim struct {
-	// Args is the command line. The first is looked up in the PATH of Env as OCI runtimes do.
-	Args []string
+	// Args is the command line. The first is looked up in the PATH of Env as OCI runtimes do. KeepAlive is a sandbox without a process of its own,
+	// and then Args are empty.
+	Args      []string
+	KeepAlive bool
 	// Env is the whole environment.
 	Env []string
 	// Cwd is absolute. It is created if it is missing.
@@ -121,13 +123,15 @@ const (
 	StageLookup           // finding the command
 	StageExec             // executing it
 	StageTerminal         // making the terminal
+	StageProcess          // a call about a process
+	StageLimit            // there are as many as there may be
 )
 
 var stages = [...]string{
 	"", "reading the claim", "building the root", "mounting", "setting the host name", "entering the working directory",
 	"giving the standard streams to the user", "setting the oom score", "setting the AppArmor profile", "setting limits",
 	"loading the seccomp filter", "setting capabilities", "setting the user", "finding the command", "executing the command",
-	"making the terminal",
+	"making the terminal", "the process", "a limit",
 }
 
 // String returns what the stage does, as a gerund.

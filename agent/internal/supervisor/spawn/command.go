@@ -1,4 +1,4 @@
-package main
+package spawn
 
 import (
 	"errors"
@@ -8,28 +8,27 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 )
 
-// command holds the candidate paths of the claim's command.
-type command struct {
+// Command has the candidate paths of a command.
+type Command struct {
 	name  string
 	paths []string
 }
 
-// resolve lists the candidates, as Go's exec.LookPath does for the OCI runtimes: a name with a slash is a path, any other is
+// Resolve lists the candidates, as Go's exec.LookPath does for the OCI runtimes: a name with a slash is a path, any other is
 // looked up in the absolute directories of PATH.
-func resolve(c *wire.Claim) command {
-	name := c.Args[0]
+func Resolve(name string, env []string) Command {
 	for i := range len(name) {
 		if name[i] == '/' {
-			return command{name: name, paths: []string{name}}
+			return Command{name: name, paths: []string{name}}
 		}
 	}
 	search := ""
-	for _, e := range c.Env {
+	for _, e := range env {
 		if len(e) >= 5 && e[:5] == "PATH=" {
 			search = e[5:]
 		}
 	}
-	found := command{name: name}
+	found := Command{name: name}
 	for start := 0; start <= len(search); {
 		end := start
 		for end < len(search) && search[end] != ':' {
@@ -43,9 +42,9 @@ func resolve(c *wire.Claim) command {
 	return found
 }
 
-// find returns the first candidate that is a file that may be executed. It allocates little and opens nothing: the limits
-// are already in force.
-func (c command) find() (string, *wire.Failure) {
+// Find returns the first candidate that is a file that may be executed. It allocates little and opens nothing: the limits
+// may already be in force.
+func (c Command) Find() (string, *wire.Failure) {
 	missing := error(unix.ENOENT)
 	for _, path := range c.paths {
 		var st unix.Stat_t
@@ -62,9 +61,18 @@ func (c command) find() (string, *wire.Failure) {
 			continue
 		}
 		if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil && !errors.Is(err, unix.ENOSYS) {
-			return "", failed(wire.StageLookup, err, path)
+			return "", Failed(wire.StageLookup, err, path)
 		}
 		return path, nil
 	}
-	return "", failed(wire.StageLookup, missing, c.name)
+	return "", Failed(wire.StageLookup, missing, c.name)
+}
+
+// Failed returns the failure of a system call.
+func Failed(stage wire.Stage, err error, detail string) *wire.Failure {
+	errno, ok := err.(unix.Errno) //nolint:errorlint // system calls return it unwrapped
+	if !ok {
+		return &wire.Failure{Stage: stage, Detail: detail + " (" + err.Error() + ")"}
+	}
+	return &wire.Failure{Stage: stage, Errno: errno, Detail: detail}
 }
