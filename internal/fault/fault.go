@@ -53,6 +53,13 @@ const (
 	ServiceAccountNotFound Reason = "SERVICE_ACCOUNT_NOT_FOUND"
 	QuotaExceeded          Reason = "QUOTA_EXCEEDED"
 	CallerLimitExceeded    Reason = "CALLER_LIMIT_EXCEEDED"
+
+	ProcessNotFound      Reason = "PROCESS_NOT_FOUND"
+	ProcessExists        Reason = "PROCESS_EXISTS"
+	ProcessConflict      Reason = "PROCESS_CONFLICT"
+	SandboxLimitExceeded Reason = "SANDBOX_LIMIT_EXCEEDED"
+	SandboxUnresponsive  Reason = "SANDBOX_UNRESPONSIVE"
+	SandboxPaused        Reason = "SANDBOX_PAUSED"
 )
 
 // FieldKey is the metadata key of the field that an InvalidField error names, in proto notation (`spec.image`).

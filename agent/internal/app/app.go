@@ -24,6 +24,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
@@ -79,7 +80,9 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	closing := make(chan struct{})
-	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
+	service := agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing)
+	agentv1.RegisterAgentServiceServer(server, service)
+	processv1.RegisterProcessServiceServer(server, agentrpc.NewProcesses(service, runtime))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
 		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor,
 		users: func() (bool, string) { return runtime.Users(), runtime.UsersOff() }}
@@ -163,9 +166,12 @@ func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime
 	return manager, fence.Guard, nil
 }
 
-// allow returns which roles may call what: the control plane everything.
+// allow returns which roles may call what: the control plane manages sandboxes, and the gateway acts in them for users.
 func allow() map[string][]rpc.Role {
-	return map[string][]rpc.Role{agentv1.AgentService_ServiceDesc.ServiceName: {rpc.RoleAllocator, rpc.RoleController}}
+	return map[string][]rpc.Role{
+		agentv1.AgentService_ServiceDesc.ServiceName:     {rpc.RoleAllocator, rpc.RoleController},
+		processv1.ProcessService_ServiceDesc.ServiceName: {rpc.RoleGateway},
+	}
 }
 
 // users lets users with tickets call; nil if there are no certificates that could be verified.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,7 +22,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/rootfs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -96,72 +94,6 @@ func TestClassify(t *testing.T) {
 	require.True(t, errdefs.IsAlreadyExists(ctrd.Classify(status.Error(codes.AlreadyExists, "there"), "x")))
 	known := fault.Field("a", "b")
 	require.Equal(t, error(known), ctrd.Classify(known, "x"))
-}
-
-const (
-	passwd = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\n5:x:77:78::/n:/bin/sh\nbroken\nnegative:x:-1:0::/:/\n"
-	group  = "root:x:0:root\napp:x:1001:\nextra:x:2000:other,app\nmore:x:2001:app\n"
-)
-
-func TestResolveUser(t *testing.T) {
-	for _, c := range []struct {
-		spec     string
-		uid, gid uint32
-		groups   []uint32
-		home     string
-		fails    bool
-	}{
-		{spec: "", groups: []uint32{0}, home: "/root"},
-		{spec: "root", groups: []uint32{0}, home: "/root"},
-		{spec: "app", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
-		{spec: "1000", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
-		{spec: "01000", uid: 1000, gid: 1001, groups: []uint32{1001, 2000, 2001}, home: "/home/app"},
-		{spec: "4242", uid: 4242, groups: []uint32{0}},
-		{spec: "4242:55", uid: 4242, gid: 55, groups: []uint32{55}},
-		{spec: "4242:extra", uid: 4242, gid: 2000, groups: []uint32{2000}},
-		{spec: "app:extra", uid: 1000, gid: 2000, groups: []uint32{2000, 2001}, home: "/home/app"},
-		{spec: "app:7", uid: 1000, gid: 7, groups: []uint32{7, 2000, 2001}, home: "/home/app"},
-		{spec: "5", uid: 77, gid: 78, groups: []uint32{78}, home: "/n"},
-		{spec: "unknown", fails: true},
-		{spec: "app:unknown", fails: true},
-		{spec: "negative", fails: true},
-		{spec: "broken", fails: true},
-		{spec: "4294967295", fails: true},
-		{spec: "app:x:y", fails: true},
-	} {
-		user, home, err := ctrd.ResolveUser(c.spec, passwd, group)
-		if c.fails {
-			require.Error(t, err, c.spec)
-			continue
-		}
-		require.NoError(t, err, c.spec)
-		require.Equal(t, c.uid, user.UID, c.spec)
-		require.Equal(t, c.gid, user.GID, c.spec)
-		require.Equal(t, c.groups, user.AdditionalGids, c.spec)
-		require.Equal(t, c.home, home, c.spec)
-	}
-	user, _, err := ctrd.ResolveUser("", "", "")
-	require.NoError(t, err)
-	require.Zero(t, user.UID)
-}
-
-// TestUserIsBounded has user files whose size is allowed and whose content is not.
-func TestUserIsBounded(t *testing.T) {
-	var groups strings.Builder
-	for i := range 2000 {
-		fmt.Fprintf(&groups, "g:x:%d:app\n", i)
-	}
-	for name, c := range map[string]struct{ passwd, group, path string }{
-		"groups":                   {passwd, groups.String(), "/etc/group"},
-		"one group, many times":    {passwd, "g:x:9:" + strings.Repeat("app,", 2000) + "\n", "/etc/group"},
-		"home":                     {"app:x:1:1::" + strings.Repeat("/h", 4000) + ":", group, "/etc/passwd"},
-		"home that is no C string": {"app:x:1:1::/h\x00e:", group, "/etc/passwd"},
-	} {
-		_, _, err := ctrd.ResolveUser("app", c.passwd, c.group)
-		var file *rootfs.FileError
-		require.ErrorAs(t, err, &file, name)
-		require.Equal(t, c.path, file.Path, name)
-	}
 }
 
 func TestImageIsBounded(t *testing.T) {

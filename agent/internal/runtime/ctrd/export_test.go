@@ -23,16 +23,12 @@ var (
 	Namespaces       = func(c runtime.Container, netns string) []specs.LinuxNamespace {
 		return namespaces(c, &pod{netns: netns})
 	}
-	Resources   = cgroupResources
-	Capability  = capabilities
-	Rlimits     = rlimits
-	CgroupOf    = cgroupOf
-	Lower       = lower
-	PinChange   = pinChange
-	ResolveUser = func(spec, passwd, group string) (specs.User, string, error) {
-		u, err := resolveUser(spec, passwd, group)
-		return u.user, u.home, err
-	}
+	Resources  = cgroupResources
+	Capability = capabilities
+	Rlimits    = rlimits
+	CgroupOf   = cgroupOf
+	Lower      = lower
+	PinChange  = pinChange
 )
 
 // Credentials returns a host's credentials.

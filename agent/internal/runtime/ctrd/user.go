@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -14,18 +11,10 @@ import (
 	"github.com/google/uuid"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/passwd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/rootfs"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
-)
-
-// maxUserFile is the largest /etc/passwd or /etc/group, in bytes, of an image that is run.
-const maxUserFile = 1 << 20
-
-// maxGroups and maxHome bound what is kept of an image's user: the groups that it has, and the length of its home directory.
-const (
-	maxGroups = 1024
-	maxHome   = 4096
 )
 
 // cleanupTimeout bounds the removal of a view. If it takes longer, containerd's garbage collector removes the view.
@@ -51,12 +40,12 @@ func (r *imageStore) user(ctx context.Context, img *image) (specs.User, string, 
 	if ok {
 		return known.user, known.home, known.unmapped(img.name)
 	}
-	passwd, group, foreign, err := r.userFiles(ctx, img)
+	users, groups, foreign, err := r.userFiles(ctx, img)
 	if err != nil {
 		return specs.User{}, "", err
 	}
-	found, err := resolveUser(img.config.User, passwd, group)
-	if !errors.Is(err, errNoUser) && err != nil {
+	found, err := findUser(img.config.User, users, groups)
+	if !errors.Is(err, passwd.ErrNoUser) && err != nil {
 		return specs.User{}, "", fileFault(err, img.name)
 	}
 	if err != nil {
@@ -95,7 +84,7 @@ func (u *resolvedUser) unmapped(image string) error {
 
 // userFiles reads /etc/passwd and /etc/group of an image, through a read-only view of its layers. A file that does not exist
 // is empty. foreign is a file whose owner a user namespace does not have, if containers have one.
-func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group string, foreign *rootfs.FileError, err error) {
+func (r *imageStore) userFiles(ctx context.Context, img *image) (users, groups string, foreign *rootfs.FileError, err error) {
 	// The lease expires, so that the view is removed even if this process dies before it removes it.
 	manager := r.client.LeasesService()
 	lease, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Minute))
@@ -116,7 +105,7 @@ func (r *imageStore) userFiles(ctx context.Context, img *image) (passwd, group s
 		return "", "", nil, classify(err, "viewing image %s", img.name)
 	}
 	defer cleanup(ctx, func(ctx context.Context) { _ = snapshotter.Remove(ctx, view) })
-	files, err := rootfs.ReadFiles(ctx, mounts, maxUserFile, "/etc/passwd", "/etc/group")
+	files, err := rootfs.ReadFiles(ctx, mounts, passwd.MaxFile, "/etc/passwd", "/etc/group")
 	if err != nil {
 		return "", "", nil, fileFault(err, img.name)
 	}
@@ -145,103 +134,11 @@ func fileFault(err error, image string) error {
 		With("image", image).With("path", file.Path)
 }
 
-var errNoUser = errors.New("no such user or group")
-
-// resolveUser parses a user as the OCI image specification defines it: user, uid, user:group, uid:gid, uid:group, user:gid.
-func resolveUser(spec, passwd, group string) (resolvedUser, error) {
-	name, groupName, hasGroup := strings.Cut(spec, ":")
-	if name == "" {
-		name = "0"
+// findUser finds an image's user in the image's files.
+func findUser(spec, users, groups string) (resolvedUser, error) {
+	found, err := passwd.Find(spec, users, groups)
+	if invalid, ok := errors.AsType[*passwd.InvalidError](err); ok {
+		err = &rootfs.FileError{Path: invalid.Path, Problem: invalid.Problem}
 	}
-	var found resolvedUser
-	entry := lookup(passwd, name, 2)
-	uid, numeric := parseID(name)
-	switch {
-	case len(entry) >= 4:
-		id, ok := parseID(entry[2])
-		gid, gok := parseID(entry[3])
-		if !ok || !gok {
-			return resolvedUser{}, errNoUser
-		}
-		found.user.UID, found.user.GID = id, gid
-		if len(entry) >= 6 {
-			found.home = strings.Clone(entry[5]) // not the whole file
-		}
-	case numeric:
-		found.user.UID = uid
-	default:
-		return resolvedUser{}, errNoUser
-	}
-	if len(found.home) > maxHome || strings.ContainsRune(found.home, 0) {
-		return resolvedUser{}, &rootfs.FileError{Path: "/etc/passwd", Problem: "has an invalid home directory for the image's user"}
-	}
-	if hasGroup {
-		gid, ok := parseID(groupName)
-		if e := lookup(group, groupName, 2); len(e) >= 3 {
-			gid, ok = parseID(e[2])
-		}
-		if !ok {
-			return resolvedUser{}, errNoUser
-		}
-		found.user.GID = gid
-	}
-	found.user.AdditionalGids = []uint32{found.user.GID}
-	if entry == nil {
-		return found, nil
-	}
-	groups, err := groupsOf(entry[0], group, found.user.GID)
-	found.user.AdditionalGids = groups
-	return found, err
-}
-
-// groupsOf returns the numbers of a user's groups, its primary one first.
-func groupsOf(user, group string, primary uint32) ([]uint32, error) {
-	gids := []uint32{primary}
-	for line := range strings.Lines(group) {
-		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) < 4 {
-			continue
-		}
-		gid, ok := parseID(f[2])
-		if !ok || gid == primary {
-			continue
-		}
-		for member := range strings.SplitSeq(f[3], ",") {
-			if member == user {
-				gids = append(gids, gid)
-			}
-		}
-		if len(gids) > maxGroups {
-			return nil, &rootfs.FileError{Path: "/etc/group", Problem: fmt.Sprintf("has more than %d groups for the image's user", maxGroups)}
-		}
-	}
-	return gids, nil
-}
-
-// lookup returns the line of a colon-separated file whose name, or number in the column, is key. A name takes precedence.
-func lookup(file, key string, column int) []string {
-	number, numeric := parseID(key)
-	var byNumber []string
-	for line := range strings.Lines(file) {
-		f := strings.Split(strings.TrimSpace(line), ":")
-		if f[0] == key && key != "" && len(f) > column {
-			return f
-		}
-		if !numeric || byNumber != nil || len(f) <= column {
-			continue
-		}
-		if n, ok := parseID(f[column]); ok && n == number {
-			byNumber = f
-		}
-	}
-	return byNumber
-}
-
-// parseID accepts what OCI runtimes accept.
-func parseID(s string) (uint32, bool) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || n > math.MaxInt32 {
-		return 0, false
-	}
-	return uint32(n), true
+	return resolvedUser{user: specs.User{UID: found.UID, GID: found.GID, AdditionalGids: found.Groups}, home: found.Home}, err
 }

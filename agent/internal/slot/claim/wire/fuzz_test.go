@@ -149,3 +149,36 @@ func FuzzExec(f *testing.F) {
 		}
 	})
 }
+
+// FuzzProcess decodes what an agent and the supervisor of a sandbox, which may be hostile, send each other about processes.
+func FuzzProcess(f *testing.F) {
+	start, err := wire.EncodeStart(&wire.Start{
+		Args: []string{"sh", "-c", "x"}, Env: []string{"A=1"}, Cwd: "/", User: "1:2", Tag: "t", Input: true, Terminal: &wire.Terminal{Rows: 1, Columns: 2}, Timeout: 5, Buffer: 4096,
+	})
+	require.NoError(f, err)
+	f.Add(string(start))
+	f.Add(string(wire.EncodeFollow(&wire.Follow{Target: wire.Target{Pid: 1, Tag: "t"}, From: 7, Lossy: true})))
+	f.Add(string(wire.EncodeRequest(&wire.Request{Target: wire.Target{Pid: 1}, Signal: 9, Group: true, Data: "x", Terminal: wire.Terminal{Rows: 3, Columns: 4}})))
+	f.Add(string(wire.EncodeProcesses(&wire.Process{Pid: 1, Args: []string{"a", "b"}, Exit: &wire.Exit{Code: 137, Signal: 9, At: 1}}, &wire.Process{Tag: "t"})))
+	f.Add(string(wire.AppendOutput(nil, wire.Stderr, 5, 1)) + "x")
+	f.Fuzz(func(t *testing.T, payload string) {
+		used := allocated(func() {
+			if s, err := wire.DecodeStart(payload); err == nil {
+				require.NotContains(t, strings.Join(append(s.Args, s.Env...), ""), "\x00")
+				again, err := wire.EncodeStart(s)
+				require.NoError(t, err)
+				twice, err := wire.DecodeStart(string(again))
+				require.NoError(t, err)
+				require.Equal(t, s, twice)
+			}
+			_, _ = wire.DecodeFollow(payload)
+			_, _ = wire.DecodeRequest(payload)
+			_, _ = wire.DecodeProcesses(payload)
+			_, _ = wire.DecodeExit(payload)
+			if stream, _, _, err := wire.DecodeOutput(payload); err == nil {
+				require.Contains(t, []wire.Stream{wire.Stdout, wire.Stderr, wire.Console}, stream)
+			}
+		})
+		require.LessOrEqual(t, used, uint64(400*len(payload)+256<<10))
+	})
+}

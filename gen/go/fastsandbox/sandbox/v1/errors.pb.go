@@ -97,6 +97,18 @@ const (
 	// RESOURCE_EXHAUSTED: the caller has made too many requests in a second, or has too many creates or streams open; metadata
 	// `limit` and `allowed`. Retry after RetryInfo.
 	ErrorReason_ERROR_REASON_CALLER_LIMIT_EXCEEDED ErrorReason = 34
+	// NOT_FOUND: the sandbox has no such process, or has forgotten it.
+	ErrorReason_ERROR_REASON_PROCESS_NOT_FOUND ErrorReason = 35
+	// ALREADY_EXISTS: another process that runs has the tag.
+	ErrorReason_ERROR_REASON_PROCESS_EXISTS ErrorReason = 36
+	// FAILED_PRECONDITION: the process has ended, has no input, or has no terminal.
+	ErrorReason_ERROR_REASON_PROCESS_CONFLICT ErrorReason = 37
+	// RESOURCE_EXHAUSTED: the sandbox has as many processes or open files, or as much memory, as its limits allow; metadata `limit`.
+	ErrorReason_ERROR_REASON_SANDBOX_LIMIT_EXCEEDED ErrorReason = 38
+	// UNAVAILABLE: the supervisor of the sandbox does not answer in time, for instance because the sandbox has no processor time left.
+	ErrorReason_ERROR_REASON_SANDBOX_UNRESPONSIVE ErrorReason = 39
+	// FAILED_PRECONDITION: the sandbox is paused.
+	ErrorReason_ERROR_REASON_SANDBOX_PAUSED ErrorReason = 40
 )
 
 // Enum value maps for ErrorReason.
@@ -136,6 +148,12 @@ var (
 		32: "ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND",
 		33: "ERROR_REASON_QUOTA_EXCEEDED",
 		34: "ERROR_REASON_CALLER_LIMIT_EXCEEDED",
+		35: "ERROR_REASON_PROCESS_NOT_FOUND",
+		36: "ERROR_REASON_PROCESS_EXISTS",
+		37: "ERROR_REASON_PROCESS_CONFLICT",
+		38: "ERROR_REASON_SANDBOX_LIMIT_EXCEEDED",
+		39: "ERROR_REASON_SANDBOX_UNRESPONSIVE",
+		40: "ERROR_REASON_SANDBOX_PAUSED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -172,6 +190,12 @@ var (
 		"ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND": 32,
 		"ERROR_REASON_QUOTA_EXCEEDED":            33,
 		"ERROR_REASON_CALLER_LIMIT_EXCEEDED":     34,
+		"ERROR_REASON_PROCESS_NOT_FOUND":         35,
+		"ERROR_REASON_PROCESS_EXISTS":            36,
+		"ERROR_REASON_PROCESS_CONFLICT":          37,
+		"ERROR_REASON_SANDBOX_LIMIT_EXCEEDED":    38,
+		"ERROR_REASON_SANDBOX_UNRESPONSIVE":      39,
+		"ERROR_REASON_SANDBOX_PAUSED":            40,
 	}
 )
 
@@ -206,7 +230,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xbe\t\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x97\v\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -242,7 +266,13 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x1cERROR_REASON_UNAUTHENTICATED\x10\x1f\x12*\n" +
 	"&ERROR_REASON_SERVICE_ACCOUNT_NOT_FOUND\x10 \x12\x1f\n" +
 	"\x1bERROR_REASON_QUOTA_EXCEEDED\x10!\x12&\n" +
-	"\"ERROR_REASON_CALLER_LIMIT_EXCEEDED\x10\"\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
+	"\"ERROR_REASON_CALLER_LIMIT_EXCEEDED\x10\"\x12\"\n" +
+	"\x1eERROR_REASON_PROCESS_NOT_FOUND\x10#\x12\x1f\n" +
+	"\x1bERROR_REASON_PROCESS_EXISTS\x10$\x12!\n" +
+	"\x1dERROR_REASON_PROCESS_CONFLICT\x10%\x12'\n" +
+	"#ERROR_REASON_SANDBOX_LIMIT_EXCEEDED\x10&\x12%\n" +
+	"!ERROR_REASON_SANDBOX_UNRESPONSIVE\x10'\x12\x1f\n" +
+	"\x1bERROR_REASON_SANDBOX_PAUSED\x10(\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
