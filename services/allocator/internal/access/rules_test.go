@@ -12,10 +12,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/services/allocator/internal/access"
 )
 
-// TestRules: only the placement of the controller is closed to users, and only creates of sandboxes count as such.
+// TestRules: only the placement of the controller, and what the gateway asks, is closed to users, and only creates of sandboxes count as such.
 func TestRules(t *testing.T) {
 	users.CheckRules(t, access.Rules(), []string{
 		allocatorv1.AllocatorService_Allocate_FullMethodName, allocatorv1.AllocatorService_Release_FullMethodName,
+		allocatorv1.AllocatorService_LocateSandbox_FullMethodName,
 	},
 		sandboxv1.File_fastsandbox_sandbox_v1_sandbox_service_proto.Services().ByName("SandboxService"),
 		allocatorv1.File_fastsandbox_allocator_v1_allocator_service_proto.Services().ByName("AllocatorService"),

@@ -283,8 +283,11 @@ func (a *App) serve(ctx context.Context, p *parts, httpClient *http.Client) erro
 	}
 	p.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
 		Address: a.config.BindAddress, Listener: a.listener, TLS: a.config.TLS, Registry: p.metrics,
-		// A replica forwards the calls of the controller on its own behalf, and those of users on theirs.
-		Allow: map[string][]rpc.Role{allocator: {rpc.RoleController, rpc.RoleAllocator}},
+		// A replica forwards the calls of the controller and the gateway on its own behalf, and those of users on theirs.
+		Allow: map[string][]rpc.Role{
+			allocator: {rpc.RoleController, rpc.RoleAllocator},
+			allocatorv1.AllocatorService_LocateSandbox_FullMethodName: {rpc.RoleGateway, rpc.RoleAllocator},
+		},
 		Users: &rpc.Users{
 			Tokens: tokens, Access: authorizer, Rules: access.Rules(), Proxies: []rpc.Role{rpc.RoleGateway, rpc.RoleAllocator}, Limits: limits,
 		},
@@ -298,7 +301,7 @@ func (a *App) serve(ctx context.Context, p *parts, httpClient *http.Client) erro
 		Authorizer: authorizer, Core: core, KeyNamespace: a.config.Access.KeyNamespace, Clock: a.clock,
 	}))
 	allocatorv1.RegisterAllocatorServiceServer(p.server, allocatorrpc.New(allocatorrpc.Config{
-		Fleet: p.fleet, Pools: p.pools, Agents: p.feed, Clock: a.clock, HeartbeatTimeout: a.config.HeartbeatTimeout,
+		Sandboxes: p.fastpath, Fleet: p.fleet, Pools: p.pools, Agents: p.feed, Clock: a.clock, HeartbeatTimeout: a.config.HeartbeatTimeout,
 	}))
 	return nil
 }

@@ -35,12 +35,19 @@ type Agents interface {
 	Client(uid string) (agentv1.AgentServiceClient, bool)
 }
 
+// Sandboxes finds sandboxes.
+type Sandboxes interface {
+	// Locate returns where a sandbox runs, once it was created.
+	Locate(ctx context.Context, namespace, name string) (*allocatorv1.Assignment, error)
+}
+
 // Config is what an Allocator needs.
 type Config struct {
-	Fleet  *fleet.Fleet
-	Pools  *pools.Pools
-	Agents Agents
-	Clock  clock.WithTicker
+	Sandboxes Sandboxes
+	Fleet     *fleet.Fleet
+	Pools     *pools.Pools
+	Agents    Agents
+	Clock     clock.WithTicker
 	// HeartbeatTimeout is the registry's. WatchAgents waits as long for the first report of an agent before it sends SYNCED.
 	HeartbeatTimeout time.Duration
 }
@@ -74,6 +81,15 @@ func (a *Allocator) Allocate(_ context.Context, req *allocatorv1.AllocateRequest
 		return nil, err
 	}
 	return &allocatorv1.AllocateResponse{Assignment: assignment, DefaultResources: defaults}, nil
+}
+
+// LocateSandbox implements allocatorv1.AllocatorServiceServer.
+func (a *Allocator) LocateSandbox(ctx context.Context, req *allocatorv1.LocateSandboxRequest) (*allocatorv1.LocateSandboxResponse, error) {
+	at, err := a.config.Sandboxes.Locate(ctx, req.GetNamespace(), req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return &allocatorv1.LocateSandboxResponse{Assignment: at}, nil
 }
 
 func (a *Allocator) pool(namespace, name string) (*v1alpha1.SandboxPool, error) {

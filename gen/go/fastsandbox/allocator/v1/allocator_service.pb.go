@@ -87,7 +87,7 @@ func (x WatchAgentsResponse_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchAgentsResponse_Type.Descriptor instead.
 func (WatchAgentsResponse_Type) EnumDescriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{10, 0}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{12, 0}
 }
 
 // Assignment is where a sandbox runs.
@@ -163,6 +163,107 @@ func (x *Assignment) GetAgentAddress() string {
 	return ""
 }
 
+// LocateSandboxRequest names a sandbox.
+type LocateSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace of the sandbox.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the sandbox.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocateSandboxRequest) Reset() {
+	*x = LocateSandboxRequest{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocateSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocateSandboxRequest) ProtoMessage() {}
+
+func (x *LocateSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocateSandboxRequest.ProtoReflect.Descriptor instead.
+func (*LocateSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LocateSandboxRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *LocateSandboxRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// LocateSandboxResponse says where a sandbox runs.
+type LocateSandboxResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its container and its agent.
+	Assignment    *Assignment `protobuf:"bytes,1,opt,name=assignment,proto3" json:"assignment,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocateSandboxResponse) Reset() {
+	*x = LocateSandboxResponse{}
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocateSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocateSandboxResponse) ProtoMessage() {}
+
+func (x *LocateSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocateSandboxResponse.ProtoReflect.Descriptor instead.
+func (*LocateSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *LocateSandboxResponse) GetAssignment() *Assignment {
+	if x != nil {
+		return x.Assignment
+	}
+	return nil
+}
+
 // Agent is the Registry's view of an agent.
 type Agent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -196,7 +297,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[1]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -208,7 +309,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[1]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -221,7 +322,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{1}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Agent) GetInfo() *v1.AgentInfo {
@@ -361,7 +462,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[2]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +474,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[2]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +487,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{2}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Pool) GetNamespace() string {
@@ -570,7 +671,7 @@ type AllocateRequest struct {
 
 func (x *AllocateRequest) Reset() {
 	*x = AllocateRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[3]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -582,7 +683,7 @@ func (x *AllocateRequest) String() string {
 func (*AllocateRequest) ProtoMessage() {}
 
 func (x *AllocateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[3]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -595,7 +696,7 @@ func (x *AllocateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateRequest.ProtoReflect.Descriptor instead.
 func (*AllocateRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{3}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AllocateRequest) GetNamespace() string {
@@ -674,7 +775,7 @@ type AllocateResponse struct {
 
 func (x *AllocateResponse) Reset() {
 	*x = AllocateResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[4]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +787,7 @@ func (x *AllocateResponse) String() string {
 func (*AllocateResponse) ProtoMessage() {}
 
 func (x *AllocateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[4]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +800,7 @@ func (x *AllocateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateResponse.ProtoReflect.Descriptor instead.
 func (*AllocateResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{4}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AllocateResponse) GetAssignment() *Assignment {
@@ -727,7 +828,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[5]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +840,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[5]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +853,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{5}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReleaseRequest) GetFence() *v1.Fence {
@@ -771,7 +872,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[6]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +884,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[6]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +897,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{6}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{8}
 }
 
 // ListAgentsRequest selects agents.
@@ -812,7 +913,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[7]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +925,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[7]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +938,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{7}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListAgentsRequest) GetNamespace() string {
@@ -865,7 +966,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[8]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +978,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[8]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +991,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{8}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Agent {
@@ -913,7 +1014,7 @@ type WatchAgentsRequest struct {
 
 func (x *WatchAgentsRequest) Reset() {
 	*x = WatchAgentsRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[9]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1026,7 @@ func (x *WatchAgentsRequest) String() string {
 func (*WatchAgentsRequest) ProtoMessage() {}
 
 func (x *WatchAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[9]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1039,7 @@ func (x *WatchAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentsRequest.ProtoReflect.Descriptor instead.
 func (*WatchAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{9}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchAgentsRequest) GetNamespace() string {
@@ -973,7 +1074,7 @@ type WatchAgentsResponse struct {
 
 func (x *WatchAgentsResponse) Reset() {
 	*x = WatchAgentsResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[10]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1086,7 @@ func (x *WatchAgentsResponse) String() string {
 func (*WatchAgentsResponse) ProtoMessage() {}
 
 func (x *WatchAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[10]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1099,7 @@ func (x *WatchAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchAgentsResponse.ProtoReflect.Descriptor instead.
 func (*WatchAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{10}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchAgentsResponse) GetType() WatchAgentsResponse_Type {
@@ -1040,7 +1141,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[11]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1153,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[11]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1166,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{11}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListPoolsRequest) GetNamespace() string {
@@ -1086,7 +1187,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[12]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1199,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[12]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1212,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{12}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -1134,7 +1235,7 @@ type GetPoolRequest struct {
 
 func (x *GetPoolRequest) Reset() {
 	*x = GetPoolRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[13]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1247,7 @@ func (x *GetPoolRequest) String() string {
 func (*GetPoolRequest) ProtoMessage() {}
 
 func (x *GetPoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[13]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1260,7 @@ func (x *GetPoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPoolRequest.ProtoReflect.Descriptor instead.
 func (*GetPoolRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{13}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetPoolRequest) GetNamespace() string {
@@ -1187,7 +1288,7 @@ type GetPoolResponse struct {
 
 func (x *GetPoolResponse) Reset() {
 	*x = GetPoolResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[14]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1300,7 @@ func (x *GetPoolResponse) String() string {
 func (*GetPoolResponse) ProtoMessage() {}
 
 func (x *GetPoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[14]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1313,7 @@ func (x *GetPoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPoolResponse.ProtoReflect.Descriptor instead.
 func (*GetPoolResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{14}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetPoolResponse) GetPool() *Pool {
@@ -1235,7 +1336,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[15]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1348,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[15]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1361,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{15}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListImagesRequest) GetNamespace() string {
@@ -1288,7 +1389,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[16]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1401,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[16]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1414,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{16}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListImagesResponse) GetImages() []*PoolImage {
@@ -1338,7 +1439,7 @@ type PoolImage struct {
 
 func (x *PoolImage) Reset() {
 	*x = PoolImage{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[17]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1451,7 @@ func (x *PoolImage) String() string {
 func (*PoolImage) ProtoMessage() {}
 
 func (x *PoolImage) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[17]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1464,7 @@ func (x *PoolImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolImage.ProtoReflect.Descriptor instead.
 func (*PoolImage) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{17}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PoolImage) GetImage() string {
@@ -1406,7 +1507,7 @@ type NodeImage struct {
 
 func (x *NodeImage) Reset() {
 	*x = NodeImage{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[18]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1519,7 @@ func (x *NodeImage) String() string {
 func (*NodeImage) ProtoMessage() {}
 
 func (x *NodeImage) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[18]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1532,7 @@ func (x *NodeImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeImage.ProtoReflect.Descriptor instead.
 func (*NodeImage) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{18}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeImage) GetNodeName() string {
@@ -1484,7 +1585,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[19]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1597,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[19]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1610,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{19}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PullImageRequest) GetNamespace() string {
@@ -1550,7 +1651,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[20]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1663,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[20]
+	mi := &file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1676,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{20}
+	return file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PullImageResponse) GetNodeName() string {
@@ -1616,7 +1717,14 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\x05fence\x18\x01 \x01(\v2\x1b.fastsandbox.agent.v1.FenceR\x05fence\x12\x1b\n" +
 	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12\x1b\n" +
 	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12#\n" +
-	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\x85\x04\n" +
+	"\ragent_address\x18\x04 \x01(\tR\fagentAddress\"\x9c\x01\n" +
+	"\x14LocateSandboxRequest\x12F\n" +
+	"\tnamespace\x18\x01 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\tnamespace\x12<\n" +
+	"\x04name\x18\x02 \x01(\tB(\xbaH%r#\x18?2\x1f^[a-z0-9]([-a-z0-9]*[a-z0-9])?$R\x04name\"]\n" +
+	"\x15LocateSandboxResponse\x12D\n" +
+	"\n" +
+	"assignment\x18\x01 \x01(\v2$.fastsandbox.allocator.v1.AssignmentR\n" +
+	"assignment\"\x85\x04\n" +
 	"\x05Agent\x123\n" +
 	"\x04info\x18\x01 \x01(\v2\x1f.fastsandbox.agent.v1.AgentInfoR\x04info\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
@@ -1738,10 +1846,11 @@ const file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc = "" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
 	"\tagent_pod\x18\x02 \x01(\tR\bagentPod\x12>\n" +
 	"\bprogress\x18\x03 \x01(\v2\".fastsandbox.agent.v1.PullProgressR\bprogress\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error2\xe1\b\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error2\xd3\t\n" +
 	"\x10AllocatorService\x12a\n" +
 	"\bAllocate\x12).fastsandbox.allocator.v1.AllocateRequest\x1a*.fastsandbox.allocator.v1.AllocateResponse\x12^\n" +
-	"\aRelease\x12(.fastsandbox.allocator.v1.ReleaseRequest\x1a).fastsandbox.allocator.v1.ReleaseResponse\x12\xa0\x01\n" +
+	"\aRelease\x12(.fastsandbox.allocator.v1.ReleaseRequest\x1a).fastsandbox.allocator.v1.ReleaseResponse\x12p\n" +
+	"\rLocateSandbox\x12..fastsandbox.allocator.v1.LocateSandboxRequest\x1a/.fastsandbox.allocator.v1.LocateSandboxResponse\x12\xa0\x01\n" +
 	"\n" +
 	"ListAgents\x12+.fastsandbox.allocator.v1.ListAgentsRequest\x1a,.fastsandbox.allocator.v1.ListAgentsResponse\"7\x82\xd3\xe4\x93\x021Z\f\x12\n" +
 	"/v1/agents\x12!/v1/namespaces/{namespace}/agents\x12l\n" +
@@ -1766,87 +1875,92 @@ func file_fastsandbox_allocator_v1_allocator_service_proto_rawDescGZIP() []byte 
 }
 
 var file_fastsandbox_allocator_v1_allocator_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_fastsandbox_allocator_v1_allocator_service_proto_goTypes = []any{
 	(WatchAgentsResponse_Type)(0), // 0: fastsandbox.allocator.v1.WatchAgentsResponse.Type
 	(*Assignment)(nil),            // 1: fastsandbox.allocator.v1.Assignment
-	(*Agent)(nil),                 // 2: fastsandbox.allocator.v1.Agent
-	(*Pool)(nil),                  // 3: fastsandbox.allocator.v1.Pool
-	(*AllocateRequest)(nil),       // 4: fastsandbox.allocator.v1.AllocateRequest
-	(*AllocateResponse)(nil),      // 5: fastsandbox.allocator.v1.AllocateResponse
-	(*ReleaseRequest)(nil),        // 6: fastsandbox.allocator.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 7: fastsandbox.allocator.v1.ReleaseResponse
-	(*ListAgentsRequest)(nil),     // 8: fastsandbox.allocator.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),    // 9: fastsandbox.allocator.v1.ListAgentsResponse
-	(*WatchAgentsRequest)(nil),    // 10: fastsandbox.allocator.v1.WatchAgentsRequest
-	(*WatchAgentsResponse)(nil),   // 11: fastsandbox.allocator.v1.WatchAgentsResponse
-	(*ListPoolsRequest)(nil),      // 12: fastsandbox.allocator.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),     // 13: fastsandbox.allocator.v1.ListPoolsResponse
-	(*GetPoolRequest)(nil),        // 14: fastsandbox.allocator.v1.GetPoolRequest
-	(*GetPoolResponse)(nil),       // 15: fastsandbox.allocator.v1.GetPoolResponse
-	(*ListImagesRequest)(nil),     // 16: fastsandbox.allocator.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),    // 17: fastsandbox.allocator.v1.ListImagesResponse
-	(*PoolImage)(nil),             // 18: fastsandbox.allocator.v1.PoolImage
-	(*NodeImage)(nil),             // 19: fastsandbox.allocator.v1.NodeImage
-	(*PullImageRequest)(nil),      // 20: fastsandbox.allocator.v1.PullImageRequest
-	(*PullImageResponse)(nil),     // 21: fastsandbox.allocator.v1.PullImageResponse
-	(*v1.Fence)(nil),              // 22: fastsandbox.agent.v1.Fence
-	(*v1.AgentInfo)(nil),          // 23: fastsandbox.agent.v1.AgentInfo
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*v1.PinnedImage)(nil),        // 25: fastsandbox.agent.v1.PinnedImage
-	(*v1.AppArmorStatus)(nil),     // 26: fastsandbox.agent.v1.AppArmorStatus
-	(*v11.ResourceLimits)(nil),    // 27: fastsandbox.sandbox.v1.ResourceLimits
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*v1.SandboxReport)(nil),      // 29: fastsandbox.agent.v1.SandboxReport
-	(v1.PinnedImageState)(0),      // 30: fastsandbox.agent.v1.PinnedImageState
-	(*v1.PullProgress)(nil),       // 31: fastsandbox.agent.v1.PullProgress
+	(*LocateSandboxRequest)(nil),  // 2: fastsandbox.allocator.v1.LocateSandboxRequest
+	(*LocateSandboxResponse)(nil), // 3: fastsandbox.allocator.v1.LocateSandboxResponse
+	(*Agent)(nil),                 // 4: fastsandbox.allocator.v1.Agent
+	(*Pool)(nil),                  // 5: fastsandbox.allocator.v1.Pool
+	(*AllocateRequest)(nil),       // 6: fastsandbox.allocator.v1.AllocateRequest
+	(*AllocateResponse)(nil),      // 7: fastsandbox.allocator.v1.AllocateResponse
+	(*ReleaseRequest)(nil),        // 8: fastsandbox.allocator.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 9: fastsandbox.allocator.v1.ReleaseResponse
+	(*ListAgentsRequest)(nil),     // 10: fastsandbox.allocator.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),    // 11: fastsandbox.allocator.v1.ListAgentsResponse
+	(*WatchAgentsRequest)(nil),    // 12: fastsandbox.allocator.v1.WatchAgentsRequest
+	(*WatchAgentsResponse)(nil),   // 13: fastsandbox.allocator.v1.WatchAgentsResponse
+	(*ListPoolsRequest)(nil),      // 14: fastsandbox.allocator.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),     // 15: fastsandbox.allocator.v1.ListPoolsResponse
+	(*GetPoolRequest)(nil),        // 16: fastsandbox.allocator.v1.GetPoolRequest
+	(*GetPoolResponse)(nil),       // 17: fastsandbox.allocator.v1.GetPoolResponse
+	(*ListImagesRequest)(nil),     // 18: fastsandbox.allocator.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),    // 19: fastsandbox.allocator.v1.ListImagesResponse
+	(*PoolImage)(nil),             // 20: fastsandbox.allocator.v1.PoolImage
+	(*NodeImage)(nil),             // 21: fastsandbox.allocator.v1.NodeImage
+	(*PullImageRequest)(nil),      // 22: fastsandbox.allocator.v1.PullImageRequest
+	(*PullImageResponse)(nil),     // 23: fastsandbox.allocator.v1.PullImageResponse
+	(*v1.Fence)(nil),              // 24: fastsandbox.agent.v1.Fence
+	(*v1.AgentInfo)(nil),          // 25: fastsandbox.agent.v1.AgentInfo
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*v1.PinnedImage)(nil),        // 27: fastsandbox.agent.v1.PinnedImage
+	(*v1.AppArmorStatus)(nil),     // 28: fastsandbox.agent.v1.AppArmorStatus
+	(*v11.ResourceLimits)(nil),    // 29: fastsandbox.sandbox.v1.ResourceLimits
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*v1.SandboxReport)(nil),      // 31: fastsandbox.agent.v1.SandboxReport
+	(v1.PinnedImageState)(0),      // 32: fastsandbox.agent.v1.PinnedImageState
+	(*v1.PullProgress)(nil),       // 33: fastsandbox.agent.v1.PullProgress
 }
 var file_fastsandbox_allocator_v1_allocator_service_proto_depIdxs = []int32{
-	22, // 0: fastsandbox.allocator.v1.Assignment.fence:type_name -> fastsandbox.agent.v1.Fence
-	23, // 1: fastsandbox.allocator.v1.Agent.info:type_name -> fastsandbox.agent.v1.AgentInfo
-	24, // 2: fastsandbox.allocator.v1.Agent.last_heartbeat_time:type_name -> google.protobuf.Timestamp
-	25, // 3: fastsandbox.allocator.v1.Agent.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
-	26, // 4: fastsandbox.allocator.v1.Agent.apparmor:type_name -> fastsandbox.agent.v1.AppArmorStatus
-	27, // 5: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	24, // 6: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
-	28, // 7: fastsandbox.allocator.v1.Pool.ttl_after_finished:type_name -> google.protobuf.Duration
-	27, // 8: fastsandbox.allocator.v1.Pool.max_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	27, // 9: fastsandbox.allocator.v1.AllocateRequest.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	1,  // 10: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
-	27, // 11: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
-	22, // 12: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
-	2,  // 13: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
-	0,  // 14: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
-	2,  // 15: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
-	29, // 16: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
-	28, // 17: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
-	3,  // 18: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
-	3,  // 19: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
-	18, // 20: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
-	19, // 21: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
-	30, // 22: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
-	31, // 23: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
-	4,  // 24: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
-	6,  // 25: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
-	8,  // 26: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
-	10, // 27: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
-	12, // 28: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
-	14, // 29: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
-	16, // 30: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
-	20, // 31: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
-	5,  // 32: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
-	7,  // 33: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
-	9,  // 34: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
-	11, // 35: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
-	13, // 36: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
-	15, // 37: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
-	17, // 38: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
-	21, // 39: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
-	32, // [32:40] is the sub-list for method output_type
-	24, // [24:32] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	24, // 0: fastsandbox.allocator.v1.Assignment.fence:type_name -> fastsandbox.agent.v1.Fence
+	1,  // 1: fastsandbox.allocator.v1.LocateSandboxResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
+	25, // 2: fastsandbox.allocator.v1.Agent.info:type_name -> fastsandbox.agent.v1.AgentInfo
+	26, // 3: fastsandbox.allocator.v1.Agent.last_heartbeat_time:type_name -> google.protobuf.Timestamp
+	27, // 4: fastsandbox.allocator.v1.Agent.pinned_images:type_name -> fastsandbox.agent.v1.PinnedImage
+	28, // 5: fastsandbox.allocator.v1.Agent.apparmor:type_name -> fastsandbox.agent.v1.AppArmorStatus
+	29, // 6: fastsandbox.allocator.v1.Pool.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	26, // 7: fastsandbox.allocator.v1.Pool.create_time:type_name -> google.protobuf.Timestamp
+	30, // 8: fastsandbox.allocator.v1.Pool.ttl_after_finished:type_name -> google.protobuf.Duration
+	29, // 9: fastsandbox.allocator.v1.Pool.max_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	29, // 10: fastsandbox.allocator.v1.AllocateRequest.resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	1,  // 11: fastsandbox.allocator.v1.AllocateResponse.assignment:type_name -> fastsandbox.allocator.v1.Assignment
+	29, // 12: fastsandbox.allocator.v1.AllocateResponse.default_resources:type_name -> fastsandbox.sandbox.v1.ResourceLimits
+	24, // 13: fastsandbox.allocator.v1.ReleaseRequest.fence:type_name -> fastsandbox.agent.v1.Fence
+	4,  // 14: fastsandbox.allocator.v1.ListAgentsResponse.agents:type_name -> fastsandbox.allocator.v1.Agent
+	0,  // 15: fastsandbox.allocator.v1.WatchAgentsResponse.type:type_name -> fastsandbox.allocator.v1.WatchAgentsResponse.Type
+	4,  // 16: fastsandbox.allocator.v1.WatchAgentsResponse.agent:type_name -> fastsandbox.allocator.v1.Agent
+	31, // 17: fastsandbox.allocator.v1.WatchAgentsResponse.sandboxes:type_name -> fastsandbox.agent.v1.SandboxReport
+	30, // 18: fastsandbox.allocator.v1.WatchAgentsResponse.heartbeat_timeout:type_name -> google.protobuf.Duration
+	5,  // 19: fastsandbox.allocator.v1.ListPoolsResponse.pools:type_name -> fastsandbox.allocator.v1.Pool
+	5,  // 20: fastsandbox.allocator.v1.GetPoolResponse.pool:type_name -> fastsandbox.allocator.v1.Pool
+	20, // 21: fastsandbox.allocator.v1.ListImagesResponse.images:type_name -> fastsandbox.allocator.v1.PoolImage
+	21, // 22: fastsandbox.allocator.v1.PoolImage.nodes:type_name -> fastsandbox.allocator.v1.NodeImage
+	32, // 23: fastsandbox.allocator.v1.NodeImage.state:type_name -> fastsandbox.agent.v1.PinnedImageState
+	33, // 24: fastsandbox.allocator.v1.PullImageResponse.progress:type_name -> fastsandbox.agent.v1.PullProgress
+	6,  // 25: fastsandbox.allocator.v1.AllocatorService.Allocate:input_type -> fastsandbox.allocator.v1.AllocateRequest
+	8,  // 26: fastsandbox.allocator.v1.AllocatorService.Release:input_type -> fastsandbox.allocator.v1.ReleaseRequest
+	2,  // 27: fastsandbox.allocator.v1.AllocatorService.LocateSandbox:input_type -> fastsandbox.allocator.v1.LocateSandboxRequest
+	10, // 28: fastsandbox.allocator.v1.AllocatorService.ListAgents:input_type -> fastsandbox.allocator.v1.ListAgentsRequest
+	12, // 29: fastsandbox.allocator.v1.AllocatorService.WatchAgents:input_type -> fastsandbox.allocator.v1.WatchAgentsRequest
+	14, // 30: fastsandbox.allocator.v1.AllocatorService.ListPools:input_type -> fastsandbox.allocator.v1.ListPoolsRequest
+	16, // 31: fastsandbox.allocator.v1.AllocatorService.GetPool:input_type -> fastsandbox.allocator.v1.GetPoolRequest
+	18, // 32: fastsandbox.allocator.v1.AllocatorService.ListImages:input_type -> fastsandbox.allocator.v1.ListImagesRequest
+	22, // 33: fastsandbox.allocator.v1.AllocatorService.PullImage:input_type -> fastsandbox.allocator.v1.PullImageRequest
+	7,  // 34: fastsandbox.allocator.v1.AllocatorService.Allocate:output_type -> fastsandbox.allocator.v1.AllocateResponse
+	9,  // 35: fastsandbox.allocator.v1.AllocatorService.Release:output_type -> fastsandbox.allocator.v1.ReleaseResponse
+	3,  // 36: fastsandbox.allocator.v1.AllocatorService.LocateSandbox:output_type -> fastsandbox.allocator.v1.LocateSandboxResponse
+	11, // 37: fastsandbox.allocator.v1.AllocatorService.ListAgents:output_type -> fastsandbox.allocator.v1.ListAgentsResponse
+	13, // 38: fastsandbox.allocator.v1.AllocatorService.WatchAgents:output_type -> fastsandbox.allocator.v1.WatchAgentsResponse
+	15, // 39: fastsandbox.allocator.v1.AllocatorService.ListPools:output_type -> fastsandbox.allocator.v1.ListPoolsResponse
+	17, // 40: fastsandbox.allocator.v1.AllocatorService.GetPool:output_type -> fastsandbox.allocator.v1.GetPoolResponse
+	19, // 41: fastsandbox.allocator.v1.AllocatorService.ListImages:output_type -> fastsandbox.allocator.v1.ListImagesResponse
+	23, // 42: fastsandbox.allocator.v1.AllocatorService.PullImage:output_type -> fastsandbox.allocator.v1.PullImageResponse
+	34, // [34:43] is the sub-list for method output_type
+	25, // [25:34] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_allocator_v1_allocator_service_proto_init() }
@@ -1854,14 +1968,14 @@ func file_fastsandbox_allocator_v1_allocator_service_proto_init() {
 	if File_fastsandbox_allocator_v1_allocator_service_proto != nil {
 		return
 	}
-	file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[2].OneofWrappers = []any{}
+	file_fastsandbox_allocator_v1_allocator_service_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc), len(file_fastsandbox_allocator_v1_allocator_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,14 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AllocatorService_Allocate_FullMethodName    = "/fastsandbox.allocator.v1.AllocatorService/Allocate"
-	AllocatorService_Release_FullMethodName     = "/fastsandbox.allocator.v1.AllocatorService/Release"
-	AllocatorService_ListAgents_FullMethodName  = "/fastsandbox.allocator.v1.AllocatorService/ListAgents"
-	AllocatorService_WatchAgents_FullMethodName = "/fastsandbox.allocator.v1.AllocatorService/WatchAgents"
-	AllocatorService_ListPools_FullMethodName   = "/fastsandbox.allocator.v1.AllocatorService/ListPools"
-	AllocatorService_GetPool_FullMethodName     = "/fastsandbox.allocator.v1.AllocatorService/GetPool"
-	AllocatorService_ListImages_FullMethodName  = "/fastsandbox.allocator.v1.AllocatorService/ListImages"
-	AllocatorService_PullImage_FullMethodName   = "/fastsandbox.allocator.v1.AllocatorService/PullImage"
+	AllocatorService_Allocate_FullMethodName      = "/fastsandbox.allocator.v1.AllocatorService/Allocate"
+	AllocatorService_Release_FullMethodName       = "/fastsandbox.allocator.v1.AllocatorService/Release"
+	AllocatorService_LocateSandbox_FullMethodName = "/fastsandbox.allocator.v1.AllocatorService/LocateSandbox"
+	AllocatorService_ListAgents_FullMethodName    = "/fastsandbox.allocator.v1.AllocatorService/ListAgents"
+	AllocatorService_WatchAgents_FullMethodName   = "/fastsandbox.allocator.v1.AllocatorService/WatchAgents"
+	AllocatorService_ListPools_FullMethodName     = "/fastsandbox.allocator.v1.AllocatorService/ListPools"
+	AllocatorService_GetPool_FullMethodName       = "/fastsandbox.allocator.v1.AllocatorService/GetPool"
+	AllocatorService_ListImages_FullMethodName    = "/fastsandbox.allocator.v1.AllocatorService/ListImages"
+	AllocatorService_PullImage_FullMethodName     = "/fastsandbox.allocator.v1.AllocatorService/PullImage"
 )
 
 // AllocatorServiceClient is the client API for AllocatorService service.
@@ -43,6 +44,8 @@ type AllocatorServiceClient interface {
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
 	// Release ends a reservation. It succeeds if there is none. Safe to retry.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
+	// LocateSandbox returns where a sandbox runs: the gateway calls its agent itself. It waits for a create that runs.
+	LocateSandbox(ctx context.Context, in *LocateSandboxRequest, opts ...grpc.CallOption) (*LocateSandboxResponse, error)
 	// ListAgents returns all agents from memory. Does not block.
 	ListAgents(ctx context.Context, in *ListAgentsRequest, opts ...grpc.CallOption) (*ListAgentsResponse, error)
 	// WatchAgents sends every agent with all its sandboxes, one SYNCED, and then every change until the caller cancels.
@@ -80,6 +83,16 @@ func (c *allocatorServiceClient) Release(ctx context.Context, in *ReleaseRequest
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReleaseResponse)
 	err := c.cc.Invoke(ctx, AllocatorService_Release_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *allocatorServiceClient) LocateSandbox(ctx context.Context, in *LocateSandboxRequest, opts ...grpc.CallOption) (*LocateSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LocateSandboxResponse)
+	err := c.cc.Invoke(ctx, AllocatorService_LocateSandbox_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -178,6 +191,8 @@ type AllocatorServiceServer interface {
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
 	// Release ends a reservation. It succeeds if there is none. Safe to retry.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
+	// LocateSandbox returns where a sandbox runs: the gateway calls its agent itself. It waits for a create that runs.
+	LocateSandbox(context.Context, *LocateSandboxRequest) (*LocateSandboxResponse, error)
 	// ListAgents returns all agents from memory. Does not block.
 	ListAgents(context.Context, *ListAgentsRequest) (*ListAgentsResponse, error)
 	// WatchAgents sends every agent with all its sandboxes, one SYNCED, and then every change until the caller cancels.
@@ -206,6 +221,9 @@ func (UnimplementedAllocatorServiceServer) Allocate(context.Context, *AllocateRe
 }
 func (UnimplementedAllocatorServiceServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedAllocatorServiceServer) LocateSandbox(context.Context, *LocateSandboxRequest) (*LocateSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LocateSandbox not implemented")
 }
 func (UnimplementedAllocatorServiceServer) ListAgents(context.Context, *ListAgentsRequest) (*ListAgentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAgents not implemented")
@@ -278,6 +296,24 @@ func _AllocatorService_Release_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AllocatorServiceServer).Release(ctx, req.(*ReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AllocatorService_LocateSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LocateSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AllocatorServiceServer).LocateSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AllocatorService_LocateSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AllocatorServiceServer).LocateSandbox(ctx, req.(*LocateSandboxRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -390,6 +426,10 @@ var AllocatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _AllocatorService_Release_Handler,
+		},
+		{
+			MethodName: "LocateSandbox",
+			Handler:    _AllocatorService_LocateSandbox_Handler,
 		},
 		{
 			MethodName: "ListAgents",
