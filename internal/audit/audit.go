@@ -111,12 +111,25 @@ func New(log logr.Logger, r prometheus.Registerer, c clock.PassiveClock) (*Log, 
 	if r == nil {
 		return l, nil
 	}
-	for _, c := range []prometheus.Collector{l.decisions, l.omissions} {
-		if err := r.Register(c); err != nil {
-			return nil, fmt.Errorf("registering metrics of the audit log: %w", err)
-		}
+	var err error
+	if l.decisions, err = registered(r, l.decisions); err == nil {
+		l.omissions, err = registered(r, l.omissions)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("registering metrics of the audit log: %w", err)
 	}
 	return l, nil
+}
+
+// registered registers a collector, or returns that of another log of the process.
+func registered[C prometheus.Collector](r prometheus.Registerer, c C) (C, error) {
+	err := r.Register(c)
+	if known, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		if same, ok := known.ExistingCollector.(C); ok {
+			return same, nil
+		}
+	}
+	return c, err
 }
 
 // Write writes a record. ctx carries the span of the call.

@@ -150,11 +150,18 @@ func TestFloodsAreBounded(t *testing.T) {
 	}, counters(t, r))
 }
 
+// TestRegistration: the logs of one process count together.
 func TestRegistration(t *testing.T) {
 	r := prometheus.NewRegistry()
-	_, err := audit.New(logr.Discard(), r, clock.RealClock{})
-	require.NoError(t, err)
-	_, err = audit.New(logr.Discard(), r, clock.RealClock{})
+	for range 2 {
+		l, err := audit.New(logr.Discard(), r, clock.RealClock{})
+		require.NoError(t, err)
+		l.Write(t.Context(), audit.Record{Decision: audit.Allow})
+	}
+	require.InDelta(t, 2, counters(t, r)["fastsandbox_audit_decisions_total allow none"], 0)
+	other := prometheus.NewRegistry()
+	other.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "fastsandbox_audit_decisions_total"}))
+	_, err := audit.New(logr.Discard(), other, clock.RealClock{})
 	require.ErrorContains(t, err, "registering")
 }
 

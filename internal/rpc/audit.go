@@ -38,6 +38,9 @@ func (u *Users) record(ctx context.Context, c auth.Caller, method string, reques
 		return
 	}
 	rule := u.Rules[method]
+	if err == nil && rule.Elsewhere {
+		return
+	}
 	r := audit.Record{Caller: c, Method: method, Access: rule.Access}
 	r.Decision, r.Reason = audit.Of(err, reason)
 	if id, ok := request.(interface{ GetRequestId() string }); ok {

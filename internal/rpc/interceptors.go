@@ -31,6 +31,8 @@ type check struct {
 	call    func(ctx context.Context, method string) (context.Context, error)
 	enter   func(ctx context.Context, method string, stream bool) (done func(), err error)
 	message func(ctx context.Context, method string, m any) error
+	// more checks what follows the first message of a stream.
+	more func(m any) error
 }
 
 func (c check) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -60,20 +62,26 @@ func (c check) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		return err
 	}
 	defer done()
-	return handler(srv, checkedStream{contextStream{ss, ctx}, c, info.FullMethod})
+	return handler(srv, &checkedStream{contextStream: contextStream{ss, ctx}, check: c, method: info.FullMethod})
 }
 
 type checkedStream struct {
 	contextStream
 	check  check
 	method string
+	// begun: the first message was checked.
+	begun bool
 }
 
-// RecvMsg checks each message.
-func (s checkedStream) RecvMsg(m any) error {
+// RecvMsg checks each message. The first one says what the call is about, and whether its caller may make it is decided by that alone.
+func (s *checkedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
+	if s.begun {
+		return s.check.more(m)
+	}
+	s.begun = true
 	identify(s.Context(), m)
 	return s.check.message(s.Context(), s.method, m)
 }

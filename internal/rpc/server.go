@@ -137,7 +137,7 @@ func (s *Server) stranger(ctx context.Context) {
 func (s *Server) interceptors(log logr.Logger, a *admission) ([]grpc.UnaryServerInterceptor, []grpc.StreamServerInterceptor) {
 	access, options := accessLogger(log), accessLogOptions()
 	recoverer := recovery.WithRecoveryHandlerContext(recovered)
-	checks := check{a.call, a.enter, a.message}
+	checks := check{a.call, a.enter, a.message, a.validate}
 	withLog := func(ctx context.Context) context.Context { return logr.NewContext(ctx, log) }
 	unary := []grpc.UnaryServerInterceptor{
 		accept,

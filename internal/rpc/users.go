@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -53,6 +54,8 @@ type Rule struct {
 	Creates bool
 	// Self says that every authenticated user may call: the answer is about the caller alone, or Check decides.
 	Self bool
+	// Elsewhere says that another server decides about the call, to which it is passed on, and records it.
+	Elsewhere bool
 	// Check, if it is set, has to allow the request, too.
 	Check func(c auth.Caller, m proto.Message) error
 }
@@ -122,7 +125,7 @@ func (u *Users) authorize(ctx context.Context, c auth.Caller, method string, req
 			return "", err
 		}
 	}
-	if rule.Self {
+	if rule.Self || rule.Elsewhere {
 		return "", nil
 	}
 	what := rule.Access
@@ -212,6 +215,21 @@ func ForCaller(ctx context.Context) context.Context {
 		panic(err)
 	}
 	return metadata.AppendToOutgoingContext(ctx, callerKey, string(raw))
+}
+
+// OnBehalf returns a connection whose calls name the user who makes them.
+func OnBehalf(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return onBehalf{conn} }
+
+type onBehalf struct{ grpc.ClientConnInterface }
+
+// Invoke implements grpc.ClientConnInterface.
+func (c onBehalf) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return c.ClientConnInterface.Invoke(ForCaller(ctx), method, args, reply, opts...)
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (c onBehalf) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return c.ClientConnInterface.NewStream(ForCaller(ctx), desc, method, opts...)
 }
 
 // callerInMetadata returns the user on whose behalf a proxy calls; false if the proxy calls on its own behalf.

@@ -19,6 +19,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/gen/openapi"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -52,23 +53,32 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	}
 	defer collector.Close()
 
-	tokens, err := cfg.tokens()
+	tokens, access, err := cfg.access()
 	if err != nil {
 		return err
 	}
 	log := logr.FromContextOrDiscard(ctx)
 	registry := obs.NewRegistry()
 	draining := make(chan struct{})
+	grpcSide, err := cfg.edge(ctx, allocator, collector, tokens, access, registry, draining)
+	if err != nil {
+		return err
+	}
+	defer grpcSide.close()
 	upstream := rest.NewUpstream(allocator)
 	document, err := openapi.YAML()
 	if err != nil {
 		return err
 	}
-	handler, err := rest.New(rest.Config{
-		Allocator: allocator, Collector: collector, Ready: upstream.Check,
+	settings := rest.Config{
+		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, Ready: upstream.Check,
 		JSON: openapi.JSON(), YAML: document, MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout,
-		Tokens: tokens, Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
-	})
+		Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
+	}
+	if tokens != nil {
+		settings.Tokens = tokens
+	}
+	handler, err := rest.New(settings)
 	if err != nil {
 		return err
 	}
@@ -79,35 +89,38 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	probes := health.NewServer()
 	group := daemon.NewGroup()
 	cfg.Serve(group, registry, probes)
+	group.Go("gRPC", grpcSide.server.Run)
 	group.Go("https", func(ctx context.Context) error {
 		log.Info("serving", obs.KeyAddress, listener.Addr().String(), obs.KeyAllocator, cfg.AllocatorAddress, obs.KeyCollector, cfg.CollectorAddress)
 		return serve(ctx, server, listener, cfg, draining)
 	})
 	group.Go("allocator health", func(ctx context.Context) error {
-		upstream.Follow(ctx, clock.RealClock{}, func(err error) { report(log, probes, err) })
+		upstream.Follow(ctx, clock.RealClock{}, func(err error) {
+			report(log, probes, err)
+			grpcSide.server.SetReady(err == nil)
+		})
 		probes.Shutdown()
 		return nil
 	})
 	return group.Run(ctx)
 }
 
-// tokens returns the authenticator of bearer tokens; nil if the gateway does not authenticate callers.
-func (c *Config) tokens() (rest.Tokens, error) {
+// access returns the authenticator and the authorizer of users; nil if the gateway does not authenticate callers.
+func (c *Config) access() (*auth.Bearer, *auth.Authorizer, error) {
 	if c.TLS.Insecure {
-		return nil, nil //nolint:nilnil // no authenticator is a setting of the handler
+		return nil, nil, nil
 	}
 	api, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("reading --kubeconfig: %w", err)
+		return nil, nil, fmt.Errorf("reading --kubeconfig: %w", err)
 	}
 	api.UserAgent = "fast-sandbox-gateway/" + daemon.Version()
 	api.QPS = -1 // answers are remembered
 	httpClient, err := restclient.HTTPClientFor(api)
 	if err != nil {
-		return nil, fmt.Errorf("creating the API server client: %w", err)
+		return nil, nil, fmt.Errorf("creating the API server client: %w", err)
 	}
-	tokens, _, err := c.Access.New(api, httpClient, clock.RealClock{})
-	return tokens, err
+	return c.Access.New(api, httpClient, clock.RealClock{})
 }
 
 // report updates the probes. The empty service reports that the process is alive. The SandboxService is ready while the

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 )
 
 // Config is the configuration of the gateway.
@@ -16,6 +17,8 @@ type Config struct {
 	daemon.Common
 	// Address to serve HTTPS on (host:port).
 	Address string
+	// GRPCAddress to serve gRPC on (host:port).
+	GRPCAddress string
 	// AllocatorAddress is the gRPC target of the allocator.
 	AllocatorAddress string
 	// CollectorAddress is the gRPC target of the garbage collector.
@@ -24,6 +27,8 @@ type Config struct {
 	Kubeconfig string
 	// Access has the settings of authentication.
 	Access auth.Options
+	// Limits bounds what each user may ask for over gRPC.
+	Limits limit.Options
 	// MaxBodyBytes is the maximum size of a request body.
 	MaxBodyBytes int64
 	// RequestTimeout is the maximum duration of a request that asks for no shorter one. It does not apply to streams.
@@ -36,12 +41,14 @@ type Config struct {
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Common.AddFlags(fs)
 	fs.StringVar(&c.Address, "bind-address", ":8080", "`address` to serve HTTPS on")
+	fs.StringVar(&c.GRPCAddress, "grpc-bind-address", ":9090", "`address` to serve gRPC on")
 	fs.StringVar(&c.AllocatorAddress, "allocator-address", "kubernetes:///allocator.fast-sandbox-system:9090",
 		"gRPC `target` of the allocator")
 	fs.StringVar(&c.CollectorAddress, "gc-address", "kubernetes:///gc.fast-sandbox-system:9090",
 		"gRPC `target` of the garbage collector")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's service account")
 	c.Access.AddFlags(fs)
+	c.Limits.AddFlags(fs)
 	fs.Int64Var(&c.MaxBodyBytes, "max-body-bytes", 4<<20, "maximum size of a request body, in `bytes`")
 	fs.DurationVar(&c.RequestTimeout, "request-timeout", 70*time.Second,
 		"maximum `duration` of a request that asks for no shorter one (Grpc-Timeout); does not apply to streams")
@@ -52,7 +59,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 func (c *Config) Validate() error {
 	problems := c.Common.Validate()
 	for _, f := range []struct{ flag, value string }{
-		{"bind-address", c.Address}, {"allocator-address", c.AllocatorAddress}, {"gc-address", c.CollectorAddress},
+		{"bind-address", c.Address}, {"grpc-bind-address", c.GRPCAddress}, {"allocator-address", c.AllocatorAddress}, {"gc-address", c.CollectorAddress},
 	} {
 		if f.value == "" {
 			problems = append(problems, fmt.Errorf("--%s is required", f.flag))
@@ -67,5 +74,6 @@ func (c *Config) Validate() error {
 	if c.DrainTimeout < 0 {
 		problems = append(problems, fmt.Errorf("--drain-timeout is %s, want 0 or more", c.DrainTimeout))
 	}
+	problems = append(problems, c.Limits.Validate()...)
 	return errors.Join(append(problems, c.Access.Validate()...)...)
 }

@@ -132,6 +132,7 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 	cfg := app.Config{
 		AllocatorAddress: upstream.Addr().String(), CollectorAddress: gc.Addr().String(), MaxBodyBytes: 4 << 20, RequestTimeout: 20 * time.Second, DrainTimeout: 5 * time.Second,
 	}
+	cfg.GRPCAddress = "127.0.0.1:0"
 	cfg.Kubeconfig, cfg.Access.KeyNamespace = kubeconfig(t), auth.DefaultKeyNamespace
 	cfg.TLS, cfg.MetricsAddress, cfg.HealthSocket = authority.TLS(t, rpc.RoleGateway), "0", "0"
 	for _, c := range change {

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"google.golang.org/grpc"
 
 	"github.com/fast-sandbox/fast-sandbox/internal/audit"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
@@ -86,17 +85,4 @@ func (a *api) caller(r *http.Request) (auth.Caller, error) {
 		return c, fault.New(errdefs.ErrUnauthenticated, fault.Unauthenticated, "a bearer token or the client certificate of a user is required")
 	}
 	return c, nil
-}
-
-// onBehalf is a connection whose calls name the user who makes them.
-type onBehalf struct{ grpc.ClientConnInterface }
-
-// Invoke implements grpc.ClientConnInterface.
-func (c onBehalf) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	return c.ClientConnInterface.Invoke(rpc.ForCaller(ctx), method, args, reply, opts...)
-}
-
-// NewStream implements grpc.ClientConnInterface.
-func (c onBehalf) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	return c.ClientConnInterface.NewStream(rpc.ForCaller(ctx), desc, method, opts...)
 }

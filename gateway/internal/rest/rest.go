@@ -1,7 +1,7 @@
 // Package rest is the REST API: grpc-gateway's routes and JSON for the methods that have an HTTP binding, and what a public
 // HTTP API needs besides: errors as google.rpc.Status with the right HTTP code, bounded bodies, refusal of unknown fields,
 // idempotency keys, streams as newline-delimited JSON or raw bytes, trace propagation, metrics and an access log. It keeps
-// no state of sandboxes and never calls an agent. The handler is safe for concurrent use.
+// no state of sandboxes. The handler is safe for concurrent use.
 package rest
 
 import (
@@ -20,20 +20,23 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/audit"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 // Names of the upstreams in messages.
 const (
 	allocatorName = "allocator"
 	collectorName = "garbage collector"
+	sandboxesName = "agent of the sandbox"
 )
 
 // Config is what the handler needs.
 type Config struct {
-	// Allocator and Collector are connections to the allocator and to the garbage collector.
-	Allocator, Collector grpc.ClientConnInterface
+	// Allocator and Collector are connections to the allocator and to the garbage collector, Sandboxes is one to what passes calls on to agents.
+	Allocator, Collector, Sandboxes grpc.ClientConnInterface
 	// Ready returns nil if the allocator can be reached.
 	Ready func(context.Context) error
 	// JSON and YAML are the OpenAPI document.
@@ -113,9 +116,11 @@ func (a *api) route() error {
 		runtime.WithWriteContentLength(),
 		runtime.WithMiddlewares(a.routed, a.checkQuery, a.bounded),
 	)
-	allocator := retrying{onBehalf{a.config.Allocator}, a.config.Clock}
-	collector := retrying{onBehalf{a.config.Collector}, a.config.Clock}
-	a.routes = newRouteTable(services(upstream{allocatorName, allocator}, upstream{collectorName, collector}))
+	allocator := retrying{rpc.OnBehalf(a.config.Allocator), a.config.Clock}
+	collector := retrying{rpc.OnBehalf(a.config.Collector), a.config.Clock}
+	// A call into a sandbox is not repeated: it may have had an effect there.
+	sandboxes := rpc.OnBehalf(a.config.Sandboxes)
+	a.routes = newRouteTable(services(upstream{allocatorName, allocator}, upstream{collectorName, collector}, upstream{sandboxesName, sandboxes}))
 	ctx := context.Background()
 	if err := sandboxv1.RegisterSandboxServiceHandlerClient(ctx, a.mux, client{sandboxv1.NewSandboxServiceClient(allocator)}); err != nil {
 		return err
@@ -124,6 +129,9 @@ func (a *api) route() error {
 		return err
 	}
 	if err := gcv1.RegisterGarbageCollectorServiceHandlerClient(ctx, a.mux, gcv1.NewGarbageCollectorServiceClient(collector)); err != nil {
+		return err
+	}
+	if err := processv1.RegisterProcessServiceHandlerClient(ctx, a.mux, processv1.NewProcessServiceClient(sandboxes)); err != nil {
 		return err
 	}
 	if err := authv1.RegisterAuthServiceHandlerClient(ctx, a.mux, authv1.NewAuthServiceClient(allocator)); err != nil {

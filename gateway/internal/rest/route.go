@@ -15,6 +15,7 @@ import (
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
@@ -64,12 +65,13 @@ func newMessage(d protoreflect.MessageDescriptor) proto.Message {
 
 // services are the services of the REST API with the components that serve them. Methods without an HTTP binding are not
 // part of it.
-func services(allocator, collector upstream) map[protoreflect.ServiceDescriptor]upstream {
+func services(allocator, collector, sandboxes upstream) map[protoreflect.ServiceDescriptor]upstream {
 	return map[protoreflect.ServiceDescriptor]upstream{
 		sandboxv1.File_fastsandbox_sandbox_v1_sandbox_service_proto.Services().ByName("SandboxService"):         allocator,
 		allocatorv1.File_fastsandbox_allocator_v1_allocator_service_proto.Services().ByName("AllocatorService"): allocator,
 		authv1.File_fastsandbox_auth_v1_auth_service_proto.Services().ByName("AuthService"):                     allocator,
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"):                       collector,
+		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"):         sandboxes,
 	}
 }
 

@@ -1,0 +1,74 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"k8s.io/utils/clock"
+
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/edge"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
+	"github.com/fast-sandbox/fast-sandbox/internal/limit"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+// maxMessage is the largest message of a client: a file in one piece.
+const maxMessage = 8 << 20
+
+// edgeServer is the gateway's gRPC side.
+type edgeServer struct {
+	server *rpc.Server
+	router *edge.Router
+	// own is a connection to it: REST calls into sandboxes come the same way as others, so that one place decides about them.
+	own *grpc.ClientConn
+}
+
+// edge returns the gRPC server. It listens already.
+func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnInterface, tokens *auth.Bearer, access *auth.Authorizer, registry prometheus.Registerer, draining <-chan struct{}) (*edgeServer, error) {
+	limits, err := limit.New(c.Limits, clock.RealClock{}, registry)
+	if err != nil {
+		return nil, err
+	}
+	var users *rpc.Users
+	if tokens != nil {
+		users = &rpc.Users{Tokens: tokens, Access: access, Rules: edge.Rules(), Proxies: []rpc.Role{rpc.RoleGateway}, Limits: limits}
+	}
+	e := &edgeServer{}
+	e.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
+		Address: c.GRPCAddress, TLS: c.TLS, Users: users, Registry: registry, MaxRecvBytes: maxMessage, DrainTimeout: c.DrainTimeout,
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.router = edge.NewRouter(edge.Config{
+		Locator: allocatorv1.NewAllocatorServiceClient(allocator),
+		Dial: func(address, agentUID string) (*grpc.ClientConn, error) {
+			return rpc.Dial(address, rpc.ClientConfig{TLS: c.TLS, AgentUID: agentUID})
+		},
+		Clock: clock.RealClock{},
+	})
+	for _, s := range []struct {
+		services []protoreflect.ServiceDescriptor
+		to       grpc.ClientConnInterface
+	}{{edge.OfAllocator, rpc.OnBehalf(allocator)}, {edge.OfCollector, rpc.OnBehalf(collector)}, {edge.OfAgents, e.router}} {
+		for _, d := range s.services {
+			edge.Register(e.server, d, s.to, draining)
+		}
+	}
+	_, port, err := net.SplitHostPort(e.server.Addr().String())
+	if err != nil {
+		return nil, fmt.Errorf("reading the address of the gRPC server: %w", err)
+	}
+	e.own, err = rpc.Dial(net.JoinHostPort("localhost", port), rpc.ClientConfig{TLS: c.TLS, ServerName: rpc.RoleGateway.ServerName()})
+	return e, err
+}
+
+func (e *edgeServer) close() {
+	_ = e.own.Close()
+	e.router.Close()
+}

@@ -1,0 +1,61 @@
+package edge
+
+import (
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
+	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
+)
+
+// The services that other components than agents serve.
+var (
+	// OfAllocator are those of the allocator.
+	OfAllocator = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
+		sandboxv1.File_fastsandbox_sandbox_v1_sandbox_service_proto.Services().ByName("SandboxService"),
+		allocatorv1.File_fastsandbox_allocator_v1_allocator_service_proto.Services().ByName("AllocatorService"),
+		authv1.File_fastsandbox_auth_v1_auth_service_proto.Services().ByName("AuthService"),
+	}
+	// OfCollector are those of the garbage collector.
+	OfCollector = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
+		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"),
+	}
+	// OfAgents are those of agents.
+	OfAgents = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
+		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"),
+	}
+)
+
+// Rules returns what a user needs for each method. Agents do not know users: this process decides about calls into sandboxes, and the components
+// that serve the others decide about those.
+func Rules() map[string]rpc.Rule {
+	rules := map[string]rpc.Rule{}
+	for _, list := range [][]protoreflect.ServiceDescriptor{OfAllocator, OfCollector} {
+		for _, s := range list {
+			for i := range s.Methods().Len() {
+				rules["/"+string(s.FullName())+"/"+string(s.Methods().Get(i).Name())] = rpc.Rule{Elsewhere: true}
+			}
+		}
+	}
+	inside := func(verb, subresource string, methods ...string) {
+		for _, m := range methods {
+			rules[m] = rpc.Rule{
+				Access:    auth.Access{Verb: verb, Group: v1alpha1.Group, Resource: "sandboxes", Subresource: subresource},
+				Namespace: "namespace",
+			}
+		}
+	}
+	inside("create", "exec",
+		processv1.ProcessService_RunProcess_FullMethodName, processv1.ProcessService_StartProcess_FullMethodName,
+		processv1.ProcessService_ConnectProcess_FullMethodName, processv1.ProcessService_ListProcesses_FullMethodName,
+		processv1.ProcessService_StreamInput_FullMethodName, processv1.ProcessService_SendInput_FullMethodName,
+		processv1.ProcessService_CloseInput_FullMethodName, processv1.ProcessService_SendSignal_FullMethodName,
+		processv1.ProcessService_ResizeTerminal_FullMethodName,
+	)
+	return rules
+}
