@@ -59,7 +59,6 @@ const (
 	ProcessConflict      Reason = "PROCESS_CONFLICT"
 	SandboxLimitExceeded Reason = "SANDBOX_LIMIT_EXCEEDED"
 	SandboxUnresponsive  Reason = "SANDBOX_UNRESPONSIVE"
-	SandboxPaused        Reason = "SANDBOX_PAUSED"
 )
 
 // FieldKey is the metadata key of the field that an InvalidField error names, in proto notation (`spec.image`).

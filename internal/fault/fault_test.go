@@ -69,7 +69,8 @@ func TestReasonsEqualTheAPI(t *testing.T) {
 		fault.SandboxTerminating, fault.PermissionDenied, fault.Internal, fault.Overloaded, fault.PhaseConflict,
 		fault.APIUnavailable, fault.Cancelled, fault.RequestTooLarge,
 		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid, fault.Unauthenticated, fault.ServiceAccountNotFound,
-		fault.QuotaExceeded, fault.CallerLimitExceeded,
+		fault.QuotaExceeded, fault.CallerLimitExceeded, fault.ProcessNotFound, fault.ProcessExists, fault.ProcessConflict,
+		fault.SandboxLimitExceeded, fault.SandboxUnresponsive,
 	} {
 		ours[string(r)] = true
 	}

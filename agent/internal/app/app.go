@@ -32,6 +32,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
+// maxMessage is the largest message of a caller: the input of a process.
+const maxMessage = 8 << 20
+
 // closeTimeout is how long canceled creates have to clean up at shutdown.
 const closeTimeout = 20 * time.Second
 
@@ -116,7 +119,7 @@ func (c *Config) server(ctx context.Context, guard func(context.Context, string)
 		return nil, err
 	}
 	return rpc.NewServer(ctx, rpc.ServerConfig{
-		Address: c.BindAddress, TLS: c.TLS, Allow: allow(), Users: users, Guard: guard, Registry: registry,
+		Address: c.BindAddress, TLS: c.TLS, Allow: allow(), Users: users, Guard: guard, Registry: registry, MaxRecvBytes: maxMessage,
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
@@ -66,19 +67,14 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	}
 	defer grpcSide.close()
 	upstream := rest.NewUpstream(allocator)
-	document, err := openapi.YAML()
-	if err != nil {
-		return err
-	}
 	settings := rest.Config{
 		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, Ready: upstream.Check,
-		JSON: openapi.JSON(), YAML: document, MaxBodyBytes: cfg.MaxBodyBytes, RequestTimeout: cfg.RequestTimeout,
 		Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
 	}
 	if tokens != nil {
 		settings.Tokens = tokens
 	}
-	handler, err := rest.New(settings)
+	handler, err := cfg.handler(settings)
 	if err != nil {
 		return err
 	}
@@ -103,6 +99,17 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 		return nil
 	})
 	return group.Run(ctx)
+}
+
+// handler returns the REST side.
+func (c *Config) handler(settings rest.Config) (http.Handler, error) {
+	document, err := openapi.YAML()
+	if err != nil {
+		return nil, err
+	}
+	settings.JSON, settings.YAML = openapi.JSON(), document
+	settings.MaxBodyBytes, settings.RequestTimeout = c.MaxBodyBytes, c.RequestTimeout
+	return rest.New(settings)
 }
 
 // access returns the authenticator and the authorizer of users; nil if the gateway does not authenticate callers.

@@ -107,8 +107,6 @@ const (
 	ErrorReason_ERROR_REASON_SANDBOX_LIMIT_EXCEEDED ErrorReason = 38
 	// UNAVAILABLE: the supervisor of the sandbox does not answer in time, for instance because the sandbox has no processor time left.
 	ErrorReason_ERROR_REASON_SANDBOX_UNRESPONSIVE ErrorReason = 39
-	// FAILED_PRECONDITION: the sandbox is paused.
-	ErrorReason_ERROR_REASON_SANDBOX_PAUSED ErrorReason = 40
 )
 
 // Enum value maps for ErrorReason.
@@ -153,7 +151,6 @@ var (
 		37: "ERROR_REASON_PROCESS_CONFLICT",
 		38: "ERROR_REASON_SANDBOX_LIMIT_EXCEEDED",
 		39: "ERROR_REASON_SANDBOX_UNRESPONSIVE",
-		40: "ERROR_REASON_SANDBOX_PAUSED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -195,7 +192,6 @@ var (
 		"ERROR_REASON_PROCESS_CONFLICT":          37,
 		"ERROR_REASON_SANDBOX_LIMIT_EXCEEDED":    38,
 		"ERROR_REASON_SANDBOX_UNRESPONSIVE":      39,
-		"ERROR_REASON_SANDBOX_PAUSED":            40,
 	}
 )
 
@@ -230,7 +226,8 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x97\v\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xf6\n" +
+	"\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -271,8 +268,7 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x1bERROR_REASON_PROCESS_EXISTS\x10$\x12!\n" +
 	"\x1dERROR_REASON_PROCESS_CONFLICT\x10%\x12'\n" +
 	"#ERROR_REASON_SANDBOX_LIMIT_EXCEEDED\x10&\x12%\n" +
-	"!ERROR_REASON_SANDBOX_UNRESPONSIVE\x10'\x12\x1f\n" +
-	"\x1bERROR_REASON_SANDBOX_PAUSED\x10(\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
+	"!ERROR_REASON_SANDBOX_UNRESPONSIVE\x10'\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
