@@ -67,14 +67,10 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	}
 	defer grpcSide.close()
 	upstream := rest.NewUpstream(allocator)
-	settings := rest.Config{
+	handler, err := cfg.handler(rest.Config{
 		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, Ready: upstream.Check,
 		Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
-	}
-	if tokens != nil {
-		settings.Tokens = tokens
-	}
-	handler, err := cfg.handler(settings)
+	}, tokens)
 	if err != nil {
 		return err
 	}
@@ -102,7 +98,10 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 }
 
 // handler returns the REST side.
-func (c *Config) handler(settings rest.Config) (http.Handler, error) {
+func (c *Config) handler(settings rest.Config, tokens *auth.Bearer) (http.Handler, error) {
+	if tokens != nil {
+		settings.Tokens = tokens
+	}
 	document, err := openapi.YAML()
 	if err != nil {
 		return nil, err

@@ -159,8 +159,9 @@ func environment(c components.Config) []string {
 func Environment(c components.Config) [][2]string {
 	return [][2]string{
 		{"KUBECONFIG", c.Kubeconfig()},
-		{"FSB_ADDR", allocatorAddress},
+		{"FSB_ADDR", gatewayAddress},
 		{"FSB_GATEWAY", gatewayURL},
+		{"FSB_ALLOCATOR", allocatorAddress},
 		{"FSB_CACERT", filepath.Join(c.ClientDir(), "ca.crt")},
 		{"FSB_CERT", filepath.Join(c.ClientDir(), "tls.crt")},
 		{"FSB_KEY", filepath.Join(c.ClientDir(), "tls.key")},

@@ -136,6 +136,7 @@ func TestEnvironment(t *testing.T) {
 		{"KUBECONFIG", "/var/lib/fsb-local/kubeconfig"},
 		{"FSB_ADDR", "10.200.0.2:30090"},
 		{"FSB_GATEWAY", "https://10.200.0.2:30080"},
+		{"FSB_ALLOCATOR", "10.200.0.2:30091"},
 		{"FSB_CACERT", "/var/lib/fsb-local/client/ca.crt"},
 		{"FSB_CERT", "/var/lib/fsb-local/client/tls.crt"},
 		{"FSB_KEY", "/var/lib/fsb-local/client/tls.key"},

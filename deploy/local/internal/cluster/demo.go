@@ -18,8 +18,9 @@ import (
 
 // The addresses of Fast Sandbox for clients outside the cluster: the node ports of its services.
 const (
-	allocatorAddress = network.NodeIP + ":30090"
+	gatewayAddress   = network.NodeIP + ":30090"
 	gatewayURL       = "https://" + network.NodeIP + ":30080"
+	allocatorAddress = network.NodeIP + ":30091"
 
 	demoImage   = "docker.io/fast-sandbox/busybox:demo"
 	demoTimeout = 2 * time.Minute

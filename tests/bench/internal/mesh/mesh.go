@@ -75,7 +75,7 @@ type Mesh struct {
 // connections end at the standby, which passes each call on, and a run would measure which one it was given.
 func Connect(ctx context.Context, o Options) (*Mesh, error) {
 	env := map[string]string{}
-	for _, name := range []string{"KUBECONFIG", "FSB_ADDR", "FSB_CERT", "FSB_KEY", "FSB_CACERT", "CONTAINERD_ADDRESS"} {
+	for _, name := range []string{"KUBECONFIG", "FSB_ADDR", "FSB_ALLOCATOR", "FSB_CERT", "FSB_KEY", "FSB_CACERT", "CONTAINERD_ADDRESS"} {
 		if env[name] = config.Env(name); env[name] == "" {
 			return nil, fmt.Errorf("%s is not set: run this by `make bench`, or after: eval \"$(make -s env)\"", name)
 		}
@@ -97,7 +97,7 @@ func Connect(ctx context.Context, o Options) (*Mesh, error) {
 	if m.Node, err = ctrd.Dial(env["CONTAINERD_ADDRESS"], ctrd.DefaultNamespace); err != nil {
 		return nil, err
 	}
-	m.Way, m.target = "through the Service, by whichever allocator it gives", env["FSB_ADDR"]
+	m.Way, m.target = "through the Service, by whichever allocator it gives", env["FSB_ALLOCATOR"]
 	if o.Via != ViaService {
 		if m.target, err = m.leader(ctx); err != nil {
 			return nil, errors.Join(err, m.Close())
