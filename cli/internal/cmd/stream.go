@@ -53,3 +53,24 @@ func ended(err error) error {
 	}
 	return err
 }
+
+// openOnce is openStream for a call that must not be repeated: it may have had its effect.
+func openOnce[T any](ctx context.Context, c *cli, doing string, open func(context.Context) (grpc.ServerStreamingClient[T], error)) (begun[T], error) {
+	callCtx, cancel := context.WithTimeout(ctx, c.settings.Timeout)
+	defer cancel()
+	c.progress.start(doing)
+	defer c.progress.stop()
+	out, err := opening(ctx, callCtx, false, func(streamCtx context.Context) (begun[T], error) {
+		stream, err := open(streamCtx)
+		if err != nil {
+			return begun[T]{}, err
+		}
+		first, err := stream.Recv()
+		return begun[T]{stream, first}, err
+	})
+	if err != nil {
+		return out, c.classify(err)
+	}
+	c.connected = true
+	return out, nil
+}
