@@ -26,6 +26,8 @@ type ClientConfig struct {
 	TLS TLS
 	// ServerName is the name that the server's certificate must have. Empty: the host of the target.
 	ServerName string
+	// OrName is another name that the certificate may have instead; empty for none.
+	OrName string
 	// AgentUID is the uid of the Pod whose agent the server must be, by its certificate; ServerName is that of agents then. Empty: any
 	// server.
 	AgentUID string
@@ -52,7 +54,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 		case name == "":
 			name = hostOf(target)
 		}
-		c, err := cfg.TLS.clientConfig(name, cfg.AgentUID)
+		c, err := cfg.TLS.clientConfig(name, cfg.OrName, cfg.AgentUID)
 		if err != nil {
 			return nil, fmt.Errorf("dialing %s: %w", target, err)
 		}

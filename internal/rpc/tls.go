@@ -128,11 +128,12 @@ func (t TLS) MetricsConfig() (*tls.Config, error) {
 // ClientConfig returns the configuration of a client that presents its certificate and verifies that the server's is valid
 // for serverName, a DNS name or an IP address.
 func (t TLS) ClientConfig(serverName string) (*tls.Config, error) {
-	return t.clientConfig(serverName, "")
+	return t.clientConfig(serverName, "", "")
 }
 
-// clientConfig is ClientConfig that also verifies that the server is the agent whose Pod has the uid, unless that is empty.
-func (t TLS) clientConfig(serverName, agentUID string) (*tls.Config, error) {
+// clientConfig is ClientConfig that also accepts another name, and verifies that the server is the agent whose Pod has the uid, unless they are
+// empty.
+func (t TLS) clientConfig(serverName, orName, agentUID string) (*tls.Config, error) {
 	if serverName == "" {
 		return nil, errors.New("verifying server certificates: no server name")
 	}
@@ -157,7 +158,11 @@ func (t TLS) clientConfig(serverName, agentUID string) (*tls.Config, error) {
 			if err != nil {
 				return err
 			}
-			if err := verify(s, pool, serverName); err != nil || agentUID == "" {
+			err = verify(s, pool, serverName)
+			if err != nil && orName != "" && verify(s, pool, orName) == nil {
+				err = nil
+			}
+			if err != nil || agentUID == "" {
 				return err
 			}
 			return verifyAgent(s, agentUID)

@@ -35,12 +35,12 @@ func retries() backoff.Policy {
 	return backoff.Policy{Initial: 100 * time.Millisecond, Max: time.Second}
 }
 
-// connect returns the connection to the allocator. The first call creates it.
+// connect returns the connection to the gateway, or to an allocator, which does not serve calls into sandboxes. The first call creates it.
 func (c *cli) connect() (*grpc.ClientConn, error) {
 	if c.conn != nil {
 		return c.conn, nil
 	}
-	conn, err := c.dial(c.settings.Addr, remote{role: rpc.RoleAllocator})
+	conn, err := c.dial(c.settings.Addr, remote{role: rpc.RoleGateway, orRole: rpc.RoleAllocator})
 	if err != nil {
 		return nil, err
 	}
@@ -51,6 +51,9 @@ func (c *cli) connect() (*grpc.ClientConn, error) {
 // dial returns a connection to a server.
 func (c *cli) dial(target string, r remote, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	cfg := rpc.ClientConfig{TLS: c.settings.TLS, ServerName: r.role.ServerName(), AgentUID: r.agentUID, Silence: rpc.DefaultSilence, Options: options}
+	if r.orRole != "" {
+		cfg.OrName = r.orRole.ServerName()
+	}
 	switch tls := &cfg.TLS; {
 	case tls.Insecure:
 	case tls.CAFile == "" || !c.settings.HasToken() && (tls.CertFile == "" || tls.KeyFile == ""):

@@ -54,8 +54,8 @@ func (o *clusterOptions) open(c *cli) (Cluster, error) {
 type remote struct {
 	// name is its name for people.
 	name string
-	// role is the role that its certificate must have.
-	role rpc.Role
+	// role is the role that its certificate must have, or orRole if that is not empty.
+	role, orRole rpc.Role
 	// agentUID is the uid of the Pod whose agent it must be; empty for another server.
 	agentUID string
 	// port is the name of its port.

@@ -94,7 +94,7 @@ func DefaultFile() string {
 // AddFlags adds the flags of every command. --pool is not among them: it has another meaning for run than for list.
 func AddFlags(fs *pflag.FlagSet) {
 	fs.String(fileFlag, "", "configuration `file` [$FSB_CONFIG] (default: fast-sandbox/config.yaml in the user's configuration directory)")
-	fs.String("addr", "", "`host:port` of the allocator [$FSB_ADDR] (default 127.0.0.1:9090)")
+	fs.String("addr", "", "`host:port` of the gateway's gRPC port, or of an allocator [$FSB_ADDR] (default 127.0.0.1:9090)")
 	fs.String("cacert", "", "PEM `file` of the certificate authorities of the servers [$FSB_CACERT]")
 	fs.String("cert", "", "PEM `file` of the client certificate [$FSB_CERT]")
 	fs.String("key", "", "PEM `file` of the key of the client certificate [$FSB_KEY]")
