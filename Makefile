@@ -61,7 +61,7 @@ components: deps
 	@$(MAKE) binaries
 	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
 binaries:
-	@$(GO_BUILD) -o $(BIN)/ ./services/allocator ./services/controller ./services/gc ./agent/cmd/agent ./agent/cmd/containerd-shim-fsb-v1 ./agent/cmd/containerd-shim-fsb-member-v1 ./agent/cmd/sandbox-init ./janitor ./gateway
+	@$(GO_BUILD) -o $(BIN)/ ./services/allocator ./services/controller ./services/gc ./agent/cmd/agent ./agent/cmd/containerd-shim-fsb-v1 ./agent/cmd/containerd-shim-fsb-member-v1 ./agent/cmd/sandbox-init ./agent/cmd/sandbox-helper ./janitor ./gateway
 	@$(GO_BUILD) -o $(BIN)/fsb-ctl ./cli
 kube: deps
 	@.ci/modules deploy/local
@@ -86,7 +86,7 @@ jaeger: deps
 	@cd deploy/local/jaeger && go build -ldflags "-s -w" -o $(BIN)/jaeger/ github.com/jaegertracing/jaeger/cmd/all-in-one
 
 # A release: what it consists of, its images by their digests, and whether another build makes the same.
-RELEASED := agent allocator containerd-shim-fsb-member-v1 containerd-shim-fsb-v1 controller fsb-ctl gateway gc janitor sandbox-init
+RELEASED := agent allocator containerd-shim-fsb-member-v1 containerd-shim-fsb-v1 controller fsb-ctl gateway gc janitor sandbox-helper sandbox-init
 sbom: components kube ## Write what the binaries and images consist of into bin/sbom, as SPDX documents
 	@.ci/modules internal/tools
 	@$(BUILD_TOOL) ./sbom

@@ -12,11 +12,12 @@ const (
 	// keptFD is the connection's descriptor after all others are closed.
 	keptFD = 3
 	// shimFD is that of the socket to the shim, if a shim has started this process. The others follow if it is to supervise a sandbox: the socket
-	// that agents connect to, and those of its reaper.
+	// that agents connect to, those of its reaper, and the program of its helpers.
 	shimFD     = keptFD + 1
 	listenerFD = keptFD + 2
 	endedFD    = keptFD + 3
 	moreFD     = keptFD + 4
+	helperFD   = keptFD + 5
 	noShim     = -1
 )
 
@@ -240,7 +241,7 @@ func (c *channel) closeOthers() *wire.Failure {
 // last is the last descriptor that is kept.
 func (c *channel) last() int {
 	if c.shim != noShim {
-		return moreFD
+		return helperFD
 	}
 	return keptFD
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/layout"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor/spawn"
 )
@@ -49,6 +50,9 @@ func main() {
 	var reaper *supervisor.Reaper
 	if err == nil && shim != noShim {
 		if listener, err = move(listener, listenerFD); err == nil {
+			err = openHelper()
+		}
+		if err == nil {
 			reaper, err = supervisor.NewReaper(endedFD, moreFD)
 		}
 	}
@@ -66,6 +70,15 @@ func main() {
 		_ = unix.Close(listener)
 	}
 	unix.Exit(serve(&channel{fd: fd, shim: shim, users: users}, reaper, mapped))
+}
+
+// openHelper opens the program of helpers, while the slot's files can be reached.
+func openHelper() error {
+	fd, err := unix.Open(layout.HelperPath, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err == nil {
+		_, err = move(fd, helperFD)
+	}
+	return err
 }
 
 // task returns what a shim of ours has started this process for: to make a slot, or to execute one more process of a container. An OCI

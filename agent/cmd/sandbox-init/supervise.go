@@ -44,7 +44,7 @@ func supervise(c *channel, claim *wire.Claim, entered bool, reaper *supervisor.R
 	}
 	claim.Seccomp = nil
 	code, err := supervisor.Run(supervisor.Config{
-		Listener: listenerFD, Trusted: func(fd int) bool { return trusted(fd, mapped) }, Shim: shimFD, Reaper: reaper,
+		Listener: listenerFD, Trusted: func(fd int) bool { return trusted(fd, mapped) }, Shim: shimFD, Reaper: reaper, Helper: helperFD,
 		Claim: claim, Main: pid, Started: started,
 	})
 	if err != nil {

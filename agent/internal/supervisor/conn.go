@@ -124,7 +124,7 @@ func (c *conn) request(kind wire.Type, payload string) {
 	case wire.TypeList:
 		c.answer(wire.TypeProcesses, wire.EncodeProcesses(c.s.list()...))
 		return
-	case wire.TypeInput, wire.TypeCloseInput, wire.TypeSignal, wire.TypeResize:
+	case wire.TypeInput, wire.TypeCloseInput, wire.TypeSignal, wire.TypeResize, wire.TypeOpen:
 	default:
 		c.fail(&wire.Failure{Stage: wire.StageClaim, Errno: unix.ENOSYS, Detail: "(a request of a later version)"})
 		return
@@ -132,6 +132,10 @@ func (c *conn) request(kind wire.Type, payload string) {
 	r, err := wire.DecodeRequest(payload)
 	if err != nil {
 		c.refuse(err)
+		return
+	}
+	if kind == wire.TypeOpen {
+		c.open(r.Data)
 		return
 	}
 	if kind == wire.TypeSignal && (r.Target.Tag == wire.MainTag || r.Target.Tag == "" && int(r.Target.Pid) == c.s.config.Main && r.Target.Pid != 0) {

@@ -125,6 +125,8 @@ func (s *Supervisor) reaped(pid int, status unix.WaitStatus, usage *unix.Rusage)
 	}
 	if p := s.processes[uint32(pid)]; p != nil && p.exit == nil {
 		p.end(exit)
+	} else {
+		s.helperEnded(pid)
 	}
 	s.endIfEmpty()
 }

@@ -38,6 +38,8 @@ type Config struct {
 	Shim int
 	// Reaper waits for children.
 	Reaper *Reaper
+	// Helper is a descriptor of the program of helpers.
+	Helper int
 	// Claim has the sandbox's own process, and what others have without asking for anything else.
 	Claim *wire.Claim
 	// Main is the pid of the sandbox's own process; zero if it has none. Started is when it was started, in nanoseconds of the Unix time.
@@ -54,7 +56,8 @@ type Supervisor struct {
 	shimIn    []byte
 	reaper    *watch
 	processes map[uint32]*process
-	ended     []*process // in the order of their ends
+	helpers   map[string]*helper // by user
+	ended     []*process         // in the order of their ends
 	kept      int        // bytes of their output
 	conns     int
 	timers    int // processes with a deadline
@@ -68,7 +71,7 @@ type Supervisor struct {
 
 // Run supervises the sandbox. It returns when the sandbox's own process has ended, with the exit code of the sandbox, or if it cannot go on.
 func Run(c Config) (code int, err error) {
-	s := &Supervisor{config: c, processes: map[uint32]*process{}, scratch: make([]byte, chunk)}
+	s := &Supervisor{config: c, processes: map[uint32]*process{}, helpers: map[string]*helper{}, scratch: make([]byte, chunk)}
 	if s.poll, err = newPoller(); err != nil {
 		return 0, err
 	}

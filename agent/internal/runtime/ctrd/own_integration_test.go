@@ -33,7 +33,7 @@ import (
 func own(t *testing.T, s *containerd.Server) func(*ctrd.Config) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, command := range map[string]string{"shim": shim.Binary, shim.Member: shim.Member, "init": "sandbox-init"} {
+	for name, command := range map[string]string{"shim": shim.Binary, shim.Member: shim.Member, "init": "sandbox-init", "sandbox-helper": "sandbox-helper"} {
 		out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, name), "../../../cmd/"+command).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}

@@ -44,7 +44,7 @@ func prepareMountpoints(root *os.File, owner int) {
 
 // slotRoots is the directory for the root of slots.
 type slotRoots struct {
-	// dir is Config.SlotRoot; init is Config.SandboxInit, and shim Config.Shim.
+	// dir is Config.SlotRoot; init is Config.SandboxInit, with the helper beside it, and shim Config.Shim.
 	dir, init, shim string
 
 	mu        sync.Mutex
@@ -60,12 +60,22 @@ func (s *slotRoots) get() (string, error) {
 	if s.rootfs != "" {
 		return s.rootfs, nil
 	}
-	binary, err := os.ReadFile(s.init)
-	if err != nil {
-		return "", fmt.Errorf("reading sandbox-init: %w", err)
+	programs := map[string][]byte{}
+	hash := sha256.New()
+	for _, path := range []string{layout.InitPath, layout.HelperPath} {
+		from := s.init
+		if path == layout.HelperPath {
+			from = filepath.Join(filepath.Dir(s.init), path)
+		}
+		binary, err := os.ReadFile(from)
+		if err != nil {
+			return "", fmt.Errorf("reading a program of slots: %w", err)
+		}
+		programs[path] = binary
+		sum := sha256.Sum256(binary)
+		_, _ = hash.Write(sum[:])
 	}
-	sum := sha256.Sum256(binary)
-	dir := filepath.Join(s.dir, hex.EncodeToString(sum[:8]))
+	dir := filepath.Join(s.dir, hex.EncodeToString(hash.Sum(nil)[:8]))
 	if _, err := os.Stat(dir); err == nil {
 		s.rootfs = dir
 		return dir, nil
@@ -78,7 +88,7 @@ func (s *slotRoots) get() (string, error) {
 		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
 	defer os.RemoveAll(tmp)
-	if err := fillRootfs(tmp, binary); err != nil {
+	if err := fillRootfs(tmp, programs); err != nil {
 		return "", fmt.Errorf("creating the root of slots: %w", err)
 	}
 	if err := os.Rename(tmp, dir); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -174,7 +184,7 @@ func (s *slotRoots) tryOverlay(users *os.File) (*os.File, error) {
 	return mapped(mounts, users, 0)
 }
 
-func fillRootfs(dir string, binary []byte) error {
+func fillRootfs(dir string, programs map[string][]byte) error {
 	for _, d := range append(layout.RootDirs(), layout.PrivateDir, layout.FilesDir, layout.NewRootDir) {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil { //nolint:gosec // as any root directory
 			return err
@@ -185,8 +195,10 @@ func fillRootfs(dir string, binary []byte) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, layout.InitPath), binary, 0o755); err != nil { //nolint:gosec // it is executed
-		return err
+	for path, binary := range programs {
+		if err := os.WriteFile(filepath.Join(dir, path), binary, 0o755); err != nil { //nolint:gosec // it is executed
+			return err
+		}
 	}
 	return os.Chmod(dir, 0o755) //nolint:gosec // as any root directory
 }

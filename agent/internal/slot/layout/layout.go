@@ -7,6 +7,8 @@ import "path"
 const (
 	// InitPath is sandbox-init.
 	InitPath = "/sandbox-init"
+	// HelperPath is sandbox-helper, which serves calls about files and ports.
+	HelperPath = "/sandbox-helper"
 	// PrivateDir is the slot's own directory, with its socket.
 	PrivateDir = "/fsb"
 	// FilesDir has the files that the claim mounts in /etc.

@@ -28,9 +28,10 @@ type Process struct {
 	User User
 	// Ambient are the ambient capabilities, as a bit mask.
 	Ambient uint64
-	// Files become its standard streams, and Terminal makes the first its controlling terminal.
+	// Files become its standard streams, and Terminal makes the first its controlling terminal. More become its descriptors from 3 on.
 	Files    [3]int
 	Terminal bool
+	More     []int
 }
 
 // Start starts a process in a session of its own. This process is in / afterwards.
@@ -56,8 +57,12 @@ func Start(p *Process) (pid int, failure *wire.Failure) {
 			ambient = append(ambient, uintptr(bit))
 		}
 	}
+	files := []uintptr{uintptr(p.Files[0]), uintptr(p.Files[1]), uintptr(p.Files[2])}
+	for _, fd := range p.More {
+		files = append(files, uintptr(fd))
+	}
 	pid, err := syscall.ForkExec(path, p.Args, &syscall.ProcAttr{
-		Env: p.Env, Files: []uintptr{uintptr(p.Files[0]), uintptr(p.Files[1]), uintptr(p.Files[2])},
+		Env: p.Env, Files: files,
 		Sys: &syscall.SysProcAttr{
 			Setsid: true, Setctty: p.Terminal, AmbientCaps: ambient,
 			Credential: &syscall.Credential{Uid: p.User.UID, Gid: p.User.GID, Groups: p.User.Groups},

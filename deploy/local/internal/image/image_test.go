@@ -195,7 +195,7 @@ func TestReleasedImages(t *testing.T) {
 	require.NoError(t, err)
 	b := image.Builder{BinDir: t.TempDir()}
 	want := []string{"agent", "allocator", "controller", "gateway", "gc", "janitor"}
-	for _, name := range append(want, "containerd-shim-fsb-v1", "containerd-shim-fsb-member-v1", "sandbox-init") {
+	for _, name := range append(want, "containerd-shim-fsb-v1", "containerd-shim-fsb-member-v1", "sandbox-init", "sandbox-helper") {
 		_, err := b.Digests(t.Context(), all)
 		require.ErrorIs(t, err, image.ErrNotBuilt)
 		require.NoError(t, os.WriteFile(filepath.Join(b.BinDir, name), []byte(name), 0o600))
@@ -210,7 +210,7 @@ func TestReleasedImages(t *testing.T) {
 	require.ElementsMatch(t, want, names)
 
 	elsewhere := image.Builder{BinDir: t.TempDir()}
-	for _, name := range append(want, "containerd-shim-fsb-v1", "containerd-shim-fsb-member-v1", "sandbox-init") {
+	for _, name := range append(want, "containerd-shim-fsb-v1", "containerd-shim-fsb-member-v1", "sandbox-init", "sandbox-helper") {
 		require.NoError(t, os.WriteFile(filepath.Join(elsewhere.BinDir, name), []byte(name), 0o755))
 	}
 	again, err := elsewhere.Digests(t.Context(), all)

@@ -24,6 +24,7 @@ const (
 	TypeSignal     Type = 20
 	TypeResize     Type = 21
 	TypeList       Type = 22
+	TypeOpen       Type = 23
 	TypeStarted    Type = 32
 	TypeOutput     Type = 33
 	TypeEnded      Type = 34

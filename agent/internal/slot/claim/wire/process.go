@@ -73,7 +73,7 @@ type Request struct {
 	Group  bool
 	// Terminal is the new size, for resize.
 	Terminal Terminal
-	// Data is for input.
+	// Data is for input, and the user for open: the connection is passed on to the helper of that user.
 	Data string
 }
 
