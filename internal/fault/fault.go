@@ -59,6 +59,12 @@ const (
 	ProcessConflict      Reason = "PROCESS_CONFLICT"
 	SandboxLimitExceeded Reason = "SANDBOX_LIMIT_EXCEEDED"
 	SandboxUnresponsive  Reason = "SANDBOX_UNRESPONSIVE"
+
+	FileNotFound     Reason = "FILE_NOT_FOUND"
+	FileExists       Reason = "FILE_EXISTS"
+	FileAccessDenied Reason = "FILE_ACCESS_DENIED"
+	FileConflict     Reason = "FILE_CONFLICT"
+	FileChanged      Reason = "FILE_CHANGED"
 )
 
 // FieldKey is the metadata key of the field that an InvalidField error names, in proto notation (`spec.image`).

@@ -70,7 +70,8 @@ func TestReasonsEqualTheAPI(t *testing.T) {
 		fault.APIUnavailable, fault.Cancelled, fault.RequestTooLarge,
 		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid, fault.Unauthenticated, fault.ServiceAccountNotFound,
 		fault.QuotaExceeded, fault.CallerLimitExceeded, fault.ProcessNotFound, fault.ProcessExists, fault.ProcessConflict,
-		fault.SandboxLimitExceeded, fault.SandboxUnresponsive,
+		fault.SandboxLimitExceeded, fault.SandboxUnresponsive, fault.FileNotFound, fault.FileExists, fault.FileAccessDenied,
+		fault.FileConflict, fault.FileChanged,
 	} {
 		ours[string(r)] = true
 	}

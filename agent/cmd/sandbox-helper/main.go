@@ -33,7 +33,7 @@ func main() {
 		os.Exit(1)
 	}
 	unix.CloseOnExec(controlFD)
-	_ = unix.Close(controlFD) // FileConn has a copy
+	_ = unix.Close(controlFD)                          // FileConn has a copy
 	serve(control.(*net.UnixConn), config.Env("HOME")) //nolint:forcetypeassert // a socket of the supervisor
 }
 

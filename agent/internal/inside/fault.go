@@ -75,6 +75,6 @@ func processFault(f *wire.Failure) error {
 	return f
 }
 
-func limitFault(f *wire.Failure, limit string) error {
+func limitFault(f error, limit string) error {
 	return fault.Wrap(f, errdefs.ErrResourceExhausted, fault.SandboxLimitExceeded, "the sandbox has reached its limit of %s", limit).With("limit", limit)
 }

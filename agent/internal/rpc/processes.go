@@ -213,7 +213,7 @@ func (p *Processes) follow(ctx context.Context, s *inside.Stream, send func(*pro
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.service.closing:
-			return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent is stopping; connect to the process again")
+			return errStopping()
 		case <-ticker.C():
 			out = &processv1.ProcessEvent{Event: &processv1.ProcessEvent_Keepalive_{Keepalive: &processv1.ProcessEvent_Keepalive{}}}
 		case n := <-events:
@@ -379,4 +379,8 @@ func exitOf(e *wire.Exit) *processv1.ProcessExit {
 
 func timeOf(nanos uint64) *timestamppb.Timestamp {
 	return timestamppb.New(time.Unix(0, int64(nanos))) //nolint:gosec // until 2262
+}
+
+func errStopping() error {
+	return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent is stopping; connect again")
 }

@@ -58,7 +58,7 @@ type Supervisor struct {
 	processes map[uint32]*process
 	helpers   map[string]*helper // by user
 	ended     []*process         // in the order of their ends
-	kept      int        // bytes of their output
+	kept      int                // bytes of their output
 	conns     int
 	timers    int // processes with a deadline
 	garbage   int

@@ -107,6 +107,16 @@ const (
 	ErrorReason_ERROR_REASON_SANDBOX_LIMIT_EXCEEDED ErrorReason = 38
 	// UNAVAILABLE: the supervisor of the sandbox does not answer in time, for instance because the sandbox has no processor time left.
 	ErrorReason_ERROR_REASON_SANDBOX_UNRESPONSIVE ErrorReason = 39
+	// NOT_FOUND: there is no such file; metadata `path`.
+	ErrorReason_ERROR_REASON_FILE_NOT_FOUND ErrorReason = 40
+	// ALREADY_EXISTS: there is such a file; metadata `path`.
+	ErrorReason_ERROR_REASON_FILE_EXISTS ErrorReason = 41
+	// PERMISSION_DENIED: the user of the sandbox may not do this with the file; metadata `path`.
+	ErrorReason_ERROR_REASON_FILE_ACCESS_DENIED ErrorReason = 42
+	// FAILED_PRECONDITION: the file is of another type, is in use, or is where files cannot be changed; metadata `path`.
+	ErrorReason_ERROR_REASON_FILE_CONFLICT ErrorReason = 43
+	// FAILED_PRECONDITION: the file does not have the etag that the call requires, or was changed during the call; metadata `path`.
+	ErrorReason_ERROR_REASON_FILE_CHANGED ErrorReason = 44
 )
 
 // Enum value maps for ErrorReason.
@@ -151,6 +161,11 @@ var (
 		37: "ERROR_REASON_PROCESS_CONFLICT",
 		38: "ERROR_REASON_SANDBOX_LIMIT_EXCEEDED",
 		39: "ERROR_REASON_SANDBOX_UNRESPONSIVE",
+		40: "ERROR_REASON_FILE_NOT_FOUND",
+		41: "ERROR_REASON_FILE_EXISTS",
+		42: "ERROR_REASON_FILE_ACCESS_DENIED",
+		43: "ERROR_REASON_FILE_CONFLICT",
+		44: "ERROR_REASON_FILE_CHANGED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -192,6 +207,11 @@ var (
 		"ERROR_REASON_PROCESS_CONFLICT":          37,
 		"ERROR_REASON_SANDBOX_LIMIT_EXCEEDED":    38,
 		"ERROR_REASON_SANDBOX_UNRESPONSIVE":      39,
+		"ERROR_REASON_FILE_NOT_FOUND":            40,
+		"ERROR_REASON_FILE_EXISTS":               41,
+		"ERROR_REASON_FILE_ACCESS_DENIED":        42,
+		"ERROR_REASON_FILE_CONFLICT":             43,
+		"ERROR_REASON_FILE_CHANGED":              44,
 	}
 )
 
@@ -226,8 +246,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xf6\n" +
-	"\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x99\f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -268,7 +287,12 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x1bERROR_REASON_PROCESS_EXISTS\x10$\x12!\n" +
 	"\x1dERROR_REASON_PROCESS_CONFLICT\x10%\x12'\n" +
 	"#ERROR_REASON_SANDBOX_LIMIT_EXCEEDED\x10&\x12%\n" +
-	"!ERROR_REASON_SANDBOX_UNRESPONSIVE\x10'\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
+	"!ERROR_REASON_SANDBOX_UNRESPONSIVE\x10'\x12\x1f\n" +
+	"\x1bERROR_REASON_FILE_NOT_FOUND\x10(\x12\x1c\n" +
+	"\x18ERROR_REASON_FILE_EXISTS\x10)\x12#\n" +
+	"\x1fERROR_REASON_FILE_ACCESS_DENIED\x10*\x12\x1e\n" +
+	"\x1aERROR_REASON_FILE_CONFLICT\x10+\x12\x1d\n" +
+	"\x19ERROR_REASON_FILE_CHANGED\x10,\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
