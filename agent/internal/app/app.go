@@ -24,7 +24,9 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/status"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
+	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
@@ -85,7 +87,10 @@ func Run(ctx context.Context, cfg *Config) error {
 	closing := make(chan struct{})
 	service := agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing)
 	agentv1.RegisterAgentServiceServer(server, service)
-	processv1.RegisterProcessServiceServer(server, agentrpc.NewProcesses(service, runtime))
+	processes := agentrpc.NewProcesses(service, runtime)
+	processv1.RegisterProcessServiceServer(server, processes)
+	filesystemv1.RegisterFilesystemServiceServer(server, agentrpc.NewFiles(processes))
+	tunnelv1.RegisterTunnelServiceServer(server, agentrpc.NewTunnels(processes))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
 		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor,
 		users: func() (bool, string) { return runtime.Users(), runtime.UsersOff() }}
@@ -172,8 +177,10 @@ func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime
 // allow returns which roles may call what: the control plane manages sandboxes, and the gateway acts in them for users.
 func allow() map[string][]rpc.Role {
 	return map[string][]rpc.Role{
-		agentv1.AgentService_ServiceDesc.ServiceName:     {rpc.RoleAllocator, rpc.RoleController},
-		processv1.ProcessService_ServiceDesc.ServiceName: {rpc.RoleGateway},
+		agentv1.AgentService_ServiceDesc.ServiceName:           {rpc.RoleAllocator, rpc.RoleController},
+		processv1.ProcessService_ServiceDesc.ServiceName:       {rpc.RoleGateway},
+		filesystemv1.FilesystemService_ServiceDesc.ServiceName: {rpc.RoleGateway},
+		tunnelv1.TunnelService_ServiceDesc.ServiceName:         {rpc.RoleGateway},
 	}
 }
 

@@ -5,9 +5,11 @@ import (
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -28,6 +30,8 @@ var (
 	// OfAgents are those of agents.
 	OfAgents = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
 		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"),
+		filesystemv1.File_fastsandbox_filesystem_v1_filesystem_service_proto.Services().ByName("FilesystemService"),
+		tunnelv1.File_fastsandbox_tunnel_v1_tunnel_service_proto.Services().ByName("TunnelService"),
 	}
 )
 
@@ -57,5 +61,9 @@ func Rules() map[string]rpc.Rule {
 		processv1.ProcessService_CloseInput_FullMethodName, processv1.ProcessService_SendSignal_FullMethodName,
 		processv1.ProcessService_ResizeTerminal_FullMethodName,
 	)
+	for i := range OfAgents[1].Methods().Len() {
+		inside("create", "files", "/"+string(OfAgents[1].FullName())+"/"+string(OfAgents[1].Methods().Get(i).Name()))
+	}
+	inside("create", "portforward", tunnelv1.TunnelService_Tunnel_FullMethodName)
 	return rules
 }
