@@ -85,12 +85,7 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	closing := make(chan struct{})
-	service := agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing)
-	agentv1.RegisterAgentServiceServer(server, service)
-	processes := agentrpc.NewProcesses(service, runtime)
-	processv1.RegisterProcessServiceServer(server, processes)
-	filesystemv1.RegisterFilesystemServiceServer(server, agentrpc.NewFiles(processes))
-	tunnelv1.RegisterTunnelServiceServer(server, agentrpc.NewTunnels(processes))
+	register(server, runtime, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
 		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor,
 		users: func() (bool, string) { return runtime.Users(), runtime.UsersOff() }}
@@ -106,6 +101,15 @@ func Run(ctx context.Context, cfg *Config) error {
 	cfg.Serve(g, registry, server.Health())
 	logr.FromContextOrDiscard(ctx).Info("agent listening", obs.KeyAddress, server.Addr().String(), obs.KeyPod, cfg.PodNamespace+"/"+cfg.PodName)
 	return g.Run(ctx)
+}
+
+// register registers the agent's services.
+func register(server *rpc.Server, runtime *ctrd.Runtime, service *agentrpc.Service) {
+	agentv1.RegisterAgentServiceServer(server, service)
+	processes := agentrpc.NewProcesses(service, runtime)
+	processv1.RegisterProcessServiceServer(server, processes)
+	filesystemv1.RegisterFilesystemServiceServer(server, agentrpc.NewFiles(processes))
+	tunnelv1.RegisterTunnelServiceServer(server, agentrpc.NewTunnels(processes))
 }
 
 // starters is how many slots start concurrently on an idle node. Our shim mostly waits for containerd then, while an OCI runtime keeps a processor

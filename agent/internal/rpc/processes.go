@@ -32,7 +32,7 @@ const (
 	inputChunk = 64 << 10
 	// keepalive is after what time without an event a stream sends one.
 	keepalive = 15 * time.Second
-	// killTime is how long the kill of a process may take whose caller has gone.
+	// killTime is how long the kill of a process may take whose caller is gone.
 	killTime = 5 * time.Second
 )
 
@@ -131,7 +131,7 @@ func feed(s *inside.Stream, input []byte) {
 	_ = s.Send(wire.TypeCloseInput, &wire.Request{})
 }
 
-// kill kills the group of a process whose caller has gone.
+// kill kills the group of a process whose caller is gone.
 func kill(ctx context.Context, s inside.Sandbox, pid uint32) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
@@ -180,7 +180,7 @@ func (p *Processes) ConnectProcess(req *processv1.ConnectProcessRequest, stream 
 	return p.follow(ctx, followed, func(e *processv1.ProcessEvent) error { return stream.Send(&processv1.ConnectProcessResponse{Event: e}) })
 }
 
-// follow sends the events of a process, until it has ended or the caller has gone.
+// follow sends the events of a process, until it has ended or the caller is gone.
 func (p *Processes) follow(ctx context.Context, s *inside.Stream, send func(*processv1.ProcessEvent) error) error {
 	defer s.Close()
 	if err := send(&processv1.ProcessEvent{Event: &processv1.ProcessEvent_Started{Started: processOf(s.Process())}}); err != nil {

@@ -189,7 +189,7 @@ func (r *Router) locate(ctx context.Context, s sandbox) (place, error) {
 	return found, nil
 }
 
-// forget drops a place, unless a later one is known.
+// forget drops a location, unless a later one is known.
 func (r *Router) forget(w *way) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -107,7 +107,7 @@ func supportRuntime(t *testing.T, handler string) (*ctrd.Runtime, string) {
 	t.Cleanup(func() { _ = client.Close() })
 	h, err := shared.ParseHandler(handler)
 	require.NoError(t, err)
-	for _, name := range []string{"shim", shim.Member, "init"} {
+	for _, name := range []string{"shim", shim.Member, "init", "sandbox-helper"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("program"), 0o600))
 	}
 	r := ctrd.New(ctrd.Config{

@@ -240,7 +240,7 @@ func (x *TerminalSize) GetColumns() int32 {
 // ProcessSelector names a process of a sandbox.
 type ProcessSelector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By what.
+	// The attribute that names it.
 	//
 	// Types that are valid to be assigned to By:
 	//
