@@ -85,7 +85,7 @@ func receive(control *net.UnixConn) (*net.UnixConn, error) {
 	defer f.Close()
 	conn, err := net.FileConn(f)
 	if err != nil {
-		return nil, nil //nolint:nilerr,nilnil // the agent asks again
+		return nil, nil
 	}
 	unixConn, _ := conn.(*net.UnixConn)
 	return unixConn, nil

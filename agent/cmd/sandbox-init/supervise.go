@@ -37,10 +37,10 @@ func supervise(c *channel, claim *wire.Claim, entered bool, reaper *supervisor.R
 	c.informShim(claim)
 	_ = unix.Close(c.fd) // which tells the agent that it runs
 	if failure := withdraw(claim); failure != nil {
-		return exitFailed, nil
+		return exitFailed, nil //nolint:nilerr // of a claimed process: the exit code is what there is
 	}
 	if err := unix.SetNonblock(listenerFD, true); err != nil {
-		return exitFailed, nil
+		return exitFailed, nil //nolint:nilerr // of a claimed process: the exit code is what there is
 	}
 	claim.Seccomp = nil
 	code, err := supervisor.Run(supervisor.Config{
@@ -48,7 +48,7 @@ func supervise(c *channel, claim *wire.Claim, entered bool, reaper *supervisor.R
 		Claim: claim, Main: pid, Started: started,
 	})
 	if err != nil {
-		return exitFailed, nil
+		return exitFailed, nil //nolint:nilerr // of a claimed process: the exit code is what there is
 	}
 	return code, nil
 }

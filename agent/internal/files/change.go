@@ -52,7 +52,7 @@ func makeAll(path string, mode uint32) error {
 		missing = append(missing, p)
 	}
 	for i := len(missing) - 1; i >= 0; i-- {
-		if err := unix.Mkdir(missing[i], mode); err != nil && err != unix.EEXIST { //nolint:errorlint // system calls return it unwrapped
+		if err := unix.Mkdir(missing[i], mode); err != nil && err != unix.EEXIST {
 			return &fs.PathError{Op: "mkdir", Path: missing[i], Err: err}
 		}
 		if err := unix.Chmod(missing[i], mode); err != nil {

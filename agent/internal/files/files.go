@@ -176,7 +176,7 @@ func etag(st *unix.Stat_t) string {
 		}
 		return string(b)
 	}
-	return text(st.Ino) + "-" + text(uint64(st.Size)) + "-" + text(uint64(st.Mtim.Nano())) + "-" + text(uint64(st.Ctim.Nano())) //nolint:gosec // digits
+	return text(st.Ino) + "-" + text(uint64(st.Size)) + "-" + text(uint64(st.Mtim.Nano())) + "-" + text(uint64(st.Ctim.Nano()))
 }
 
 // open opens a regular file, and refuses all others without waiting for them.
@@ -185,10 +185,10 @@ func open(path string, flags int, mode uint32) (*os.File, *unix.Stat_t, error) {
 		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags: uint64(flags) | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Mode: uint64(mode), Resolve: unix.RESOLVE_NO_MAGICLINKS, //nolint:gosec // flags
+		Flags: uint64(flags) | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Mode: uint64(mode), Resolve: unix.RESOLVE_NO_MAGICLINKS,
 	})
 	switch {
-	case err == unix.ENXIO, err == unix.ENODEV: //nolint:errorlint // system calls return it unwrapped
+	case err == unix.ENXIO, err == unix.ENODEV:
 		return nil, nil, &wire.Failure{Kind: wire.NotRegular, Path: []byte(path)}
 	case err != nil:
 		return fail(err)

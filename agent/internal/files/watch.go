@@ -42,7 +42,7 @@ func (s *server) watch() error {
 		_ = w.file.Close()
 	}()
 	if err := w.send("started", "", true); err != nil {
-		return nil //nolint:nilerr // the agent is gone
+		return nil
 	}
 	if err := w.run(); err != nil {
 		_ = wire.PutJSON(s.conn, wire.Failed, failure(err, s.path))
@@ -74,7 +74,7 @@ func (w *watcher) add(dir string, announce bool) error {
 		}
 		return &fs.PathError{Op: "watch", Path: dir, Err: err}
 	}
-	w.dirs[int32(d)] = dir //nolint:gosec // a watch descriptor
+	w.dirs[int32(d)] = dir
 	if !w.recursive {
 		return nil
 	}
@@ -110,7 +110,7 @@ func (w *watcher) run() error {
 			return err
 		}
 		for b := buffer[:n]; len(b) >= unix.SizeofInotifyEvent; {
-			d, mask := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:]) //nolint:gosec // struct inotify_event
+			d, mask := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:])
 			length := int(binary.NativeEndian.Uint32(b[12:]))
 			name, _, _ := bytes.Cut(b[unix.SizeofInotifyEvent:unix.SizeofInotifyEvent+length], []byte{0})
 			b = b[unix.SizeofInotifyEvent+length:]
@@ -171,7 +171,7 @@ func (w *watcher) event(d int32, mask uint32, name string) (gone bool, err error
 func (w *watcher) forget(dir string) {
 	for d, path := range w.dirs {
 		if path == dir || strings.HasPrefix(path, dir+"/") {
-			_, _ = unix.InotifyRmWatch(w.fd, uint32(d)) //nolint:gosec // a watch descriptor
+			_, _ = unix.InotifyRmWatch(w.fd, uint32(d))
 			delete(w.dirs, d)
 		}
 	}

@@ -247,7 +247,7 @@ func (f *Files) receive(ctx context.Context, user string, c *files.Call, data []
 	}()
 	if sent != nil {
 		h.Close() // the helper gives the file up
-		<-answers
+		_ = <-answers
 		return nil, sent
 	}
 	err = <-answers

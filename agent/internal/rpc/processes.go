@@ -96,7 +96,7 @@ func (p *Processes) RunProcess(ctx context.Context, req *processv1.RunProcessReq
 	if limit == 0 {
 		limit = defaultOutput
 	}
-	out := &processv1.RunProcessResponse{Pid: int32(stream.Process().Pid), StartTime: timeOf(stream.Process().Started)} //nolint:gosec // a pid
+	out := &processv1.RunProcessResponse{Pid: int32(stream.Process().Pid), StartTime: timeOf(stream.Process().Started)}
 	for {
 		e, err := stream.Next()
 		switch {
@@ -147,7 +147,7 @@ func (p *Processes) StartProcess(req *processv1.StartProcessRequest, stream grpc
 	}
 	start := startOf(ctx, req.GetProcess())
 	start.Input, start.Lossy = req.GetStdin(), req.GetLossy()
-	start.Buffer = uint32(max(req.GetBufferBytes(), 0)) //nolint:gosec // validated
+	start.Buffer = uint32(max(req.GetBufferBytes(), 0))
 	if start.Buffer != 0 {
 		start.Buffer = max(start.Buffer, wire.MinBuffer)
 	}
@@ -299,7 +299,7 @@ func (p *Processes) CloseInput(ctx context.Context, req *processv1.CloseInputReq
 
 // SendSignal sends a signal.
 func (p *Processes) SendSignal(ctx context.Context, req *processv1.SendSignalRequest) (*processv1.SendSignalResponse, error) {
-	r := &wire.Request{Target: targetOf(req.GetProcess()), Signal: uint32(req.GetSignal()), Group: req.GetGroup()} //nolint:gosec // validated
+	r := &wire.Request{Target: targetOf(req.GetProcess()), Signal: uint32(req.GetSignal()), Group: req.GetGroup()}
 	return &processv1.SendSignalResponse{}, p.do(ctx, wire.TypeSignal, r)
 }
 
@@ -322,7 +322,7 @@ func startOf(ctx context.Context, spec *processv1.ProcessSpec) *wire.Start {
 		Args: spec.GetArgs(), OnlyEnv: spec.GetClearEnv(), Cwd: spec.GetWorkingDir(), User: spec.GetUser(), Tag: spec.GetTag(),
 	}
 	if t := spec.GetTimeout(); t != nil {
-		start.Timeout = uint64(max(t.AsDuration().Milliseconds(), 1)) //nolint:gosec // validated
+		start.Timeout = uint64(max(t.AsDuration().Milliseconds(), 1))
 	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
@@ -336,17 +336,17 @@ func startOf(ctx context.Context, spec *processv1.ProcessSpec) *wire.Start {
 }
 
 func targetOf(s *processv1.ProcessSelector) wire.Target {
-	return wire.Target{Pid: uint32(max(s.GetPid(), 0)), Tag: s.GetTag()} //nolint:gosec // a pid
+	return wire.Target{Pid: uint32(max(s.GetPid(), 0)), Tag: s.GetTag()}
 }
 
 func sizeOf(t *processv1.TerminalSize) *wire.Terminal {
-	return &wire.Terminal{Rows: uint16(t.GetRows()), Columns: uint16(t.GetColumns())} //nolint:gosec // validated
+	return &wire.Terminal{Rows: uint16(t.GetRows()), Columns: uint16(t.GetColumns())}
 }
 
 func processOf(p *wire.Process) *processv1.Process {
 	out := &processv1.Process{
-		Pid: int32(p.Pid), Tag: valid(p.Tag), Uid: int64(p.UID), Terminal: p.Terminal, Input: p.Input, StartTime: timeOf(p.Started), //nolint:gosec // a pid
-		FirstOffset: int64(p.First), EndOffset: int64(p.End), //nolint:gosec // of bytes that were written
+		Pid: int32(p.Pid), Tag: valid(p.Tag), Uid: int64(p.UID), Terminal: p.Terminal, Input: p.Input, StartTime: timeOf(p.Started),
+		FirstOffset: int64(p.First), EndOffset: int64(p.End),
 	}
 	for _, a := range p.Args {
 		out.Args = append(out.Args, valid(a))
@@ -365,20 +365,20 @@ func outputOf(e inside.Event) *processv1.ProcessEvent {
 		wire.Stdout: processv1.ProcessOutput_STREAM_STDOUT, wire.Stderr: processv1.ProcessOutput_STREAM_STDERR, wire.Console: processv1.ProcessOutput_STREAM_TERMINAL,
 	}
 	return &processv1.ProcessEvent{Event: &processv1.ProcessEvent_Output{Output: &processv1.ProcessOutput{
-		Stream: streams[e.Stream], Offset: int64(e.Offset), Data: []byte(e.Data), //nolint:gosec // of bytes that were written
+		Stream: streams[e.Stream], Offset: int64(e.Offset), Data: []byte(e.Data),
 	}}}
 }
 
 func exitOf(e *wire.Exit) *processv1.ProcessExit {
-	micros := func(n uint64) *durationpb.Duration { return durationpb.New(time.Duration(n) * time.Microsecond) } //nolint:gosec // processor time
+	micros := func(n uint64) *durationpb.Duration { return durationpb.New(time.Duration(n) * time.Microsecond) }
 	return &processv1.ProcessExit{
-		Code: int32(e.Code), Signal: int32(e.Signal), TimedOut: e.TimedOut, EndTime: timeOf(e.At), //nolint:gosec // one byte each
-		UserTime: micros(e.User), SystemTime: micros(e.System), MaxRssBytes: int64(e.MaxRSS), //nolint:gosec // memory of a machine
+		Code: int32(e.Code), Signal: int32(e.Signal), TimedOut: e.TimedOut, EndTime: timeOf(e.At),
+		UserTime: micros(e.User), SystemTime: micros(e.System), MaxRssBytes: int64(e.MaxRSS),
 	}
 }
 
 func timeOf(nanos uint64) *timestamppb.Timestamp {
-	return timestamppb.New(time.Unix(0, int64(nanos))) //nolint:gosec // until 2262
+	return timestamppb.New(time.Unix(0, int64(nanos)))
 }
 
 func errStopping() error {

@@ -8,6 +8,7 @@
 package supervisor
 
 import (
+	"errors"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -104,7 +105,7 @@ func (s accepting) ready(uint32) {
 	for {
 		fd, _, err := unix.Accept4(s.listener.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err != nil {
-			if err == unix.EINTR || err == unix.ECONNABORTED {
+			if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED) {
 				continue
 			}
 			return // also without descriptors: the connection waits until one is free

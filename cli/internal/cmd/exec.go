@@ -15,10 +15,10 @@ import (
 
 // execOptions are the flags of `exec`.
 type execOptions struct {
-	stdin, terminal, detach, quiet bool
-	env                            []string
-	workdir, user, tag             string
-	limit                          time.Duration
+	stdin, terminal, detach bool
+	env                     []string
+	workdir, user, tag      string
+	limit                   time.Duration
 }
 
 func newExec(c *cli) *cobra.Command {
@@ -99,7 +99,7 @@ func sizeNow(c *cli) *processv1.TerminalSize {
 	if rows == 0 || columns == 0 {
 		rows, columns = 24, 80
 	}
-	return &processv1.TerminalSize{Rows: int32(rows), Columns: int32(columns)} //nolint:gosec // of a screen
+	return &processv1.TerminalSize{Rows: int32(rows), Columns: int32(columns)}
 }
 
 func (o *execOptions) run(ctx context.Context, c *cli, name string, command []string) error {

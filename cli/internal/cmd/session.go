@@ -244,20 +244,19 @@ func (s *session) feed(ctx context.Context, in io.Reader, left chan<- struct{}) 
 		return // the output says why
 	}
 	buffer := make([]byte, 32<<10)
-	for first := true; ; first = false {
+	for fresh := true; ; {
 		n, readErr := in.Read(buffer)
-		m := &processv1.StreamInputRequest{Data: buffer[:n]}
-		if first {
-			m.Namespace, m.Name, m.Process = s.cli.settings.Namespace, s.name, s.selector()
-		}
-		if n > 0 || first {
-			if err := stream.Send(m); err != nil {
-				if stream, err = s.client.StreamInput(ctx); err != nil {
-					return
-				}
-				first = true
+		named := &processv1.StreamInputRequest{Namespace: s.cli.settings.Namespace, Name: s.name, Process: s.selector(), Data: buffer[:n]}
+		if !fresh && n > 0 && stream.Send(&processv1.StreamInputRequest{Data: buffer[:n]}) != nil {
+			if stream, err = s.client.StreamInput(ctx); err != nil {
+				return
 			}
+			fresh = true
 		}
+		if fresh && stream.Send(named) != nil {
+			return
+		}
+		fresh = false
 		if readErr == nil {
 			continue
 		}

@@ -3,6 +3,7 @@
 package console
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/signal"
@@ -118,9 +119,4 @@ func (d *Detacher) Read(b []byte) (int, error) {
 }
 
 // ErrDetached means that the user has typed the keys that detach.
-var ErrDetached = errDetached{}
-
-type errDetached struct{}
-
-// Error implements error.
-func (errDetached) Error() string { return "detached" }
+var ErrDetached = errors.New("detached")

@@ -52,7 +52,7 @@ type method struct {
 	closing <-chan struct{}
 }
 
-func (m *method) unary(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+func (m *method) unary(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) { //nolint:revive // the type of grpc.MethodDesc
 	in := m.in.New().Interface()
 	if err := decode(in); err != nil {
 		return nil, err

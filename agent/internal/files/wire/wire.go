@@ -104,7 +104,7 @@ type Event struct {
 }
 
 // Failure is why a call failed.
-type Failure struct {
+type Failure struct { //nolint:errname // the word of the protocol
 	// Kind is one of the kinds below; empty for an errno that has none.
 	Kind  string
 	Errno syscall.Errno
@@ -139,7 +139,7 @@ func (f *Failure) Error() string {
 func Put(w io.Writer, t Type, payload []byte) error {
 	frame := make([]byte, headerSize+len(payload))
 	frame[0] = byte(t)
-	binary.LittleEndian.PutUint32(frame[1:], uint32(len(payload))) //nolint:gosec // of a frame
+	binary.LittleEndian.PutUint32(frame[1:], uint32(len(payload)))
 	copy(frame[headerSize:], payload)
 	_, err := w.Write(frame)
 	return err
@@ -184,6 +184,6 @@ func Payload(frame []byte) []byte { return frame[headerSize:] }
 // Framed completes a frame with n bytes of data.
 func Framed(frame []byte, t Type, n int) []byte {
 	frame[0] = byte(t)
-	binary.LittleEndian.PutUint32(frame[1:], uint32(n)) //nolint:gosec // of a frame
+	binary.LittleEndian.PutUint32(frame[1:], uint32(n))
 	return frame[:headerSize+n]
 }
