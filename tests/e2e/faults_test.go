@@ -53,6 +53,7 @@ func TestBadInput(t *testing.T) {
 		{"image that does not exist", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Image = "127.0.0.1:1/none/none:x" }, codes.Unavailable, "IMAGE_PULL_FAILED", "127.0.0.1:1/none/none:x"},
 		{"command that does not exist", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Command = []string{"/no/such/thing"} }, codes.FailedPrecondition, "COMMAND_NOT_FOUND", "/no/such/thing"},
 		{"command that is no program", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Command = []string{"/etc/passwd"} }, codes.FailedPrecondition, "COMMAND_NOT_EXECUTABLE", "/etc/passwd"},
+		{"command of a sandbox without a process", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.KeepAlive = true }, codes.InvalidArgument, "INVALID_FIELD", "spec.keep_alive"},
 		{"relative working dir", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.WorkingDir = "tmp" }, codes.InvalidArgument, "INVALID_FIELD", "spec.working_dir"},
 		{"port out of range", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{70000} }, codes.InvalidArgument, "INVALID_FIELD", "spec.ports"},
 		{"port twice", func(r *sandboxv1.CreateSandboxRequest) { r.Spec.Ports = []int32{80, 80} }, codes.InvalidArgument, "INVALID_FIELD", "spec.ports"},

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -207,15 +208,23 @@ func (m *mesh) get(ctx context.Context, url, token string) error {
 	return err
 }
 
-// useGateway calls allocator and gc through the gateway.
+// useGateway calls allocator and gc through the gateway, and a sandbox that does not exist.
 func (m *mesh) useGateway() {
 	address, _ := freeAddress(m.t)
-	gateway := m.run("gateway", account{system, "gateway"}, rpc.RoleGateway, "--bind-address="+address, "--allocator-address="+m.allocatorAddress,
-		"--gc-address="+m.gcAddress)
+	streams, _ := freeAddress(m.t)
+	gateway := m.run("gateway", account{system, "gateway"}, rpc.RoleGateway, "--bind-address="+address, "--grpc-bind-address="+streams,
+		"--allocator-address="+m.allocatorAddress, "--gc-address="+m.gcAddress)
 	for _, token := range []string{m.token, m.key} {
 		for _, path := range []string{"/v1/namespaces/" + ns + "/sandboxes", "/v1/gc/namespaces/" + ns + "/graph"} {
 			m.eventually("the gateway answers", func(ctx context.Context) error { return m.get(ctx, "https://"+address+path, token) })
 		}
+		m.eventually("the gateway authorizes calls into sandboxes itself", func(ctx context.Context) error {
+			err := m.get(ctx, "https://"+address+"/v1/namespaces/"+ns+"/sandboxes/unknown/processes", token)
+			if err == nil || !strings.Contains(err.Error(), "SANDBOX_NOT_FOUND") {
+				return fmt.Errorf("want SANDBOX_NOT_FOUND, have %w", err)
+			}
+			return nil
+		})
 	}
 	gateway.stop()
 }

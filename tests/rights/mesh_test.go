@@ -81,7 +81,8 @@ func (m *mesh) startAllocator() {
 // is behind these Services here.
 func (m *mesh) resolveServices() {
 	address, _ := freeAddress(m.t)
-	gateway := m.runInPod("gateway", account{system, "gateway"}, rpc.RoleGateway, "--bind-address="+address)
+	streams, _ := freeAddress(m.t)
+	gateway := m.runInPod("gateway", account{system, "gateway"}, rpc.RoleGateway, "--bind-address="+address, "--grpc-bind-address="+streams)
 	controller := m.runInPod("controller", account{system, "controller"}, rpc.RoleController, m.controllerArgs()...)
 	for _, name := range []string{"gateway", "controller"} {
 		m.eventually(name+" resolves the allocator", func(ctx context.Context) error {

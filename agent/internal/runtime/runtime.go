@@ -112,6 +112,9 @@ type Container struct {
 	Image string
 	// Command and Args: an empty Command is the image's own, and then empty Args are too.
 	Command, Args []string
+	// KeepAlive: the container has no process of its own, Command and Args are empty, and the image's have no effect. It runs until it is deleted or
+	// killed. A runtime that cannot do so refuses it with InvalidArgument for spec.keep_alive.
+	KeepAlive bool
 	// Env overrides the image's own.
 	Env map[string]string
 	// WorkingDir; empty for the image's own.

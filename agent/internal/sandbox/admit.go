@@ -124,6 +124,9 @@ func (m *Manager) validate(r *agentv1.SandboxRecord) error {
 	if launch.Network(r) == runtime.NetworkNone && len(spec.GetPorts()) > 0 {
 		return fault.Field("spec.ports", "a sandbox without a network can listen on no port")
 	}
+	if spec.GetKeepAlive() && len(spec.GetCommand())+len(spec.GetArgs()) > 0 {
+		return fault.Field("spec.keep_alive", "a sandbox that is kept alive has no process of its own: command and args must be empty")
+	}
 	for field, values := range map[string][]string{"spec.command": spec.GetCommand(), "spec.args": spec.GetArgs(), "spec.working_dir": {spec.GetWorkingDir()}} {
 		if slices.ContainsFunc(values, func(s string) bool { return strings.ContainsRune(s, 0) }) {
 			return fault.Field(field, "a zero byte cannot be passed to a process")

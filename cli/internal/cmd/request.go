@@ -23,7 +23,7 @@ type requestOptions struct {
 	env, labels                                            []string
 	ports                                                  []int32
 	ttl, grace, finished                                   time.Duration
-	strong, keepEntrypoint                                 bool
+	strong, keepEntrypoint, keepAlive                      bool
 }
 
 func (o *requestOptions) addFlags(fs *pflag.FlagSet) {
@@ -44,6 +44,7 @@ func (o *requestOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.finished, "ttl-after-finished", 0, "delete the sandbox this `duration` after its process has ended (default: the pool's)")
 	fs.BoolVar(&o.strong, "strong", false, "write the custom resource first (slower; the default writes it after the start)")
 	fs.BoolVar(&o.keepEntrypoint, "keep-entrypoint", false, "pass what follows -- to the image's entry point as arguments")
+	fs.BoolVar(&o.keepAlive, "keep-alive", false, "run no process but those of exec: the sandbox runs until it is deleted or expires")
 	fs.StringVar(&o.requestID, "request-id", "", "`id` of the request: a repeated request with the same id creates no second sandbox (default: a new id)")
 }
 
@@ -89,6 +90,12 @@ func (o *requestOptions) build(c *cli, fs *pflag.FlagSet, name string, command [
 		spec.Args = command
 	} else if len(command) > 0 {
 		spec.Command, spec.Args = command, nil
+	}
+	if o.keepAlive {
+		if len(command) > 0 {
+			return nil, usagef("--keep-alive runs no command: use `fsb-ctl exec` when the sandbox runs")
+		}
+		spec.KeepAlive, spec.Command, spec.Args = true, nil, nil
 	}
 	if len(o.ports) > 0 {
 		spec.Ports = o.ports

@@ -51,6 +51,10 @@ While the server is unavailable, the call is repeated within --timeout with the 
   # from a Sandbox manifest, with another image
   fsb-ctl run -f sandbox.yaml --image docker.io/library/busybox:1.37
 
+  # a sandbox for commands that come later
+  fsb-ctl run box --image docker.io/library/python:3.13 --keep-alive
+  fsb-ctl exec box -- python3 -c 'print(6*7)'
+
   # edit the manifest first
   fsb-ctl run --edit
 

@@ -192,6 +192,13 @@ func TestRunFlags(t *testing.T) {
 	require.Equal(t, []string{"-v"}, w.creates[1].GetSpec().GetArgs())
 	require.Empty(t, w.creates[1].GetSpec().GetCommand())
 	require.Equal(t, "mine", w.creates[1].GetSpec().GetPool())
+
+	require.Zero(t, b.run(t, "run", "--image", "img", "--keep-alive").code)
+	require.True(t, w.creates[2].GetSpec().GetKeepAlive())
+	refused := b.run(t, "run", "--image", "img", "--keep-alive", "--", "sh")
+	require.Equal(t, 2, refused.code)
+	require.Contains(t, refused.err, "--keep-alive")
+	require.Len(t, w.creates, 3)
 }
 
 const manifest = `

@@ -62,6 +62,9 @@ func Describe(w io.Writer, s *sandboxv1.Sandbox, now time.Time) error {
 	d.add("Image", spec.GetImage())
 	d.optional("Command", quoted(spec.GetCommand()))
 	d.optional("Args", quoted(spec.GetArgs()))
+	if spec.GetKeepAlive() {
+		d.add("Keep Alive", "true")
+	}
 	d.optional("Working Dir", spec.GetWorkingDir())
 	d.optional("Environment", pairs(spec.GetEnv()))
 	d.optional("Limits", limits(spec.GetResources()))

@@ -48,7 +48,7 @@ func createTime(s *v1alpha1.Sandbox) *timestamppb.Timestamp {
 func SpecToProto(s *v1alpha1.SandboxSpec) *sandboxv1.SandboxSpec {
 	out := &sandboxv1.SandboxSpec{
 		Image: s.Image, Pool: s.PoolRef, Command: slices.Clone(s.Command), Args: slices.Clone(s.Args),
-		WorkingDir: s.WorkingDir, Ports: slices.Clone(s.ExposedPorts),
+		KeepAlive: s.KeepAlive, WorkingDir: s.WorkingDir, Ports: slices.Clone(s.ExposedPorts),
 		ConsistencyMode: ModeToProto(s.ConsistencyMode), FailurePolicy: policyToProto(s.FailurePolicy),
 		Network: networkToProto(s.Network), Resources: LimitsToProto(s.Resources),
 	}
@@ -80,7 +80,7 @@ func SpecToProto(s *v1alpha1.SandboxSpec) *sandboxv1.SandboxSpec {
 func SpecFromProto(s *sandboxv1.SandboxSpec) v1alpha1.SandboxSpec {
 	out := v1alpha1.SandboxSpec{
 		Image: s.GetImage(), PoolRef: s.GetPool(), Command: slices.Clone(s.GetCommand()), Args: slices.Clone(s.GetArgs()),
-		WorkingDir: s.GetWorkingDir(), ExposedPorts: slices.Clone(s.GetPorts()),
+		KeepAlive: s.GetKeepAlive(), WorkingDir: s.GetWorkingDir(), ExposedPorts: slices.Clone(s.GetPorts()),
 		ConsistencyMode: modeFromProto(s.GetConsistencyMode()), FailurePolicy: PolicyFromProto(s.GetFailurePolicy()),
 		Network: networkFromProto(s.GetNetwork()), Resources: LimitsFromProto(s.GetResources()),
 	}

@@ -25,7 +25,7 @@ func TestSpecRoundTrips(t *testing.T) {
 	text := rapid.StringMatching(`[a-z]{1,8}`)
 	rapid.Check(t, func(t *rapid.T) {
 		want := &sandboxv1.SandboxSpec{
-			Image: text.Draw(t, "image"), Pool: text.Draw(t, "pool"), WorkingDir: "/" + text.Draw(t, "dir"),
+			Image: text.Draw(t, "image"), Pool: text.Draw(t, "pool"), WorkingDir: "/" + text.Draw(t, "dir"), KeepAlive: true,
 			Command:         rapid.SliceOfN(text, 1, 3).Draw(t, "command"),
 			Args:            rapid.SliceOfN(text, 1, 3).Draw(t, "args"),
 			Env:             rapid.MapOfN(text, text, 1, 3).Draw(t, "env"),

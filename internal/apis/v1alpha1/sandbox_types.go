@@ -77,6 +77,8 @@ const (
 // +kubebuilder:validation:XValidation:rule=`(has(self.consistencyMode) ? self.consistencyMode : "") == (has(oldSelf.consistencyMode) ? oldSelf.consistencyMode : "")`,message="consistencyMode is immutable: delete the Sandbox and create it again"
 // +kubebuilder:validation:XValidation:rule=`(has(self.network) ? self.network : "") == (has(oldSelf.network) ? oldSelf.network : "")`,message="network is immutable: delete the Sandbox and create it again"
 // +kubebuilder:validation:XValidation:rule="(has(self.resources) && has(self.resources.limits) ? self.resources.limits.size() : 0) == (has(oldSelf.resources) && has(oldSelf.resources.limits) ? oldSelf.resources.limits.size() : 0) && (!has(self.resources) || !has(self.resources.limits) || self.resources.limits.all(k, k in oldSelf.resources.limits && quantity(string(self.resources.limits[k])).compareTo(quantity(string(oldSelf.resources.limits[k]))) == 0))",message="resources is immutable: delete the Sandbox and create it again"
+// +kubebuilder:validation:XValidation:rule="(has(self.keepAlive) && self.keepAlive) == (has(oldSelf.keepAlive) && oldSelf.keepAlive)",message="keepAlive is immutable: delete the Sandbox and create it again"
+// +kubebuilder:validation:XValidation:rule="!has(self.keepAlive) || !self.keepAlive || ((!has(self.command) || self.command.size() == 0) && (!has(self.args) || self.args.size() == 0))",message="a Sandbox with keepAlive has no process of its own: command and args must be empty"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.resetRevision) || (has(self.resetRevision) && self.resetRevision >= oldSelf.resetRevision)",message="resetRevision can only be increased"
 type SandboxSpec struct {
 	// image is the container image reference.
@@ -102,6 +104,10 @@ type SandboxSpec struct {
 	// +listType=atomic
 	// +optional
 	Args []string `json:"args,omitempty"`
+	// keepAlive is true for a Sandbox without a process of its own: it runs until it is deleted or expires, and processes are
+	// started in it by ProcessService. The image's command has no effect. Needs agents with the runtime handler fsb.
+	// +optional
+	KeepAlive bool `json:"keepAlive,omitempty"`
 	// envs are environment variables, which are added to those of the image or replace them.
 	// +kubebuilder:validation:MaxItems=1024
 	// +listType=map

@@ -38,6 +38,8 @@ type Setup struct {
 	BrokenImage string
 	// LogRoot holds the containers' log directories.
 	LogRoot string
+	// KeepsAlive: the runtime has containers without a process of their own.
+	KeepsAlive bool
 }
 
 // test is one test of the suite.
@@ -63,6 +65,7 @@ func processes() []test {
 		{"a container runs and ends", life},
 		{"an invalid request has a reason", faults},
 		{"a signal ends a process", signals},
+		{"a container is kept alive without a process", keepAlive},
 		{"delete kills processes and can be repeated", deletes},
 		{"a finished container keeps its report", finishes},
 		{"labels are durable", labels},

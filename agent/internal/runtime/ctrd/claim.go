@@ -74,7 +74,7 @@ func (r *Runtime) offer(ctx, sent context.Context, c runtime.Container, held *sl
 		return "", err
 	}
 	mapUsers(spec, held.first)
-	return request.Args[0], r.handOver(sent, c, held, img, spec, request, reached)
+	return request.Command(), r.handOver(sent, c, held, img, spec, request, reached)
 }
 
 // handOver makes the claim durable and passes it, with the root file system, to the slot.
@@ -114,7 +114,7 @@ func (r *Runtime) handOver(ctx context.Context, c runtime.Container, held *slot,
 	if recorded != nil {
 		return recorded
 	}
-	if err := claimFault(built, c.ID, request.Args[0]); err != nil {
+	if err := claimFault(built, c.ID, request.Command()); err != nil {
 		return err
 	}
 	reached(runtime.StageClaim)

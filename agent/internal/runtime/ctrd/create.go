@@ -89,6 +89,9 @@ func (r *Runtime) prepareSpec(ctx context.Context, c runtime.Container, reached 
 
 // buildSpec builds the spec of a container, whichever way it is started.
 func (r *Runtime) buildSpec(ctx context.Context, c runtime.Container, img *image) (*pod, *specs.Spec, error) {
+	if c.KeepAlive && !r.config.Handler.IsOwn() {
+		return nil, nil, fault.Field("spec.keep_alive", "the runtime handler %s of the pool's agents has no sandboxes without a process", r.config.Handler.Name)
+	}
 	p, err := r.pods.find(ctx)
 	if err != nil {
 		return nil, nil, err

@@ -94,7 +94,7 @@ func (r *Runtime) createOwn(ctx context.Context, c runtime.Container, reached fu
 	for errors.Is(err, errImageChanged) && ctx.Err() == nil {
 		o := &ownCreate{Runtime: r, container: c, reached: reached, slot: &slot{taken: true}}
 		if err = o.run(ctx); err == nil {
-			r.pending.put(c.ID, &pendingStart{slot: o.slot, command: o.request.Args[0]})
+			r.pending.put(c.ID, &pendingStart{slot: o.slot, command: o.request.Command()})
 		}
 	}
 	if errors.Is(err, errImageChanged) {
@@ -253,7 +253,7 @@ func (o *ownCreate) claimInit(ctx context.Context, socket string, task <-chan st
 	if err := o.slot.mount(o.img.chain, mounts); err != nil {
 		return classify(err, "mounting the root of container %s", id)
 	}
-	return ownFault(o.slot.send(ctx, o.request), id, o.request.Args[0])
+	return ownFault(o.slot.send(ctx, o.request), id, o.request.Command())
 }
 
 func (o *ownCreate) snapshot(ctx context.Context) ([]mount.Mount, error) {

@@ -78,7 +78,7 @@ func ownConformance(t *testing.T, way func(*testing.T, *containerd.Server) func(
 	conformance.Run(t, func(t *testing.T) conformance.Setup {
 		return conformance.Setup{
 			Runtime: newRuntime(t, s, change), Image: "busybox:test", MissingImage: registry.Host + "/nope:1", AwayImage: gone.Host + "/nope:1",
-			UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot,
+			UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot, KeepsAlive: true,
 		}
 	})
 }
@@ -103,7 +103,7 @@ func ownSlotConformance(t *testing.T, way func(*testing.T, *containerd.Server) f
 	conformance.RunSlots(t, func(t *testing.T) conformance.Setup {
 		return conformance.Setup{
 			Runtime: newRuntime(t, s, change), Image: "busybox:test", OtherImage: "other:test", MissingImage: registry.Host + "/nope:1",
-			AwayImage: gone.Host + "/nope:1", UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot,
+			AwayImage: gone.Host + "/nope:1", UnknownUserImage: "nouser:test", BrokenImage: broken, LogRoot: s.LogRoot, KeepsAlive: true,
 		}
 	})
 }

@@ -31,6 +31,7 @@ func later(t *testing.T, earlier func(*ctrd.Config)) func(*ctrd.Config) {
 	return func(c *ctrd.Config) {
 		earlier(c)
 		next(filepath.Join(filepath.Dir(c.Shim), shim.Member))
+		next(filepath.Join(filepath.Dir(c.SandboxInit), "sandbox-helper"))
 		c.Shim, c.SandboxInit = next(c.Shim), next(c.SandboxInit)
 	}
 }

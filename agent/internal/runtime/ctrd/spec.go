@@ -178,8 +178,11 @@ func checkProcess(args, env []string) error {
 }
 
 // commandLine combines the request's command with the image's, as Kubernetes does: a command replaces the image's entry point
-// and arguments, arguments alone keep the entry point.
+// and arguments, arguments alone keep the entry point. A container that is kept alive has none.
 func commandLine(c runtime.Container, img *image) ([]string, error) {
+	if c.KeepAlive {
+		return nil, nil
+	}
 	command, args := c.Command, c.Args
 	if len(command) == 0 {
 		command = img.config.Entrypoint

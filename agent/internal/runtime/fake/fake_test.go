@@ -19,7 +19,7 @@ func setup(t *testing.T) conformance.Setup {
 			"docker.io/library/other:test": {Local: true}, "docker.io/library/broken:test": {Broken: true}, "localhost:1/away:1": {Away: true},
 		}),
 		Image: "busybox:test", OtherImage: "other:test", MissingImage: "localhost:1/nope:1", AwayImage: "localhost:1/away:1",
-		UnknownUserImage: "nouser:test", BrokenImage: "broken:test", LogRoot: t.TempDir(),
+		UnknownUserImage: "nouser:test", BrokenImage: "broken:test", LogRoot: t.TempDir(), KeepsAlive: true,
 	}
 }
 

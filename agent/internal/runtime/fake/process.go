@@ -19,7 +19,7 @@ import (
 )
 
 // Start runs the process: `exit N` in its command ends it with N at once, or, after `trap`, at SIGTERM; `true` ends it;
-// everything else runs until it is killed; with `trap` and `linger` it catches SIGTERM and runs on.
+// everything else runs until it is killed; without a process, SIGTERM ends it; with `trap` and `linger` it catches SIGTERM and runs on.
 func (r *Runtime) Start(ctx context.Context, id string) error {
 	if err := r.enter(ctx, OpStart, id); err != nil {
 		return err
@@ -42,6 +42,8 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 		code = int32(n)
 	}
 	switch {
+	case c.spec.KeepAlive:
+		c.handles, c.onTERM = true, 128+int32(syscall.SIGTERM)
 	case strings.Contains(line, "trap"):
 		c.handles, c.lingers, c.onTERM = true, strings.Contains(line, "linger"), code
 	case match != nil || strings.HasSuffix(line, "true"):

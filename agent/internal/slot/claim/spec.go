@@ -26,7 +26,8 @@ func FromSpec(s *specs.Spec) (*Claim, error) {
 		return nil, fmt.Errorf("claiming with a terminal: %w", errdefs.ErrNotImplemented)
 	}
 	c := &Claim{
-		Args: slices.Clone(p.Args), Env: environment(p.Env), Cwd: p.Cwd, UID: p.User.UID, GID: p.User.GID, Groups: slices.Clone(p.User.AdditionalGids),
+		Args: slices.Clone(p.Args), KeepAlive: len(p.Args) == 0, Env: environment(p.Env), Cwd: p.Cwd,
+		UID: p.User.UID, GID: p.User.GID, Groups: slices.Clone(p.User.AdditionalGids),
 		Hostname: s.Hostname, NoNewPrivs: p.NoNewPrivileges, AppArmorProfile: p.ApparmorProfile, Umask: p.User.Umask,
 	}
 	if p.OOMScoreAdj != nil {

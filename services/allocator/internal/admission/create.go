@@ -109,6 +109,9 @@ func validateTimes(spec *sandboxv1.SandboxSpec) error {
 
 // validateProcess checks what the kernel or the custom resource could not hold.
 func validateProcess(spec *sandboxv1.SandboxSpec) error {
+	if spec.GetKeepAlive() && len(spec.GetCommand())+len(spec.GetArgs()) > 0 {
+		return fault.Field("spec.keep_alive", "a sandbox that is kept alive has no process of its own: command and args must be empty")
+	}
 	check := func(name, value string) error {
 		if strings.ContainsRune(value, 0) {
 			return fault.Field(name, "contains a NUL byte")

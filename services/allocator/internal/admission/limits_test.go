@@ -55,6 +55,20 @@ func TestStringLimits(t *testing.T) {
 	}
 }
 
+func TestKeepAliveHasNoCommand(t *testing.T) {
+	create := func(command, args []string) error {
+		_, err := admission.Create(&sandboxv1.CreateSandboxRequest{
+			Spec: &sandboxv1.SandboxSpec{Image: "busybox", KeepAlive: true, Command: command, Args: args},
+		}, fast)
+		return err
+	}
+	require.NoError(t, create(nil, nil))
+	for _, err := range []error{create([]string{"sh"}, nil), create(nil, []string{"-c"})} {
+		require.Equal(t, fault.InvalidField, fault.ReasonOf(err))
+		require.Equal(t, "spec.keep_alive", fieldOf(t, err))
+	}
+}
+
 func TestVariableNames(t *testing.T) {
 	for name, valid := range map[string]bool{"A": true, "a.b-c": true, "": false, "A=B": false, "=": false, "A\n": false, "A\x00": false} {
 		_, err := admission.Create(&sandboxv1.CreateSandboxRequest{
@@ -110,7 +124,7 @@ func TestFirstLabelIsReported(t *testing.T) {
 func TestMaskedFieldChangesAlone(t *testing.T) {
 	later := now.Add(time.Hour)
 	all := &sandboxv1.Sandbox{Labels: map[string]string{"new": "y"}, Spec: &sandboxv1.SandboxSpec{
-		Image: "other", Pool: "other", Command: []string{"other"}, Args: []string{"other"}, Env: map[string]string{"other": ""}, WorkingDir: "/other",
+		Image: "other", Pool: "other", Command: []string{"other"}, Args: []string{"other"}, Env: map[string]string{"other": ""}, WorkingDir: "/other", KeepAlive: true,
 		Ports: []int32{1}, ExpireTime: timestamppb.New(later), FailurePolicy: sandboxv1.FailurePolicy_FAILURE_POLICY_AUTO_RECREATE,
 		RecoveryTimeout: durationpb.New(time.Second), TerminationGracePeriod: durationpb.New(2 * time.Second),
 		TtlAfterFinished: durationpb.New(3 * time.Second), ResetRevision: timestamppb.New(later),

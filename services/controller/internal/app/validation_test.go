@@ -78,6 +78,7 @@ func TestInvalidManifests(t *testing.T) {
 		"port twice":              {goodSandbox, set("spec", "exposedPorts")(list(int64(80), int64(80))), "spec.exposedPorts[1]"},
 		"port not an int":         {goodSandbox, set("spec", "exposedPorts")(list("http")), "spec.exposedPorts[0]"},
 		"relative working dir":    {goodSandbox, set("spec", "workingDir")("tmp"), "spec.workingDir"},
+		"keepAlive and a command": {goodSandbox, set("spec", "keepAlive")(true), "command and args must be empty"},
 		"unknown policy":          {goodSandbox, set("spec", "failurePolicy")("Sometimes"), "spec.failurePolicy"},
 		"unknown mode":            {goodSandbox, set("spec", "consistencyMode")("Eventual"), "spec.consistencyMode"},
 		"unknown network":         {goodSandbox, set("spec", "network")("Host"), "spec.network"},
@@ -149,6 +150,7 @@ func TestFixedFieldsCannotChange(t *testing.T) {
 		"Command":      {func(s *v1alpha1.SandboxSpec) { s.Command = []string{"other"} }, func(s *v1alpha1.SandboxSpec) { s.Command = nil }},
 		"Args":         {func(s *v1alpha1.SandboxSpec) { s.Args = []string{"2"} }, func(s *v1alpha1.SandboxSpec) { s.Args = nil }},
 		"WorkingDir":   {func(s *v1alpha1.SandboxSpec) { s.WorkingDir = "/" }, func(s *v1alpha1.SandboxSpec) { s.WorkingDir = "" }},
+		"KeepAlive":    {func(s *v1alpha1.SandboxSpec) { s.KeepAlive, s.Command, s.Args = true, nil, nil }},
 		"ExposedPorts": {func(s *v1alpha1.SandboxSpec) { s.ExposedPorts = []int32{81} }, func(s *v1alpha1.SandboxSpec) { s.ExposedPorts = nil }},
 		"Envs": {
 			func(s *v1alpha1.SandboxSpec) { s.Envs[0].Value = "c" }, func(s *v1alpha1.SandboxSpec) { s.Envs = nil },
@@ -215,6 +217,7 @@ func TestFixedFieldsCannotChange(t *testing.T) {
 			s := env.sandbox("without-"+strings.ToLower(name), func(s *v1alpha1.Sandbox) { s.Spec = v1alpha1.SandboxSpec{Image: "busybox"} })
 			err := update(s, func(s *v1alpha1.SandboxSpec) {
 				f := full()
+				f.KeepAlive = true // which a Sandbox with a command cannot have
 				reflect.ValueOf(s).Elem().FieldByName(name).Set(reflect.ValueOf(f).FieldByName(name))
 			})
 			require.True(t, apierrors.IsInvalid(err), "%s (%d changes): %v", name, len(changes), err)

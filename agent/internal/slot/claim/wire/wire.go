@@ -71,6 +71,14 @@ type Claim struct {
 	Mounts []Mount
 }
 
+// Command returns what the sandbox executes; empty for none.
+func (c *Claim) Command() string {
+	if len(c.Args) == 0 {
+		return ""
+	}
+	return c.Args[0]
+}
+
 // Capabilities are the five sets, as bit masks.
 type Capabilities struct{ Bounding, Effective, Permitted, Inheritable, Ambient uint64 }
 

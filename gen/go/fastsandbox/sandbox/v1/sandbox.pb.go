@@ -453,8 +453,12 @@ type SandboxSpec struct {
 	// How long the record and the log of the sandbox are kept after its process has ended; then the sandbox is deleted. Its
 	// capacity and ports are free as soon as the process has ended. Unset: the pool's, or else 1 h.
 	TtlAfterFinished *durationpb.Duration `protobuf:"bytes,16,opt,name=ttl_after_finished,json=ttlAfterFinished,proto3" json:"ttl_after_finished,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The sandbox has no process of its own: it runs until it is deleted or expires, and processes are started in it by
+	// ProcessService. `command` and `args` must be empty, and those of the image have no effect. Needs agents with the runtime
+	// handler fsb.
+	KeepAlive     bool `protobuf:"varint,17,opt,name=keep_alive,json=keepAlive,proto3" json:"keep_alive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxSpec) Reset() {
@@ -597,6 +601,13 @@ func (x *SandboxSpec) GetTtlAfterFinished() *durationpb.Duration {
 		return x.TtlAfterFinished
 	}
 	return nil
+}
+
+func (x *SandboxSpec) GetKeepAlive() bool {
+	if x != nil {
+		return x.KeepAlive
+	}
+	return false
 }
 
 // ResourceLimits are the cgroup limits of a sandbox. Zero: the pool's default, or else 1 CPU, 512 MiB and 1,024 processes, or the
@@ -993,7 +1004,7 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"deleteTime\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\t\n" +
 	"\vSandboxSpec\x12 \n" +
 	"\x05image\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05image\x12?\n" +
@@ -1015,7 +1026,9 @@ const file_fastsandbox_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x18termination_grace_period\x18\x0e \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
 	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\x16terminationGracePeriod\x12T\n" +
 	"\x10recovery_timeout\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b\"\x04\b\x80\xa3\x052\x00R\x0frecoveryTimeout\x12X\n" +
-	"\x12ttl_after_finished\x18\x10 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\xe7\x84\x0f2\x00R\x10ttlAfterFinished\x1a6\n" +
+	"\x12ttl_after_finished\x18\x10 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\xe7\x84\x0f2\x00R\x10ttlAfterFinished\x12\x1d\n" +
+	"\n" +
+	"keep_alive\x18\x11 \x01(\bR\tkeepAlive\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +

@@ -181,7 +181,7 @@ func TestBombsEndByThemselves(t *testing.T) {
 		require.Len(t, o.find(load.KindBegun), 1)
 	}
 	o, _ := start(t, load.Fork, "1")
-	require.Eventually(t, func() bool { return len(o.find(load.KindFailed)) == 1 }, testkit.Timeout, testkit.Tick, "only the first process of a sandbox may")
+	require.Eventually(t, func() bool { return len(o.find(load.KindFailed)) == 1 }, testkit.Timeout, testkit.Tick, "only a sandbox's process may")
 }
 
 func TestInvalidArguments(t *testing.T) {
