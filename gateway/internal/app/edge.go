@@ -11,7 +11,11 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/edge"
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/run"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
+	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
+	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -60,6 +64,9 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 			edge.Register(e.server, d, s.to, draining)
 		}
 	}
+	runv1.RegisterRunServiceServer(e.server, run.New(run.Config{
+		Sandboxes: sandboxv1.NewSandboxServiceClient(rpc.OnBehalf(allocator)), Processes: processv1.NewProcessServiceClient(e.router), Clock: clock.RealClock{},
+	}))
 	_, port, err := net.SplitHostPort(e.server.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("reading the address of the gRPC server: %w", err)

@@ -8,6 +8,7 @@ import (
 	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
+	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
@@ -26,6 +27,10 @@ var (
 	// OfCollector are those of the garbage collector.
 	OfCollector = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"),
+	}
+	// OfGateway are those that the gateway serves itself.
+	OfGateway = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
+		runv1.File_fastsandbox_run_v1_run_service_proto.Services().ByName("RunService"),
 	}
 	// OfAgents are those of agents.
 	OfAgents = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
@@ -64,6 +69,8 @@ func Rules() map[string]rpc.Rule {
 	for i := range OfAgents[1].Methods().Len() {
 		inside("create", "files", "/"+string(OfAgents[1].FullName())+"/"+string(OfAgents[1].Methods().Get(i).Name()))
 	}
+	// The create and the deletion of the sandbox are decided by the allocator as well.
+	inside("create", "exec", runv1.RunService_RunSandbox_FullMethodName, runv1.RunService_StartSandbox_FullMethodName)
 	inside("create", "portforward", tunnelv1.TunnelService_Tunnel_FullMethodName)
 	return rules
 }

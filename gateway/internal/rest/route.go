@@ -16,6 +16,7 @@ import (
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
+	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 )
 
@@ -72,6 +73,7 @@ func services(allocator, collector, sandboxes upstream) map[protoreflect.Service
 		authv1.File_fastsandbox_auth_v1_auth_service_proto.Services().ByName("AuthService"):                     allocator,
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"):                       collector,
 		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"):         sandboxes,
+		runv1.File_fastsandbox_run_v1_run_service_proto.Services().ByName("RunService"):                         sandboxes,
 	}
 }
 
