@@ -218,12 +218,12 @@ INTEGRATION = $(shell git grep -l --untracked '^//go:build integration' -- '*_te
 
 ##### Benchmarks: docs/performance.md says what the numbers mean. BENCH_FLAGS="-o json --check --samples FILE --plot DIR"
 
-.PHONY: bench bench-create bench-burst bench-rate bench-density bench-registry bench-scale bench-janitor bench-gc bench-docs bench-binary bench-tool
+.PHONY: bench bench-create bench-burst bench-exec bench-rate bench-density bench-registry bench-scale bench-janitor bench-gc bench-docs bench-binary bench-tool
 bench: bench-binary ## Measure everything, beside its alternatives: make bench BENCH_FLAGS="-o json"
 	@.ci/with-cluster $(BIN)/bench all $(BENCH_FLAGS)
 bench-rate: bench-binary ## Creates and deletes at the highest rate that holds, on the local cluster: make bench-rate BENCH_FLAGS="--handler fsb --check"
 	@.ci/with-cluster $(BIN)/bench rate $(BENCH_FLAGS)
-bench-create bench-burst bench-density: bench-binary ## One suite on the local cluster
+bench-create bench-burst bench-exec bench-density: bench-binary ## One suite on the local cluster
 	@.ci/with-cluster $(BIN)/bench $(@:bench-%=%) $(BENCH_FLAGS)
 bench-registry: bench-tool ## One suite, which needs no cluster
 	@$(BIN)/bench registry $(BENCH_FLAGS)

@@ -28,8 +28,28 @@ type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(encodingproto.Name)} }
 
+// Frame is a message of a stream that a proxy passes on as it came. Nothing is checked in it: the server that it goes to does. It holds the
+// received buffers, and SendMsg takes them.
+type Frame struct{ data mem.BufferSlice }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	f, ok := v.(*Frame)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	data := f.data
+	f.data = nil
+	return data, nil
+}
+
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if f, ok := v.(*Frame); ok {
+		data.Ref()
+		f.data = data
+		return nil
+	}
 	m, ok := v.(proto.Message)
 	if !ok || data.Len() <= scanBytes || !hasPacked(m.ProtoReflect().Descriptor()) {
 		return c.CodecV2.Unmarshal(data, v)

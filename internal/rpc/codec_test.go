@@ -2,12 +2,15 @@ package rpc_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -86,4 +89,23 @@ func FuzzCodec(f *testing.F) {
 			require.Regexp(t, "is continued more than|is nested more than", err.Error())
 		}
 	})
+}
+
+// TestFramePassesThrough: what comes as a frame goes as the same bytes, once.
+func TestFramePassesThrough(t *testing.T) {
+	c := rpc.NewCodec()
+	want := &sandboxv1.GetSandboxRequest{Namespace: "ns", Name: strings.Repeat("x", 10_000)}
+	data, err := c.Marshal(want)
+	require.NoError(t, err)
+	frame, got := &rpc.Frame{}, &sandboxv1.GetSandboxRequest{}
+	require.NoError(t, c.Unmarshal(data, frame))
+	data.Free() // as gRPC does
+	passed, err := c.Marshal(frame)
+	require.NoError(t, err)
+	require.NoError(t, c.Unmarshal(passed, got))
+	require.Empty(t, cmp.Diff(want, got, protocmp.Transform()))
+	passed.Free()
+	again, err := c.Marshal(frame)
+	require.NoError(t, err)
+	require.Zero(t, again.Len())
 }

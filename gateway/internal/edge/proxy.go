@@ -113,10 +113,10 @@ func (m *method) sendOne(from grpc.ServerStream, up grpc.ClientStream) error {
 	return up.CloseSend()
 }
 
-// send passes requests on until the client has sent all.
+// send passes requests on until the client has sent all. The first one is decoded, because it says where the stream goes.
 func (m *method) send(from grpc.ServerStream, up grpc.ClientStream) error {
-	for {
-		in := m.in.New().Interface()
+	var in any = m.in.New().Interface()
+	for ; ; in = new(rpc.Frame) {
 		switch err := from.RecvMsg(in); {
 		case errors.Is(err, io.EOF):
 			return up.CloseSend()
@@ -142,7 +142,7 @@ func (m *method) receive(from grpc.ServerStream, up grpc.ClientStream) error {
 		}
 	}
 	for {
-		out := m.out.New().Interface()
+		out := &rpc.Frame{}
 		switch err := up.RecvMsg(out); {
 		case errors.Is(err, io.EOF):
 			return nil

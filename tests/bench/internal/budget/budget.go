@@ -112,6 +112,23 @@ func Density(handler string) []Budget {
 	}
 }
 
+// Inside is that of what users do in sandboxes (issue 15).
+func Inside() []Budget {
+	return []Budget{
+		{Key: "run_over_exec_p50", Limit: 0.10, What: "RunProcess through the gateway, p50, over an exec of containerd's client with runc, p50"},
+		{Key: "run_over_exec_p99", Limit: 0.30, What: "RunProcess through the gateway, p99, over the same"},
+		{Key: "run_agent_ms", Limit: 3, What: "RunProcess at the agent, p50, ms"},
+		{Key: "first_output_over_raw_p50", Limit: 0.20, What: "StartSandbox to the first output, with a slot, p50, over raw containerd p50"},
+		{Key: "first_output_over_raw_p99", Limit: 0.60, What: "StartSandbox to the first output, with a slot, p99, over raw containerd p50"},
+		{Key: "runs_per_second", Least: 400, AtLeast: true, What: "RunProcess a second, 16 at once"},
+		{Key: "terminal_echo_ms", Limit: 1.5, What: "a terminal's echo, round trip through the gateway, p50, ms"},
+		{Key: "write_over_stream", Least: 0.4, AtLeast: true, What: "WriteFile through the gateway over one gRPC byte stream, throughput"},
+		{Key: "read_over_stream", Least: 0.4, AtLeast: true, What: "ReadFile through the gateway over one gRPC byte stream, throughput"},
+		{Key: "claimed_mib", Limit: 2, What: "PSS of a claimed sandbox with its supervisor, MiB"},
+		{Key: "idle_terminals_cores", Limit: 0.05, What: "CPU of an agent with 200 idle terminals, cores"},
+	}
+}
+
 // GC is that of the garbage collectors, beside kube-controller-manager's (issue 6).
 func GC() []Budget {
 	return []Budget{

@@ -44,7 +44,7 @@ type suite struct {
 // New returns the command.
 func New() *cobra.Command {
 	root := &cobra.Command{Use: "bench", Short: "Measure Fast Sandbox beside its alternatives", SilenceUsage: true}
-	makers := []func(*pflag.FlagSet) suite{createSuite, burstSuite, rateSuite, registrySuite, scaleSuite, janitorSuite, gcSuite, densitySuite}
+	makers := []func(*pflag.FlagSet) suite{createSuite, burstSuite, insideSuite, rateSuite, registrySuite, scaleSuite, janitorSuite, gcSuite, densitySuite}
 	for _, maker := range makers {
 		o := &output{}
 		cmd := &cobra.Command{Args: cobra.NoArgs}

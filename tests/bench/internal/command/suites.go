@@ -10,6 +10,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/create"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/density"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/gobench"
+	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/inside"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/mesh"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/rate"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/report"
@@ -65,6 +66,20 @@ func rateSuite(fs *pflag.FlagSet) suite {
 	return suite{"rate", "creates and deletes at a constant rate, beside raw containerd", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
 		o.Say = say
 		return rate.Run(ctx, o, r)
+	}}
+}
+
+func insideSuite(fs *pflag.FlagSet) suite {
+	o := inside.Options{}
+	fs.IntVar(&o.Rounds, "rounds", 100, "`number` of samples of each series")
+	fs.IntVar(&o.Parallel, "parallel", 16, "`number` of commands at once, where their rate is measured")
+	fs.DurationVar(&o.Duration, "duration", 10*time.Second, "`time` for which the rate is measured")
+	fs.IntVar(&o.FileBytes, "file-bytes", 256<<20, "`size` of the file that is written and read")
+	fs.IntVar(&o.Terminals, "terminals", 200, "`number` of idle terminals")
+	fs.DurationVar(&o.Idle, "idle", 20*time.Second, "`time` for which they are idle")
+	return suite{"exec", "commands, terminals and files in a sandbox, beside containerd's exec", func(ctx context.Context, say func(string, ...any), r *report.Report) error {
+		o.Say = say
+		return inside.Measure(ctx, o, r)
 	}}
 }
 

@@ -2,6 +2,7 @@ package density
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
@@ -62,6 +63,22 @@ func weigh(ctx context.Context, node *containerd.Client, agent string, uids map[
 		x.shimPSS = int64(total / float64(x.n))
 	}
 	return x, nil
+}
+
+// Weigh returns the mean PSS, in MiB, of the sandboxes of an agent with these uids, with their share of their shims.
+func Weigh(ctx context.Context, node *containerd.Client, agent string, uids map[string]bool) (float64, error) {
+	x, err := weigh(ctx, node, agent, uids)
+	if err != nil {
+		return 0, err
+	}
+	if x.n == 0 {
+		return 0, errors.New("the agent has no such container that runs")
+	}
+	var sum int64
+	for _, b := range x.bodies {
+		sum += b
+	}
+	return mib(sum/int64(x.n) + x.shimPSS), nil
 }
 
 // processes is the PSS of all processes of a container.

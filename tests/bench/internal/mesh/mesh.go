@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -66,9 +67,11 @@ type Mesh struct {
 	// Handler is the runtime handler of every pool that Open creates.
 	Handler string
 
-	target string
-	dial   rpc.ClientConfig
-	conns  []*grpc.ClientConn
+	target  string
+	gateway string
+	dial    rpc.ClientConfig
+	conns   []*grpc.ClientConn
+	dirs    []string // of certificates
 }
 
 // Connect connects. By ViaLeader or an empty Via calls go straight to the leading allocator's Pod: through the Service half of all
@@ -97,6 +100,7 @@ func Connect(ctx context.Context, o Options) (*Mesh, error) {
 	if m.Node, err = ctrd.Dial(env["CONTAINERD_ADDRESS"], ctrd.DefaultNamespace); err != nil {
 		return nil, err
 	}
+	m.gateway = env["FSB_ADDR"]
 	m.Way, m.target = "through the Service, by whichever allocator it gives", env["FSB_ALLOCATOR"]
 	if o.Via != ViaService {
 		if m.target, err = m.leader(ctx); err != nil {
@@ -150,11 +154,29 @@ func (m *Mesh) Dial(ctx context.Context) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
+// Gateway returns a connection to the gateway's gRPC address, which is up.
+func (m *Mesh) Gateway(ctx context.Context) (*grpc.ClientConn, error) {
+	conn, err := rpc.Dial(m.gateway, rpc.ClientConfig{TLS: m.dial.TLS})
+	if err != nil {
+		return nil, err
+	}
+	m.conns = append(m.conns, conn)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, grpc.WaitForReady(true)); err != nil {
+		return nil, fmt.Errorf("reaching the gateway at %s: %w", m.gateway, err)
+	}
+	return conn, nil
+}
+
 // Close closes all connections.
 func (m *Mesh) Close() error {
 	var errs []error
 	for _, c := range m.conns {
 		errs = append(errs, c.Close())
+	}
+	for _, dir := range m.dirs {
+		errs = append(errs, os.RemoveAll(dir))
 	}
 	return errors.Join(append(errs, m.Node.Close())...)
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"strings"
@@ -105,34 +106,86 @@ func (t Took) Total() time.Duration { return t.Container + t.Task + t.Start }
 
 // Run creates and starts one container. The function that it returns removes it again, and must be called.
 func (r *Runner) Run(ctx context.Context) (Took, func(context.Context) error, error) {
-	id := prefix + uuid.NewString()
+	t, _, remove, err := r.run(ctx)
+	return t, remove, err
+}
+
+func (r *Runner) run(ctx context.Context) (t Took, id string, removed func(context.Context) error, err error) {
+	id = prefix + uuid.NewString()
 	spec, err := Renamed(r.spec, id)
 	if err != nil {
-		return Took{}, nil, err
+		return Took{}, id, nil, err
 	}
 	remove := func(ctx context.Context) error { return r.remove(ctx, id) }
-	var t Took
 	began := time.Now()
 	container, err := r.client.NewContainer(ctx, id,
 		containerd.WithImage(r.image), containerd.WithSnapshotter(r.info.Snapshotter), containerd.WithNewSnapshot(id, r.image),
 		containerd.WithRuntime(r.info.Runtime.Name, r.info.Runtime.Options), containerd.WithSpec(spec))
 	t.Container = time.Since(began)
 	if err != nil {
-		return t, nil, errors.Join(fmt.Errorf("creating a container: %w", err), remove(context.WithoutCancel(ctx)))
+		return t, id, nil, errors.Join(fmt.Errorf("creating a container: %w", err), remove(context.WithoutCancel(ctx)))
 	}
 	began = time.Now()
 	task, err := container.NewTask(ctx, cio.LogFile(path.Join(r.logs, id+".log")))
 	t.Task = time.Since(began)
 	if err != nil {
-		return t, nil, errors.Join(fmt.Errorf("creating a task: %w", err), remove(context.WithoutCancel(ctx)))
+		return t, id, nil, errors.Join(fmt.Errorf("creating a task: %w", err), remove(context.WithoutCancel(ctx)))
 	}
 	began = time.Now()
 	err = task.Start(ctx)
 	t.Start = time.Since(began)
 	if err != nil {
-		return t, nil, errors.Join(fmt.Errorf("starting a task: %w", err), remove(context.WithoutCancel(ctx)))
+		return t, id, nil, errors.Join(fmt.Errorf("starting a task: %w", err), remove(context.WithoutCancel(ctx)))
 	}
-	return t, remove, nil
+	return t, id, remove, nil
+}
+
+// Exec starts a process in a container that Run has started, waits for its end, and removes it: what `ctr tasks exec` does.
+func (r *Runner) Exec(ctx context.Context, container containerd.Container, args ...string) (time.Duration, error) {
+	began := time.Now()
+	task, err := container.Task(ctx, nil)
+	if err != nil {
+		return 0, fmt.Errorf("finding the task: %w", err)
+	}
+	spec, err := container.Spec(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("reading the spec: %w", err)
+	}
+	process := *spec.Process
+	process.Args, process.Terminal = args, false
+	p, err := task.Exec(ctx, "exec-"+uuid.NewString()[:13], &process, cio.NewCreator(cio.WithStreams(nil, io.Discard, io.Discard)))
+	if err != nil {
+		return 0, fmt.Errorf("making a process: %w", err)
+	}
+	defer func() { _, _ = p.Delete(context.WithoutCancel(ctx), containerd.WithProcessKill) }()
+	exited, err := p.Wait(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("waiting for a process: %w", err)
+	}
+	if err := p.Start(ctx); err != nil {
+		return 0, fmt.Errorf("starting a process: %w", err)
+	}
+	status := <-exited
+	p.IO().Wait()
+	took := time.Since(began)
+	code, _, err := status.Result()
+	if err == nil && code != 0 {
+		err = fmt.Errorf("%v exited with %d", args, code)
+	}
+	return took, err
+}
+
+// Container returns a new container that runs, and the function that removes it.
+func (r *Runner) Container(ctx context.Context) (containerd.Container, func(context.Context) error, error) {
+	_, id, remove, err := r.run(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	container, err := r.client.LoadContainer(ctx, id)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("loading container %s: %w", id, err), remove(context.WithoutCancel(ctx)))
+	}
+	return container, remove, nil
 }
 
 func (r *Runner) remove(ctx context.Context, id string) error {
