@@ -74,7 +74,7 @@ func (m *Mesh) AgentCgroup(ctx context.Context, pool string) (string, error) {
 			found = "/" + strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
 			return fs.SkipAll
 		}
-		return nil //nolint:nilerr // a cgroup that was removed meanwhile is none of these
+		return nil
 	})
 	if err == nil && found == "" {
 		err = errors.New("the agent has no cgroup: is this the local cluster?")

@@ -93,7 +93,7 @@ func (e *Env) String() string {
 
 // All returns all attacks, in the order in which they are made.
 func All() []Attack {
-	return slices.Concat(mounts(), kernelFiles(), devices(), processes(), descriptors(), namespaces(), privileges(), calls(), sockets(), ports())
+	return slices.Concat(mounts(), kernelFiles(), devices(), processes(), supervisor(), descriptors(), namespaces(), privileges(), calls(), sockets(), ports())
 }
 
 // For returns the attacks of a user in one of several sandboxes. Those that are made only once are in the first.

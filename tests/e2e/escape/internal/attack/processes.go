@@ -58,7 +58,7 @@ func all() (pids []int) {
 	return pids
 }
 
-// foreign returns the processes that do not execute this program.
+// foreign returns the processes that do not execute this program, without the sandbox's own supervisor.
 func foreign() (pids []int) {
 	for _, pid := range all() {
 		if !isOwn(pid) {
@@ -72,6 +72,9 @@ func isOwn(pid int) bool {
 	status, err := os.ReadFile(procPath(pid, "status"))
 	if err != nil || bytes.Contains(status, []byte("\nState:\tZ")) || bytes.Contains(status, []byte("\nState:\tX")) {
 		return true // it has ended
+	}
+	if isSupervisor(pid) {
+		return true
 	}
 	own, err := os.Executable()
 	if err != nil {
