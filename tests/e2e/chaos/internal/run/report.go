@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/inside"
 )
 
 // Report is the result of a run: one JSON object.
@@ -56,12 +57,15 @@ type Report struct {
 	SettleSeconds float64 `json:"settle_s"`
 	EmptySeconds  float64 `json:"empty_s"`
 
+	// Inside is what commands and files in sandboxes showed meanwhile.
+	Inside inside.Result `json:"inside"`
+
 	verdicts []audit.Verdict
 }
 
 // Good reports whether every promise was kept.
 func (r *Report) Good() bool {
-	return r.Lost == 0 && r.Leaked == 0 && r.Duplicated == 0 && r.Stuck == 0
+	return r.Lost == 0 && r.Leaked == 0 && r.Duplicated == 0 && r.Stuck == 0 && len(r.Inside.Broken) == 0
 }
 
 // Broken lists the broken promises, a line each.
@@ -72,7 +76,7 @@ func (r *Report) Broken() []string {
 			lines = append(lines, fmt.Sprintf("%s: life %d, %s: %s", x.Kind, x.Life, x.Subject, x.What))
 		}
 	}
-	return lines
+	return append(lines, r.Inside.Broken...)
 }
 
 // SlowCreate is an acknowledged create that took long, and what it waited for.

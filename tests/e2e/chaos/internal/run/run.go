@@ -16,9 +16,12 @@ import (
 	"k8s.io/utils/clock"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/audit"
+	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/inside"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/load"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/plan"
 	"github.com/fast-sandbox/fast-sandbox/tests/e2e/chaos/internal/strike"
@@ -32,6 +35,8 @@ const (
 	image     = "docker.io/fast-sandbox/busybox:demo"
 	// connections is the number of clients. The last one uses REST through the gateway, the others gRPC.
 	connections = 4
+	// users is how many sandboxes are used for commands and files meanwhile.
+	users = 3
 	// answerTime is how long calls may continue after the load has ended.
 	answerTime = 4 * time.Minute
 )
@@ -68,6 +73,7 @@ type harness struct {
 	observer *truth.Observer
 	striker  *strike.Striker
 	runner   *load.Runner
+	inside   inside.Config
 	clock    clock.RealClock
 	dir      string
 	strikes  []audit.Strike
@@ -146,6 +152,10 @@ func (h *harness) prepare(ctx context.Context, prefix string) error {
 		return err
 	}
 	h.runner.Clients = append(h.runner.Clients, rest)
+	h.inside = inside.Config{
+		Sandboxes: sandboxv1.NewSandboxServiceClient(conn), Processes: processv1.NewProcessServiceClient(conn), Files: filesystemv1.NewFilesystemServiceClient(conn),
+		Clock: real, Namespace: namespace, Pool: pool, Image: image, Prefix: "used-" + prefix, Users: users, Lines: 100, Every: 100 * time.Millisecond, FileBytes: 256 << 10,
+	}
 	h.progress("pool %s is ready; names begin with %s", pool, prefix)
 	return nil
 }
@@ -176,6 +186,10 @@ func (h *harness) execute(ctx context.Context) (*Report, error) {
 		defer close(loaded)
 		h.runner.Run(answers, p.Lives)
 	}()
+	using, stopUsing := context.WithTimeout(ctx, h.Plan.Duration)
+	defer stopUsing()
+	used := make(chan inside.Result, 1)
+	go func() { used <- inside.Run(using, h.inside) }()
 	h.strikes = h.striker.Run(ctx, p.Faults, func(s audit.Strike) {
 		h.progress("fault %s %s %s", s.Kind, s.Target, s.Failed)
 		if s.Kind == string(plan.KillGC) {
@@ -183,6 +197,7 @@ func (h *harness) execute(ctx context.Context) (*Report, error) {
 		}
 	})
 	<-loaded
+	result := <-used
 	h.garbage.wait()
 	h.progress("faults and load have ended; settling")
 	if err := ctx.Err(); err != nil {
@@ -192,6 +207,7 @@ func (h *harness) execute(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	report := h.newReport()
+	report.Inside = result
 	first, obs, took, err := h.settle(ctx)
 	if err != nil {
 		return nil, err
