@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/tests/bench/internal/host"
@@ -22,13 +21,13 @@ import (
 // podsCgroup has the Pods of the local cluster (deploy/local).
 const podsCgroup = "/fsb-local/kubepods"
 
-// Agent connects to the agent of a sandbox as the gateway does, with its certificate. Calls with the context that it returns are for the sandbox.
+// Agent connects to the one agent of a sandbox's pool as the gateway does, with its certificate. Calls with the context that it returns are for the sandbox.
 func (m *Mesh) Agent(ctx context.Context, s *sandboxv1.Sandbox) (context.Context, *grpc.ClientConn, error) {
-	at, err := m.Agents.LocateSandbox(ctx, &allocatorv1.LocateSandboxRequest{Namespace: s.GetNamespace(), Name: s.GetName()})
+	agent, err := m.agent(ctx, s.GetSpec().GetPool())
 	if err != nil {
-		return ctx, nil, fmt.Errorf("locating the sandbox: %w", err)
+		return ctx, nil, err
 	}
-	to := at.GetAssignment()
+	uid := agent.GetInfo().GetPodUid()
 	var secret corev1.Secret
 	if err := m.Kube.Get(ctx, client.ObjectKey{Namespace: system, Name: "gateway-client-tls"}, &secret); err != nil {
 		return ctx, nil, fmt.Errorf("reading the gateway's certificate: %w", err)
@@ -45,17 +44,15 @@ func (m *Mesh) Agent(ctx context.Context, s *sandboxv1.Sandbox) (context.Context
 			return ctx, nil, fmt.Errorf("writing the gateway's certificate: %w", err)
 		}
 	}
-	conn, err := rpc.Dial(to.GetAgentAddress(), rpc.ClientConfig{
+	conn, err := rpc.Dial(agent.GetAddress(), rpc.ClientConfig{
 		TLS:      rpc.TLS{CertFile: files[corev1.TLSCertKey], KeyFile: files[corev1.TLSPrivateKeyKey], CAFile: files["ca.crt"]},
-		AgentUID: to.GetFence().GetAgentUid(),
+		AgentUID: uid,
 	})
 	if err != nil {
 		return ctx, nil, err
 	}
 	m.conns = append(m.conns, conn)
-	return rpc.ForTarget(ctx, rpc.Target{
-		SandboxUID: to.GetFence().GetSandboxUid(), Attempt: to.GetFence().GetAttempt(), AgentUID: to.GetFence().GetAgentUid(),
-	}), conn, nil
+	return rpc.ForTarget(ctx, rpc.Target{SandboxUID: s.GetUid(), Attempt: s.GetStatus().GetAttempt(), AgentUID: uid}), conn, nil
 }
 
 // AgentCgroup is the path of the cgroup of the pool's agent, in the hierarchy of host.Cgroups.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 )
@@ -20,7 +21,8 @@ const (
 // files replaces a file and reads it, until ctx ends or the sandbox does. A write without an answer may have been made.
 func (u *user) files(ctx context.Context) Result {
 	var r Result
-	var current, unsure []byte
+	var current []byte
+	var unsure [][]byte // writes since then that were not answered
 	for ctx.Err() == nil {
 		next := make([]byte, u.FileBytes)
 		_, _ = rand.Read(next) // never fails
@@ -34,7 +36,7 @@ func (u *user) files(ctx context.Context) Result {
 		case over(err):
 			return r // the process says whether the sandbox has ended
 		default:
-			unsure = next
+			unsure = append(unsure, next)
 			u.wait(ctx)
 			if current == nil {
 				continue
@@ -49,10 +51,7 @@ func (u *user) files(ctx context.Context) Result {
 			return r
 		case err != nil:
 			u.wait(ctx)
-		case unsure != nil && bytes.Equal(got, unsure):
-			current, unsure = unsure, nil
-			r.Reads++
-		case bytes.Equal(got, current):
+		case bytes.Equal(got, current), slices.ContainsFunc(unsure, func(b []byte) bool { return bytes.Equal(got, b) }):
 			r.Reads++
 		default:
 			r.Broken = append(r.Broken, fmt.Sprintf("the file of %s has %d bytes that are not what was written last", u.sandbox.GetName(), len(got)))

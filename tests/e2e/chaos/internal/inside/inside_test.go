@@ -119,7 +119,7 @@ func (m *mesh) StartProcess(context.Context, *processv1.StartProcessRequest, ...
 	var list []*processv1.ProcessEvent
 	list, e.end = m.output(0)
 	for _, x := range list {
-		e.list = append(e.list, processv1.StartProcessResponse{Event: x}) //nolint:govet // a copy that nothing else has
+		e.list = append(e.list, processv1.StartProcessResponse{Event: x})
 	}
 	return e, nil
 }
@@ -132,7 +132,7 @@ func (m *mesh) ConnectProcess(_ context.Context, in *processv1.ConnectProcessReq
 	var list []*processv1.ProcessEvent
 	list, e.end = m.output(int(in.GetFromOffset()))
 	for _, x := range list {
-		e.list = append(e.list, processv1.ConnectProcessResponse{Event: x}) //nolint:govet // a copy that nothing else has
+		e.list = append(e.list, processv1.ConnectProcessResponse{Event: x})
 	}
 	return e, nil
 }
