@@ -139,7 +139,7 @@ func (c *conn) request(kind wire.Type, payload string) {
 		return
 	}
 	if kind == wire.TypeSignal && (r.Target.Tag == wire.MainTag || r.Target.Tag == "" && int(r.Target.Pid) == c.s.config.Main && r.Target.Pid != 0) {
-		c.result(signal(c.s.config.Main, r))
+		c.result(c.s.signalOwn(r))
 		return
 	}
 	p := c.follows
@@ -147,7 +147,7 @@ func (c *conn) request(kind wire.Type, payload string) {
 		p = c.s.find(r.Target)
 	}
 	if p == nil {
-		c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH})
+		c.fail(c.s.unknown())
 		return
 	}
 	switch kind {
@@ -160,13 +160,31 @@ func (c *conn) request(kind wire.Type, payload string) {
 		c.result(nil)
 	case wire.TypeSignal:
 		if p.exit != nil && !r.Group { // others of its group may run on, and keep its pid from another process
-			c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: "ended"})
+			c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: wire.DetailEnded})
 			return
 		}
 		c.result(signal(int(p.pid), r))
 	case wire.TypeResize:
 		c.result(p.resize(r.Terminal))
 	}
+}
+
+// unknown is the failure of a request about a process that is not known.
+func (s *Supervisor) unknown() *wire.Failure {
+	f := &wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH}
+	if s.config.Again {
+		f.Detail = wire.DetailLost
+	}
+	return f
+}
+
+// signalOwn signals the sandbox's own process. One that is pid 1 gets no signal from within that it does not handle, and its group cannot be named
+// in kill(2): the OCI runtime has to send it.
+func (s *Supervisor) signalOwn(r *wire.Request) *wire.Failure {
+	if s.config.Joined {
+		return &wire.Failure{Stage: wire.StageProcess, Errno: unix.EPERM, Detail: "(the runtime signals pid 1)"}
+	}
+	return signal(s.config.Main, r)
 }
 
 // signal signals a process that has not been reaped, or its group.
@@ -188,7 +206,7 @@ func (p *process) resize(t wire.Terminal) *wire.Failure {
 		return &wire.Failure{Stage: wire.StageTerminal, Errno: unix.ENOTTY}
 	}
 	if !p.outputs[0].watch.open() {
-		return &wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: "ended"}
+		return &wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: wire.DetailEnded}
 	}
 	if err := unix.IoctlSetWinsize(p.outputs[0].watch.fd, unix.TIOCSWINSZ, &unix.Winsize{Row: t.Rows, Col: t.Columns}); err != nil {
 		return spawn.Failed(wire.StageTerminal, err, "(size)")
@@ -201,7 +219,7 @@ func (c *conn) send(p *process, data string) {
 	if !p.input.open() {
 		f := &wire.Failure{Stage: wire.StageProcess, Errno: unix.EPIPE}
 		if p.exit != nil {
-			f.Detail = "ended"
+			f.Detail = wire.DetailEnded
 		}
 		c.fail(f)
 		return
@@ -255,7 +273,7 @@ func (c *conn) follow(payload string) {
 	}
 	p := c.s.find(r.Target)
 	if p == nil {
-		c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH})
+		c.fail(c.s.unknown())
 		return
 	}
 	c.followFrom(p, min(max(r.From, p.ring.first), p.ring.end), r.Lossy)

@@ -27,6 +27,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/protobuf/types/known/anypb"
 	"k8s.io/utils/clock"
 
@@ -94,6 +95,7 @@ type Runtime struct {
 	groups    *groups // of containerd's shims
 	shims     *shims  // of ours
 	support   *support
+	joins     singleflight.Group // supervisors that are being started, by container
 	pending   *pendingStarts
 	users     *userNamespaces
 	cgroups   func() (*cgroup.Tree, error)
@@ -128,7 +130,7 @@ func New(cfg Config) *Runtime {
 	confined := &confinement{status: cfg.AppArmor}
 	support := &support{client: cfg.Client, binary: roots.shimPath}
 	shims := newShims(cmp.Or(cfg.PodUID, shared.NoPod), support, confined.shimStarted)
-	return &Runtime{
+	r := &Runtime{
 		confinement: confined, users: users,
 		shims: shims, support: support, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
@@ -140,6 +142,8 @@ func New(cfg Config) *Runtime {
 			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock, JoinsGroup: func(group string) bool { return groups.joined(group) || shims.joined(group) },
 		},
 	}
+	r.specs.programs = r.programs
+	return r
 }
 
 // Close cancels the pulls that still run, waits for them, ends all free slots, and ends the use of the installed shim.
