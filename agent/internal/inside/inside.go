@@ -131,16 +131,17 @@ func (s Sandbox) call(ctx context.Context, kind wire.Type, payload []byte) (wire
 	defer conn.Close()
 	stop := endWith(ctx, conn)
 	defer stop()
+	var answer string
 	if _, err = conn.Write(wire.Frame(kind, payload)); err == nil {
-		kind, payload, err := read(conn)
-		if err == nil {
-			return kind, payload, nil
-		}
-		if _, ok := errors.AsType[*wire.Failure](err); ok {
-			return 0, "", err
-		}
+		kind, answer, err = read(conn)
 	}
-	if ctx.Err() != nil {
+	_, failed := errors.AsType[*wire.Failure](err)
+	switch {
+	case err == nil:
+		return kind, answer, nil
+	case failed:
+		return 0, "", err
+	case ctx.Err() != nil:
 		return 0, "", ctx.Err()
 	}
 	return 0, "", gone(err)

@@ -32,6 +32,8 @@ import (
 const (
 	// joinTimeout bounds the start of a supervisor in a container that runs.
 	joinTimeout = 15 * time.Second
+	// abandonTimeout bounds the removal of one that could not be started.
+	abandonTimeout = 3 * time.Second
 	// supervisorExec names the supervisor among the further processes of a container. There is one at a time, whichever agent has started it.
 	supervisorExec = "fsb-supervisor"
 	// doorDir is the directory, in a container's private one, that the container has at layout.DoorDir.
@@ -120,32 +122,49 @@ func (j joined) join(ctx context.Context) error {
 		return err
 	}
 	defer door.Close()
-	conn, err := j.start(ctx, process, door)
-	if err != nil {
-		return errors.Join(err, j.clear(context.WithoutCancel(ctx)))
+	err = j.admit(ctx, process, door, private, &wire.Join{Claim: request, Again: again})
+	if err == nil {
+		return nil
 	}
-	defer conn.Close()
-	if err := handOver(ctx, conn, private, &wire.Join{Claim: request, Again: again}); err != nil {
-		err = errors.Join(err, j.clear(context.WithoutCancel(ctx)))
-		if !again {
-			err = errors.Join(err, ignoreMissing(os.Remove(socket)))
-		}
-		return err
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
+	defer cancel()
+	if why := j.callable(ctx); fault.ReasonOf(why) != "" { // it has ended, or was paused, meanwhile
+		err = why
 	}
-	return nil
+	if !again {
+		_ = os.Remove(socket) // nothing was lost
+	}
+	_ = j.clear(ctx) // the next call does, if this cannot
+	return err
 }
 
-// describe returns the process that becomes the supervisor, and the container's own one.
-func (j joined) describe(ctx context.Context) (*specs.Process, *wire.Claim, error) {
+// admit starts the supervisor and hands over to it.
+func (j joined) admit(ctx context.Context, process *specs.Process, door *net.UnixListener, private string, request *wire.Join) error {
+	conn, err := j.start(ctx, process, door)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return handOver(ctx, conn, private, request)
+}
+
+// callable returns why no process of the container can answer a call.
+func (j joined) callable(ctx context.Context) error {
 	resp, err := j.r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: j.id})
 	err = errgrpc.ToNative(err)
 	switch status := resp.GetProcess().GetStatus(); {
 	case errdefs.IsNotFound(err), err == nil && status == task.Status_STOPPED:
-		return nil, nil, fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the process of the sandbox has ended")
-	case err != nil:
-		return nil, nil, classify(err, "looking at container %s", j.id)
-	case isPaused(status):
-		return nil, nil, fault.New(errdefs.ErrFailedPrecondition, fault.SandboxPaused, "the sandbox is paused")
+		return fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the process of the sandbox has ended")
+	case err == nil && isPaused(status):
+		return fault.New(errdefs.ErrFailedPrecondition, fault.SandboxPaused, "the sandbox is paused")
+	}
+	return classify(err, "looking at container %s", j.id)
+}
+
+// describe returns the process that becomes the supervisor, and the container's own one.
+func (j joined) describe(ctx context.Context) (*specs.Process, *wire.Claim, error) {
+	if err := j.callable(ctx); err != nil {
+		return nil, nil, err
 	}
 	record, err := j.r.client.ContainerService().Get(ctx, j.id)
 	if err != nil {
