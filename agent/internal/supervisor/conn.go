@@ -27,6 +27,8 @@ type conn struct {
 	follows *process
 	at      uint64
 	lossy   bool
+	// kills is killed when the connection ends before it.
+	kills *process
 }
 
 func (c *conn) ready(events uint32) {
@@ -258,6 +260,9 @@ func (c *conn) start(payload string) {
 		c.fail(failure)
 		return
 	}
+	if r.Kill {
+		c.kills = p
+	}
 	c.followFrom(p, 0, r.Lossy)
 }
 
@@ -387,6 +392,9 @@ func (c *conn) close() {
 	}
 	c.watch.close()
 	c.s.conns--
+	if c.kills != nil && c.kills.exit == nil {
+		c.kills.kill()
+	}
 	p := c.follows
 	c.leave()
 	for _, q := range c.s.processes {

@@ -86,10 +86,16 @@ func TestInsidePaused(t *testing.T) {
 		first, err := stream.Next()
 		require.NoError(t, err)
 		require.Equal(t, "one\n", first.Data)
+		killed := shell("sleep 4321")
+		killed.Kill = true
+		call, err := s.Start(t.Context(), killed)
+		require.NoError(t, err)
 
 		_, err = server.Client.TaskService().Pause(t.Context(), &tasks.PauseTaskRequest{ContainerID: b.ID})
 		require.NoError(t, err)
 		refused(t, fault.SandboxPaused, func() error { _, err := stream.Next(); return err })
+		refused(t, fault.SandboxPaused, func() error { _, err := call.Next(); return err })
+		require.NoError(t, call.Close())
 		silent(t, s, fault.SandboxPaused)
 
 		_, err = server.Client.TaskService().Resume(t.Context(), &tasks.ResumeTaskRequest{ContainerID: b.ID})
@@ -101,6 +107,10 @@ func TestInsidePaused(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "two\n", e.Data)
 		require.NoError(t, again.Close())
+		ended, err := s.Follow(t.Context(), &wire.Follow{Target: wire.Target{Pid: call.Process().Pid}})
+		require.NoError(t, err)
+		_, _, exit := finished(t, ended)
+		require.EqualValues(t, syscall.SIGKILL, exit.Signal, "its call has ended meanwhile")
 	})
 }
 
