@@ -30,8 +30,8 @@ type Sandbox struct {
 	Socket string
 	// Container is that of the sandbox; nil if nothing is known of it.
 	Container Container
-	// Patience of calls.
-	Patience Patience
+	// Timeouts of calls.
+	Timeouts Timeouts
 }
 
 // dial connects, and has the container get a supervisor if there is none. NotFound: there is none, and there will be none.

@@ -89,8 +89,8 @@ func newFake(t *testing.T) (*fake, inside.Sandbox) {
 	t.Helper()
 	f := &fake{socket: filepath.Join(t.TempDir(), "s")}
 	f.join = func() error { f.serve(t); return nil }
-	patience := inside.Patience{First: 20 * time.Millisecond, Quiet: 40 * time.Millisecond, Answer: 150 * time.Millisecond}
-	return f, inside.Sandbox{Socket: f.socket, Container: f, Patience: patience}
+	timeouts := inside.Timeouts{First: 20 * time.Millisecond, Quiet: 40 * time.Millisecond, Answer: 150 * time.Millisecond}
+	return f, inside.Sandbox{Socket: f.socket, Container: f, Timeouts: timeouts}
 }
 
 func reason(err error) fault.Reason { return fault.ReasonOf(inside.Fault(err, "")) }

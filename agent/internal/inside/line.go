@@ -16,17 +16,17 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
-// Patience is how long calls wait for a sandbox that is silent. The zero value is DefaultPatience.
-type Patience struct {
+// Timeouts are how long calls wait for a sandbox that is silent. The zero value is DefaultTimeouts.
+type Timeouts struct {
 	// First is after what time of silence the supervisor is asked whether it answers at all. The time doubles with each answer, up to Quiet.
 	First, Quiet time.Duration
 	// Answer is how long it has for the answer to that.
 	Answer time.Duration
 }
 
-// DefaultPatience is that of the agent: a sandbox that is given little processor time may take seconds.
-func DefaultPatience() Patience {
-	return Patience{First: 2 * time.Second, Quiet: 10 * time.Second, Answer: 8 * time.Second}
+// DefaultTimeouts is that of the agent: a sandbox that is given little processor time may take seconds.
+func DefaultTimeouts() Timeouts {
+	return Timeouts{First: 2 * time.Second, Quiet: 10 * time.Second, Answer: 8 * time.Second}
 }
 
 var (
@@ -57,15 +57,15 @@ func (s Sandbox) watched(ctx context.Context, conn *net.UnixConn) *line {
 	l := &line{UnixConn: conn, sandbox: s, began: time.Now(), cancel: cancel}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.timer = time.AfterFunc(s.patience().First, func() { l.check(ctx, 0, s.patience().First) })
+	l.timer = time.AfterFunc(s.timeouts().First, func() { l.check(ctx, 0, s.timeouts().First) })
 	return l
 }
 
-func (s Sandbox) patience() Patience {
-	if s.Patience == (Patience{}) {
-		return DefaultPatience()
+func (s Sandbox) timeouts() Timeouts {
+	if s.Timeouts == (Timeouts{}) {
+		return DefaultTimeouts()
 	}
-	return s.Patience
+	return s.Timeouts
 }
 
 // check looks at a line after a time. seen is how many reads there were before it.
@@ -76,7 +76,7 @@ func (l *line) check(ctx context.Context, seen int64, after time.Duration) {
 		err = l.sandbox.ask(ctx)
 		now = l.reads.Load()
 	}
-	p := l.sandbox.patience()
+	p := l.sandbox.timeouts()
 	if err == nil && l.helper.Load() && time.Since(l.began) >= p.First+p.Answer {
 		err = errSilent // the supervisor answers, and the helper does not
 	}
@@ -86,7 +86,7 @@ func (l *line) check(ctx context.Context, seen int64, after time.Duration) {
 	case l.closed:
 	case err != nil && now == l.reads.Load():
 		l.verdict = err
-		_ = l.UnixConn.SetDeadline(time.Unix(1, 0))
+		_ = l.SetDeadline(time.Unix(1, 0))
 	default:
 		next := min(2*after, p.Quiet)
 		l.timer = time.AfterFunc(next, func() { l.check(ctx, now, next) })
@@ -132,7 +132,7 @@ func (l *line) Close() error {
 // ask asks the supervisor for anything. The error says why it does not answer; nil also if it cannot be reached any longer, which the connections to
 // it show.
 func (s Sandbox) ask(ctx context.Context) error {
-	p := s.patience()
+	p := s.timeouts()
 	ctx, cancel := context.WithTimeout(ctx, p.Answer)
 	defer cancel()
 	answered := make(chan error, 1)

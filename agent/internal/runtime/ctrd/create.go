@@ -41,7 +41,7 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	if err != nil {
 		return err
 	}
-	if err := r.makeDoor(filepath.Join(filepath.Dir(c.LogPath), shared.ClaimedDir)); err != nil {
+	if err := r.specs.makeDoor(filepath.Join(filepath.Dir(c.LogPath), shared.ClaimedDir)); err != nil {
 		return err
 	}
 	raw, err := json.Marshal(spec)

@@ -65,7 +65,7 @@ type Config struct {
 	// MaxImageBytes bounds what one pull downloads. Zero: DefaultMaxImageBytes.
 	MaxImageBytes int64
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
-	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
+	// programs can be run; empty for no slots, and for no supervisors in containers of runc. SandboxInit is the binary of both.
 	SlotRoot, SandboxInit string
 	// AddCapabilities are added to the default capabilities of sandboxes, as CheckCapabilities allows them.
 	AddCapabilities []string
@@ -130,20 +130,20 @@ func New(cfg Config) *Runtime {
 	confined := &confinement{status: cfg.AppArmor}
 	support := &support{client: cfg.Client, binary: roots.shimPath}
 	shims := newShims(cmp.Or(cfg.PodUID, shared.NoPod), support, confined.shimStarted)
-	r := &Runtime{
+	specs := newSpecBuilder(images, cfg.AddCapabilities, confined.profile)
+	specs.programs = programsOf(cfg, roots)
+	return &Runtime{
 		confinement: confined, users: users,
 		shims: shims, support: support, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock, lost: shims.lost}, config: cfg, client: cfg.Client,
-		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities, confined.profile), groups: groups,
+		pods: &podFinder{client: cfg.Client, config: cfg}, specs: specs, groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, Ranges: cfg.IDs,
 			ProcRoot: "/proc", CgroupRoot: cfg.CgroupRoot, Clock: cfg.Clock, JoinsGroup: func(group string) bool { return groups.joined(group) || shims.joined(group) },
 		},
 	}
-	r.specs.programs = r.programs
-	return r
 }
 
 // Close cancels the pulls that still run, waits for them, ends all free slots, and ends the use of the installed shim.

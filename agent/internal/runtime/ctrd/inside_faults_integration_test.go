@@ -22,8 +22,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
 )
 
-// impatience has calls find out soon that a sandbox is silent, and bound is when they have at the latest.
-var impatience = inside.Patience{First: 100 * time.Millisecond, Quiet: 400 * time.Millisecond, Answer: time.Second} //nolint:gochecknoglobals // constant
+// shortTimeouts has calls find out soon that a sandbox is silent, and bound is when they have at the latest.
+var shortTimeouts = inside.Timeouts{First: 100 * time.Millisecond, Quiet: 400 * time.Millisecond, Answer: time.Second} //nolint:gochecknoglobals // constant
 
 const bound = 10 * time.Second
 
@@ -77,7 +77,7 @@ func silent(t *testing.T, s inside.Sandbox, want fault.Reason) {
 func TestInsidePaused(t *testing.T) {
 	inEachWay(t, func(t *testing.T, server *containerd.Server, r *ctrd.Runtime, b runtime.Container) {
 		s := r.Supervisor(b.ID)
-		s.Patience = impatience
+		s.Timeouts = shortTimeouts
 		start := shell("echo one; read x; echo two")
 		start.Tag, start.Input = "x", true
 		stream, err := s.Start(t.Context(), start)
@@ -118,7 +118,7 @@ func TestInsidePaused(t *testing.T) {
 func TestInsidePausedBeforeTheFirstCall(t *testing.T) {
 	inEachWay(t, func(t *testing.T, server *containerd.Server, r *ctrd.Runtime, b runtime.Container) {
 		s := r.Supervisor(b.ID)
-		s.Patience = impatience
+		s.Timeouts = shortTimeouts
 		_, err := server.Client.TaskService().Pause(t.Context(), &tasks.PauseTaskRequest{ContainerID: b.ID})
 		require.NoError(t, err)
 		silent(t, s, fault.SandboxPaused)
@@ -133,7 +133,7 @@ func TestInsidePausedBeforeTheFirstCall(t *testing.T) {
 func TestInsideUnresponsive(t *testing.T) {
 	inEachWay(t, func(t *testing.T, server *containerd.Server, r *ctrd.Runtime, b runtime.Container) {
 		s := r.Supervisor(b.ID)
-		s.Patience = impatience
+		s.Timeouts = shortTimeouts
 		stream, err := s.Start(t.Context(), shell("sleep 1000"))
 		require.NoError(t, err)
 		defer stream.Close()
@@ -150,7 +150,7 @@ func TestInsideUnresponsive(t *testing.T) {
 func TestInsideSilentHelper(t *testing.T) {
 	inEachWay(t, func(t *testing.T, _ *containerd.Server, r *ctrd.Runtime, b runtime.Container) {
 		s := r.Supervisor(b.ID)
-		s.Patience = impatience
+		s.Timeouts = shortTimeouts
 		h, err := s.Helper(t.Context(), "1000:1000")
 		require.NoError(t, err)
 		h.Close()

@@ -372,21 +372,23 @@ func isJoinMount(m specs.Mount) bool {
 	return strings.HasPrefix(m.Destination, filepath.Dir(layout.DoorDir)+"/")
 }
 
-// programs returns the path of the programs of supervisors on the host; empty if containers cannot have them.
-func (r *Runtime) programs() string {
-	if !r.config.Handler.IsRunc() || r.config.SlotRoot == "" || r.config.SandboxInit == "" {
-		return ""
+// programsOf returns a function that returns the path of the programs of supervisors on the host; empty if containers cannot have them.
+func programsOf(cfg Config, roots *slotRoots) func() string {
+	return func() string {
+		if !cfg.Handler.IsRunc() || cfg.SlotRoot == "" || cfg.SandboxInit == "" {
+			return ""
+		}
+		dir, err := roots.get()
+		if err != nil {
+			return "" // as for slots, which say so
+		}
+		return dir
 	}
-	dir, err := r.slotRoots.get()
-	if err != nil {
-		return "" // as for slots, which say so
-	}
-	return dir
 }
 
 // makeDoor makes the directory through which a supervisor joins a container.
-func (r *Runtime) makeDoor(private string) error {
-	if r.programs() == "" {
+func (b *specBuilder) makeDoor(private string) error {
+	if b.programs() == "" {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Join(private, doorDir), 0o700); err != nil {
