@@ -59,6 +59,9 @@ const (
 	ProcessConflict      Reason = "PROCESS_CONFLICT"
 	SandboxLimitExceeded Reason = "SANDBOX_LIMIT_EXCEEDED"
 	SandboxUnresponsive  Reason = "SANDBOX_UNRESPONSIVE"
+	SandboxPaused        Reason = "SANDBOX_PAUSED"
+	ProcessLost          Reason = "PROCESS_LOST"
+	CallUnsupported      Reason = "CALL_UNSUPPORTED"
 
 	FileNotFound     Reason = "FILE_NOT_FOUND"
 	FileExists       Reason = "FILE_EXISTS"

@@ -71,7 +71,7 @@ func TestReasonsEqualTheAPI(t *testing.T) {
 		fault.LeaderSuperseded, fault.AgentDraining, fault.ImageInvalid, fault.Unauthenticated, fault.ServiceAccountNotFound,
 		fault.QuotaExceeded, fault.CallerLimitExceeded, fault.ProcessNotFound, fault.ProcessExists, fault.ProcessConflict,
 		fault.SandboxLimitExceeded, fault.SandboxUnresponsive, fault.FileNotFound, fault.FileExists, fault.FileAccessDenied,
-		fault.FileConflict, fault.FileChanged,
+		fault.FileConflict, fault.FileChanged, fault.SandboxPaused, fault.ProcessLost, fault.CallUnsupported,
 	} {
 		ours[string(r)] = true
 	}

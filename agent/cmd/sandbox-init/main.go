@@ -3,7 +3,7 @@
 // claim requires. In a container of our shim it then starts the claim's command and stays as the supervisor of the sandbox. In
 // one of an OCI runtime it executes the command itself, and nothing of it is left: no memory, file descriptor, mount,
 // variable or capability. The shim also starts it for each process that containerd adds to a container: it confines itself in the
-// same way, and executes the process.
+// same way, and executes the process. An agent has an OCI runtime start it in a container that runs, to join it as its supervisor.
 //
 // A host runs many of it, which mostly wait: it imports neither os, net nor fmt. It runs on one locked thread, because
 // credentials, capabilities and filters belong to threads. It uses the raw system calls of golang.org/x/sys/unix, and of those of
@@ -38,6 +38,10 @@ func main() {
 	switch task() {
 	case wire.TypeExec:
 		unix.Exit(execute(&channel{fd: wire.SetupFD, shim: noShim, users: -1}))
+	case 0:
+		if door := doorOf(); door != "" {
+			unix.Exit(join(door))
+		}
 	case wire.TypeSetup:
 		var code int
 		if users, code = setup(); code != 0 {
@@ -50,7 +54,7 @@ func main() {
 	var reaper *supervisor.Reaper
 	if err == nil && shim != noShim {
 		if listener, err = move(listener, listenerFD); err == nil {
-			err = openHelper()
+			err = openHelper(layout.HelperPath)
 		}
 		if err == nil {
 			reaper, err = supervisor.NewReaper(endedFD, moreFD)
@@ -73,8 +77,8 @@ func main() {
 }
 
 // openHelper opens the program of helpers, while the slot's files can be reached.
-func openHelper() error {
-	fd, err := unix.Open(layout.HelperPath, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+func openHelper(path string) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err == nil {
 		_, err = move(fd, helperFD)
 	}

@@ -98,7 +98,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&c.MaxDisk.Bytes, "sandbox-disk-bytes", defaultDiskBytes, "disk, in bytes, that the files of a sandbox may take; one that takes more is ended; 0 is no limit")
 	fs.Int64Var(&c.MaxDisk.Inodes, "sandbox-disk-inodes", defaultDiskInodes, "number of files that a sandbox may create; one that has more is ended; 0 is no limit")
 	fs.Int64Var(&c.MemoryBytes, "memory-limit-bytes", defaultMemoryBytes, "limit of the agent's own memory, in bytes, without its sandboxes; 0 is none")
-	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, on a file system without noexec; empty for no slots")
+	fs.StringVar(&c.SlotRoot, "slot-root", "/var/lib/fast-sandbox/slots", "`directory` for the root of slots, at the same path on the host, on a file system without noexec; empty for no slots, and for no calls into sandboxes of runc")
 	fs.StringVar(&c.SandboxInit, "sandbox-init", "/sandbox-init", "`path` of the binary that waits in slots")
 	fs.StringVar(&c.Shim, "shim", "/containerd-shim-fsb-v1", "`path` of the shim of the runtime handler fsb, which is installed below --slot-root, with containerd-shim-fsb-member-v1 beside it")
 	fs.IntVar(&c.SlotsMax, "slots-max", -1, "maximum number of slots to keep started; -1 is one for each free capacity unit, 0 is none")

@@ -15,7 +15,7 @@ import (
 // Fault classifies an error of a call into a sandbox. command is the first argument of a process to start.
 func Fault(err error, command string) error {
 	switch {
-	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, fault.ReasonOf(err) != "", errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errdefs.IsNotFound(err):
 		return fault.Wrap(err, errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the sandbox has no supervisor: it has ended, or its runtime handler has none")
@@ -59,8 +59,11 @@ func failureFault(f *wire.Failure) error {
 func processFault(f *wire.Failure) error {
 	switch f.Errno {
 	case syscall.ESRCH:
-		if f.Detail == "" {
+		switch f.Detail {
+		case "":
 			return fault.Wrap(f, errdefs.ErrNotFound, fault.ProcessNotFound, "the sandbox has no such process")
+		case wire.DetailLost:
+			return fault.Wrap(f, errdefs.ErrNotFound, fault.ProcessLost, "the sandbox has no such process: its supervisor was killed, and what that had started is lost")
 		}
 		return fault.Wrap(f, errdefs.ErrFailedPrecondition, fault.ProcessConflict, "the process has ended")
 	case syscall.EEXIST:

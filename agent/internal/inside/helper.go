@@ -20,7 +20,7 @@ const helperAttempts = 3
 
 // Helper is a connection to the helper of a user of a sandbox. It is for one goroutine at a time; Close is for any.
 type Helper struct {
-	conn   *net.UnixConn
+	conn   *line
 	reader *bufio.Reader
 	stop   func() bool
 }
@@ -45,6 +45,7 @@ func (s Sandbox) helper(ctx context.Context, user string) (_ *Helper, err error)
 	if err != nil {
 		return nil, err
 	}
+	conn.helper.Store(true)
 	h := &Helper{conn: conn, reader: bufio.NewReaderSize(conn, 64<<10), stop: endWith(ctx, conn)}
 	defer func() {
 		if err != nil {
@@ -73,6 +74,7 @@ func (s Sandbox) helper(ctx context.Context, user string) (_ *Helper, err error)
 	if kind, _, err := files.Get(h.reader, nil); err != nil || kind != files.Ready {
 		return nil, gone(errors.Join(err, errors.New("the helper is not ready")))
 	}
+	conn.helper.Store(false)
 	return h, nil
 }
 
@@ -156,7 +158,7 @@ func (h *Helper) Data(buffer []byte) ([]byte, error) {
 }
 
 // Stream returns what a connection carries after a Dial.
-func (h *Helper) Stream() (io.Reader, *net.UnixConn) { return h.reader, h.conn }
+func (h *Helper) Stream() (io.Reader, *net.UnixConn) { return h.reader, h.conn.UnixConn }
 
 func failed(kind files.Type, payload []byte) error {
 	if kind != files.Failed {

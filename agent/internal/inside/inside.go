@@ -1,6 +1,6 @@
 // Package inside is the agent's side of the supervisor of a running sandbox: sandbox-init, which starts processes there. Package wire has the
 // protocol. A supervisor may be controlled by hostile code: what it sends is bounded and checked, and a call never waits for it longer than its
-// context. The package keeps no state; each call has a connection of its own.
+// context, nor without end while it does not answer at all. The package keeps no state; each call has a connection of its own.
 package inside
 
 import (
@@ -18,6 +18,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 // maxFrame is the largest frame that is accepted: what a list of processes takes.
@@ -27,18 +28,37 @@ const maxFrame = 8 << 20
 type Sandbox struct {
 	// Socket is the path of its socket.
 	Socket string
+	// Container is that of the sandbox; nil if nothing is known of it.
+	Container Container
+	// Timeouts of calls.
+	Timeouts Timeouts
 }
 
-// dial connects. NotFound: there is no supervisor.
-func (s Sandbox) dial(ctx context.Context) (*net.UnixConn, error) {
+// dial connects, and has the container get a supervisor if there is none. NotFound: there is none, and there will be none.
+func (s Sandbox) dial(ctx context.Context) (*line, error) {
 	conn, err := claim.Dial(ctx, s.Socket)
-	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) {
+	if isMissing(err) && s.Container != nil {
+		if err := s.Container.Join(ctx); err != nil {
+			return nil, err
+		}
+		conn, err = claim.Dial(ctx, s.Socket)
+	}
+	switch {
+	case err == nil:
+		return s.watched(ctx, conn), nil
+	case isMissing(err):
 		err = errors.Join(err, errdefs.ErrNotFound)
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case isFull(err):
+		return nil, s.silence(ctx, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("connecting to the supervisor of a sandbox: %w", err)
-	}
-	return conn, nil
+	return nil, fmt.Errorf("connecting to the supervisor of a sandbox: %w", err)
+}
+
+// isMissing reports whether nothing listens at a socket.
+func isMissing(err error) bool {
+	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // Start starts a process, and follows its output from the first byte on. A *wire.Failure says why it was not started.
@@ -75,7 +95,7 @@ func (s Sandbox) open(ctx context.Context, kind wire.Type, payload []byte) (*Str
 }
 
 // endWith ends the I/O of a connection when ctx does, until stop is called.
-func endWith(ctx context.Context, conn *net.UnixConn) (stop func() bool) {
+func endWith(ctx context.Context, conn net.Conn) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 }
 
@@ -93,6 +113,9 @@ func (s Sandbox) List(ctx context.Context) ([]*wire.Process, error) {
 
 // Do sends a request about a process: TypeInput, TypeCloseInput, TypeSignal or TypeResize.
 func (s Sandbox) Do(ctx context.Context, kind wire.Type, r *wire.Request) error {
+	if handled, err := s.signalMain(ctx, kind, r); handled {
+		return err
+	}
 	kind, _, err := s.call(ctx, kind, wire.EncodeRequest(r))
 	if err == nil && kind != wire.TypeDone {
 		err = unexpected(kind)
@@ -108,16 +131,17 @@ func (s Sandbox) call(ctx context.Context, kind wire.Type, payload []byte) (wire
 	defer conn.Close()
 	stop := endWith(ctx, conn)
 	defer stop()
+	var answer string
 	if _, err = conn.Write(wire.Frame(kind, payload)); err == nil {
-		kind, payload, err := read(conn)
-		if err == nil {
-			return kind, payload, nil
-		}
-		if _, ok := errors.AsType[*wire.Failure](err); ok {
-			return 0, "", err
-		}
+		kind, answer, err = read(conn)
 	}
-	if ctx.Err() != nil {
+	_, failed := errors.AsType[*wire.Failure](err)
+	switch {
+	case err == nil:
+		return kind, answer, nil
+	case failed:
+		return 0, "", err
+	case ctx.Err() != nil:
 		return 0, "", ctx.Err()
 	}
 	return 0, "", gone(err)
@@ -134,7 +158,7 @@ func (s Sandbox) Input(ctx context.Context, target wire.Target) (*Input, error) 
 
 // Input is a connection for the input of a process.
 type Input struct {
-	conn   *net.UnixConn
+	conn   *line
 	target wire.Target
 	stop   func() bool
 }
@@ -162,7 +186,7 @@ func (i *Input) Close() error {
 
 // Stream is a process whose output is followed. Next is for one goroutine; Send and Close for any.
 type Stream struct {
-	conn    *net.UnixConn
+	conn    *line
 	reader  *bufio.Reader
 	process *wire.Process
 
@@ -256,5 +280,8 @@ func unexpected(kind wire.Type) error {
 
 // gone is the error of a connection that has ended without an answer.
 func gone(err error) error {
+	if fault.ReasonOf(err) != "" {
+		return err
+	}
 	return fmt.Errorf("the supervisor of a sandbox does not answer: %w: %v", errdefs.ErrUnavailable, err) //nolint:errorlint // it is none of ours
 }

@@ -78,16 +78,13 @@ func (p *Processes) RunProcess(ctx context.Context, req *processv1.RunProcessReq
 		return nil, err
 	}
 	start := startOf(ctx, req.GetProcess())
-	start.Input, start.Buffer = len(req.GetStdin()) > 0, runBuffer
+	start.Input, start.Buffer, start.Kill = len(req.GetStdin()) > 0, runBuffer, true
 	stream, err := s.Start(ctx, start)
 	if err != nil {
 		return nil, inside.Fault(err, start.Args[0])
 	}
 	defer stream.Close()
-	stop := context.AfterFunc(ctx, func() {
-		kill(ctx, s, stream.Process().Pid)
-		_ = stream.Close()
-	})
+	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
 	defer stop()
 	if start.Input {
 		go feed(stream, req.GetStdin())

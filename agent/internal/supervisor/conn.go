@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/supervisor/spawn"
 )
 
 // conn is a connection of an agent. Its requests are answered in order; it is not read while one of them waits.
@@ -27,6 +26,8 @@ type conn struct {
 	follows *process
 	at      uint64
 	lossy   bool
+	// kills is killed when the connection ends before it.
+	kills *process
 }
 
 func (c *conn) ready(events uint32) {
@@ -139,7 +140,7 @@ func (c *conn) request(kind wire.Type, payload string) {
 		return
 	}
 	if kind == wire.TypeSignal && (r.Target.Tag == wire.MainTag || r.Target.Tag == "" && int(r.Target.Pid) == c.s.config.Main && r.Target.Pid != 0) {
-		c.result(signal(c.s.config.Main, r))
+		c.result(c.s.signalOwn(r))
 		return
 	}
 	p := c.follows
@@ -147,7 +148,7 @@ func (c *conn) request(kind wire.Type, payload string) {
 		p = c.s.find(r.Target)
 	}
 	if p == nil {
-		c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH})
+		c.fail(c.s.unknown())
 		return
 	}
 	switch kind {
@@ -160,7 +161,7 @@ func (c *conn) request(kind wire.Type, payload string) {
 		c.result(nil)
 	case wire.TypeSignal:
 		if p.exit != nil && !r.Group { // others of its group may run on, and keep its pid from another process
-			c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: "ended"})
+			c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: wire.DetailEnded})
 			return
 		}
 		c.result(signal(int(p.pid), r))
@@ -169,39 +170,12 @@ func (c *conn) request(kind wire.Type, payload string) {
 	}
 }
 
-// signal signals a process that has not been reaped, or its group.
-func signal(pid int, r *wire.Request) *wire.Failure {
-	if pid == 0 {
-		return &wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH}
-	}
-	if r.Group {
-		pid = -pid
-	}
-	if err := unix.Kill(pid, unix.Signal(r.Signal)); err != nil {
-		return spawn.Failed(wire.StageProcess, err, "(signaling)")
-	}
-	return nil
-}
-
-func (p *process) resize(t wire.Terminal) *wire.Failure {
-	if !p.terminal {
-		return &wire.Failure{Stage: wire.StageTerminal, Errno: unix.ENOTTY}
-	}
-	if !p.outputs[0].watch.open() {
-		return &wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH, Detail: "ended"}
-	}
-	if err := unix.IoctlSetWinsize(p.outputs[0].watch.fd, unix.TIOCSWINSZ, &unix.Winsize{Row: t.Rows, Col: t.Columns}); err != nil {
-		return spawn.Failed(wire.StageTerminal, err, "(size)")
-	}
-	return nil
-}
-
 // send passes input on to a process.
 func (c *conn) send(p *process, data string) {
 	if !p.input.open() {
 		f := &wire.Failure{Stage: wire.StageProcess, Errno: unix.EPIPE}
 		if p.exit != nil {
-			f.Detail = "ended"
+			f.Detail = wire.DetailEnded
 		}
 		c.fail(f)
 		return
@@ -240,6 +214,9 @@ func (c *conn) start(payload string) {
 		c.fail(failure)
 		return
 	}
+	if r.Kill {
+		c.kills = p
+	}
 	c.followFrom(p, 0, r.Lossy)
 }
 
@@ -255,7 +232,7 @@ func (c *conn) follow(payload string) {
 	}
 	p := c.s.find(r.Target)
 	if p == nil {
-		c.fail(&wire.Failure{Stage: wire.StageProcess, Errno: unix.ESRCH})
+		c.fail(c.s.unknown())
 		return
 	}
 	c.followFrom(p, min(max(r.From, p.ring.first), p.ring.end), r.Lossy)
@@ -369,6 +346,9 @@ func (c *conn) close() {
 	}
 	c.watch.close()
 	c.s.conns--
+	if c.kills != nil && c.kills.exit == nil {
+		c.kills.kill()
+	}
 	p := c.follows
 	c.leave()
 	for _, q := range c.s.processes {

@@ -72,7 +72,7 @@ func (s *Supervisor) startHelper(u spawn.User, home string) (*helper, *wire.Fail
 	defer func() { _ = unix.Close(null) }()
 	pid, failure := spawn.Start(&spawn.Process{
 		Args: []string{helperPath + strconv.Itoa(s.config.Helper)}, Env: []string{"HOME=" + home, "GOMAXPROCS=2", "GODEBUG=disablethp=1"},
-		Cwd: "/", User: u, Files: [3]int{null, null, null}, More: []int{ends[1]},
+		Cwd: "/", User: u, Files: [3]int{null, null, null}, More: []int{ends[1]}, Dies: s.config.Joined,
 	})
 	if failure != nil {
 		_ = unix.Close(ends[0])

@@ -28,7 +28,7 @@ func (s *Supervisor) start(r *wire.Start) (*process, *wire.Failure) {
 	if failure != nil {
 		return nil, failure
 	}
-	start := &spawn.Process{Args: r.Args, Env: environment(r, claim.Env, home), Cwd: r.Cwd, User: user}
+	start := &spawn.Process{Args: r.Args, Env: environment(r, claim.Env, home), Cwd: r.Cwd, User: user, Dies: s.config.Joined}
 	if start.Cwd == "" {
 		start.Cwd = claim.Cwd
 	}

@@ -1,4 +1,4 @@
-// Package supervisor is pid 1 of a sandbox that runs: it starts further processes for agents, keeps their output and how they ended, reaps every
+// Package supervisor is pid 1 of a sandbox that runs, or a process that has joined one: it starts further processes for agents, keeps their output and how they ended, reaps every
 // process of the sandbox, and ends when the sandbox's own process does. It is one thread that waits for descriptors and never for a process of
 // the sandbox; a second one waits for children to end. Both exist before anything of the sandbox runs, so that processes that use up all pids of
 // a sandbox cannot end it.
@@ -35,8 +35,11 @@ type Config struct {
 	// Listener is the socket for agents, and Trusted reports whether the peer of a connection to it is one.
 	Listener int
 	Trusted  func(fd int) bool
-	// Shim is the socket to the shim.
+	// Shim is the socket to the shim; below zero if there is none.
 	Shim int
+	// Joined: this process is not pid 1. It has joined a container that runs, whose pid 1 is the sandbox's own process. Again: it is not the first
+	// supervisor there, and what others had started is lost.
+	Joined, Again bool
 	// Reaper waits for children.
 	Reaper *Reaper
 	// Helper is a descriptor of the program of helpers.
@@ -79,8 +82,10 @@ func Run(c Config) (code int, err error) {
 	if s.listener, err = s.poll.add(c.Listener, unix.EPOLLIN, accepting{s}); err != nil {
 		return 0, err
 	}
-	if s.shim, err = s.poll.add(c.Shim, unix.EPOLLIN, shimming{s}); err != nil {
-		return 0, err
+	if c.Shim >= 0 {
+		if s.shim, err = s.poll.add(c.Shim, unix.EPOLLIN, shimming{s}); err != nil {
+			return 0, err
+		}
 	}
 	if s.reaper, err = s.poll.add(c.Reaper.ended, unix.EPOLLIN, reaping{s}); err != nil {
 		return 0, err

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -38,6 +39,9 @@ func (r *Runtime) Create(ctx context.Context, c runtime.Container, reached func(
 	}
 	pod, img, spec, err := r.prepareSpec(ctx, c, reached)
 	if err != nil {
+		return err
+	}
+	if err := r.specs.makeDoor(filepath.Join(filepath.Dir(c.LogPath), shared.ClaimedDir)); err != nil {
 		return err
 	}
 	raw, err := json.Marshal(spec)

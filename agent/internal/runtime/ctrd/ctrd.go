@@ -27,6 +27,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/protobuf/types/known/anypb"
 	"k8s.io/utils/clock"
 
@@ -64,7 +65,7 @@ type Config struct {
 	// MaxImageBytes bounds what one pull downloads. Zero: DefaultMaxImageBytes.
 	MaxImageBytes int64
 	// SlotRoot is a directory for the root of slots, at the same path on the host and here, on a file system from which
-	// programs can be run; empty for no slots. SandboxInit is the binary that waits in them.
+	// programs can be run; empty for no slots, and for no supervisors in containers of runc. SandboxInit is the binary of both.
 	SlotRoot, SandboxInit string
 	// AddCapabilities are added to the default capabilities of sandboxes, as CheckCapabilities allows them.
 	AddCapabilities []string
@@ -94,6 +95,7 @@ type Runtime struct {
 	groups    *groups // of containerd's shims
 	shims     *shims  // of ours
 	support   *support
+	joins     singleflight.Group // supervisors that are being started, by container
 	pending   *pendingStarts
 	users     *userNamespaces
 	cgroups   func() (*cgroup.Tree, error)
@@ -128,12 +130,14 @@ func New(cfg Config) *Runtime {
 	confined := &confinement{status: cfg.AppArmor}
 	support := &support{client: cfg.Client, binary: roots.shimPath}
 	shims := newShims(cmp.Or(cfg.PodUID, shared.NoPod), support, confined.shimStarted)
+	specs := newSpecBuilder(images, cfg.AddCapabilities, confined.profile)
+	specs.programs = programsOf(cfg, roots)
 	return &Runtime{
 		confinement: confined, users: users,
 		shims: shims, support: support, pending: &pendingStarts{held: map[string]*pendingStart{}},
 		cgroups:    sync.OnceValues(func() (*cgroup.Tree, error) { return cgroup.Open(cfg.CgroupRoot) }),
 		imageStore: images, taskSet: &taskSet{client: cfg.Client, clock: cfg.Clock, lost: shims.lost}, config: cfg, client: cfg.Client,
-		pods: &podFinder{client: cfg.Client, config: cfg}, specs: newSpecBuilder(images, cfg.AddCapabilities, confined.profile), groups: groups,
+		pods: &podFinder{client: cfg.Client, config: cfg}, specs: specs, groups: groups,
 		slots: &slots{held: map[string]*slot{}}, slotRoots: roots,
 		remover: &shared.Remover{
 			Client: cfg.Client, Snapshotter: cfg.Snapshotter, LogRoot: cfg.LogRoot, Ranges: cfg.IDs,

@@ -12,16 +12,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/cgroup"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/inside"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/ctrd/node"
 )
-
-// Supervisor returns the supervisor of a container that our shim runs, once its claim is complete.
-func (r *Runtime) Supervisor(id string) inside.Sandbox {
-	return inside.Sandbox{Socket: filepath.Join(r.config.LogRoot, id, shared.ClaimedDir, claim.SocketName)}
-}
 
 // LimitOwnMemory bounds the memory of the agent's own container, and returns the bound in force, which is lower if the container
 // had a lower one. The container's limit in its Pod cannot do that: with it the kubelet bounds the Pod's cgroup, too, and the

@@ -17,7 +17,9 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/inside"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
+	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/resources"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/containerd"
@@ -63,12 +65,19 @@ func requireFailure(t *testing.T, err error, stage wire.Stage, errno syscall.Err
 	require.Equal(t, []any{stage, errno}, []any{failure.Stage, failure.Errno}, "%v", err)
 }
 
-// forSandboxes runs a test in a sandbox that has taken the cold path, and in one that was a slot, with and without a user namespace.
+// insideWays are the configurations in which calls into sandboxes are served: our own shim, with and without user namespaces, and runc.
+func insideWays() map[string]func(*testing.T, *containerd.Server) func(*ctrd.Config) {
+	ways := ownWays()
+	ways["runc"] = func(_ *testing.T, s *containerd.Server) func(*ctrd.Config) { return slotsOfRunc(s) }
+	return ways
+}
+
+// forSandboxes runs a test in a sandbox that has taken the cold path, and in one that was a slot, in all configurations.
 func forSandboxes(t *testing.T, test func(t *testing.T, s inside.Sandbox, box runtime.Container)) {
 	t.Helper()
 	server := containerd.Start(t)
 	server.Import(t, containerd.Busybox, containerd.Image(t))
-	for name, way := range ownWays() {
+	for name, way := range insideWays() {
 		r := newRuntime(t, server, way(t, server))
 		for _, slot := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, slot %t", name, slot), func(t *testing.T) {
@@ -320,20 +329,26 @@ func TestInsideFullOfProcesses(t *testing.T) {
 	})
 }
 
-// TestInsideSupervisorIsClosed tries, as root of the sandbox, to end, read and trace its supervisor.
+// TestInsideSupervisorIsClosed tries, as root of the sandbox, to end, read and trace its supervisor. Root can end one that has joined.
 func TestInsideSupervisorIsClosed(t *testing.T) {
 	forSandboxes(t, func(t *testing.T, s inside.Sandbox, b runtime.Container) {
+		out, _, _ := ran(t, s, shell("echo $PPID"))
+		pid := strings.TrimSpace(out)
 		for sig := 1; sig <= 64; sig++ {
-			_, _, _ = ran(t, s, shell("kill -"+strconv.Itoa(sig)+" 1"))
+			try := shell("kill -" + strconv.Itoa(sig) + " " + pid)
+			if pid != "1" {
+				try.User = "1000:1000"
+			}
+			_, _, _ = ran(t, s, try)
 		}
 		for _, try := range []string{
-			"head -c 1 /proc/1/mem", "head -c 1 /proc/1/environ", "head -c 1 /proc/1/maps", "head -c 1 /proc/1/auxv", "readlink /proc/1/fd/3", "ls /proc/1/root/",
-			"readlink /proc/1/exe",
+			"head -c 1 /proc/PID/mem", "head -c 1 /proc/PID/environ", "head -c 1 /proc/PID/maps", "head -c 1 /proc/PID/auxv", "readlink /proc/PID/fd/3",
+			"ls /proc/PID/root/", "readlink /proc/PID/exe",
 		} {
-			out, _, exit := ran(t, s, shell(try))
+			out, _, exit := ran(t, s, shell(strings.ReplaceAll(try, "PID", pid)))
 			require.NotZero(t, exit.Code, "%s: %s", try, out)
 		}
-		out, _, _ := ran(t, s, shell("cat /proc/1/task/*/status"))
+		out, _, _ = ran(t, s, shell("cat /proc/"+pid+"/task/*/status"))
 		require.NotEmpty(t, out)
 		for _, line := range strings.Split(out, "\n") {
 			name, value, _ := strings.Cut(line, ":\t")
@@ -360,33 +375,37 @@ func capabilities(t *testing.T, hex string) uint64 {
 	return n
 }
 
-// TestInsideEndsWithTheSandbox deletes a sandbox while calls run.
+// TestInsideEndsWithTheSandbox ends a sandbox while calls run.
 func TestInsideEndsWithTheSandbox(t *testing.T) {
-	server := containerd.Start(t)
-	server.Import(t, containerd.Busybox, containerd.Image(t))
-	r := newRuntime(t, server, mapped(t, server))
-	b := box(t, server, true, containerd.Busybox, "sleep", "1000")
-	require.NoError(t, launch(t.Context(), r, b))
-	s := r.Supervisor(b.ID)
-	stream, err := s.Start(t.Context(), shell("sleep 1000"))
-	require.NoError(t, err)
-	require.NoError(t, r.Signal(t.Context(), b.ID, syscall.SIGTERM, false))
-	exit, err := r.Wait(t.Context(), b.ID)
-	require.NoError(t, err)
-	require.EqualValues(t, 143, exit.Code, "that of its own process")
-	_, err = stream.Next()
-	require.Error(t, err)
-	require.True(t, errdefs.IsUnavailable(err), "%v", err)
-	require.NoError(t, r.Delete(t.Context(), b.ID))
-	_, err = s.List(t.Context())
-	require.Error(t, err)
+	forSandboxes(t, func(t *testing.T, s inside.Sandbox, b runtime.Container) {
+		stream, err := s.Start(t.Context(), shell("sleep 1000"))
+		require.NoError(t, err)
+		// Pid 1 of an OCI runtime is the sandbox's own process, and ignores what it does not handle.
+		require.NoError(t, s.Do(t.Context(), wire.TypeSignal, &wire.Request{Target: wire.Target{Tag: wire.MainTag}, Signal: uint32(syscall.SIGKILL)}))
+		_, err = stream.Next()
+		require.Error(t, err)
+		require.True(t, errdefs.IsUnavailable(err), "%v", err)
+		require.Eventually(t, func() bool {
+			_, err = s.List(t.Context())
+			return err != nil
+		}, testkit.Timeout, testkit.Tick)
+		reason := fault.ReasonOf(inside.Fault(err, ""))
+		require.Contains(t, []fault.Reason{fault.PhaseConflict, fault.SandboxUnresponsive}, reason, "%v", err)
+	})
 }
 
 // TestInsideOutlivesTheAgent follows a process again after another runtime, as that of an agent that has started again.
 func TestInsideOutlivesTheAgent(t *testing.T) {
+	for name, way := range insideWays() {
+		t.Run(name, func(t *testing.T) { outlivesTheAgent(t, way) })
+	}
+}
+
+func outlivesTheAgent(t *testing.T, way func(*testing.T, *containerd.Server) func(*ctrd.Config)) {
+	t.Helper()
 	server := containerd.Start(t)
 	server.Import(t, containerd.Busybox, containerd.Image(t))
-	change := mapped(t, server)
+	change := way(t, server)
 	r := newRuntime(t, server, change)
 	b := box(t, server, true, containerd.Busybox, "sleep", "1000")
 	require.NoError(t, launch(t.Context(), r, b))

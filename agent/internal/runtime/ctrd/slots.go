@@ -144,6 +144,9 @@ func (r *Runtime) StartSlot(ctx context.Context, s runtime.Slot) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return fmt.Errorf("starting slot %s: %w", s.ID, err)
 	}
+	if err := r.specs.makeDoor(dir); err != nil {
+		return err
+	}
 	first, err := r.users.take(s.ID)
 	if err != nil {
 		return err

@@ -39,9 +39,13 @@ import (
 // withSlots returns a runtime that keeps its slots' root beside the test's containerd.
 func withSlots(t *testing.T, s *containerd.Server) *ctrd.Runtime {
 	t.Helper()
-	return newRuntime(t, s, func(c *ctrd.Config) {
+	return newRuntime(t, s, slotsOfRunc(s))
+}
+
+func slotsOfRunc(s *containerd.Server) func(*ctrd.Config) {
+	return func(c *ctrd.Config) {
 		c.SlotRoot, c.SandboxInit = filepath.Join(s.Dir, "slots"), filepath.Join(config.Env("FSB_BIN"), "sandbox-init")
-	})
+	}
 }
 
 func TestSlotConformance(t *testing.T) {

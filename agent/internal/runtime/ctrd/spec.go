@@ -35,6 +35,8 @@ type specBuilder struct {
 	seccomp *specs.LinuxSeccomp    // the same
 	filter  func() ([]byte, error) // seccomp, compiled once
 	profile func() string          // of AppArmor, or empty
+	// programs returns the path of the programs of supervisors that join containers; empty if none do.
+	programs func() string
 }
 
 // newSpecBuilder returns a specBuilder. Sandboxes have the default capabilities and the added ones; see GrantableCapabilities. apparmor
@@ -82,7 +84,7 @@ func (b *specBuilder) sandbox(ctx context.Context, c runtime.Container, img *ima
 			Rlimits:         b.rlimits,
 		},
 		Hostname: c.Hostname,
-		Mounts:   mounts(c, p),
+		Mounts:   slices.Concat(mounts(c, p), b.joinMounts(filepath.Join(filepath.Dir(c.LogPath), shared.ClaimedDir))),
 		Linux: &specs.Linux{
 			CgroupsPath:   p.cgroup(c.ID),
 			Namespaces:    namespaces(c, p),
@@ -113,6 +115,7 @@ func (b *specBuilder) slot(s runtime.Slot, p *pod, rootfs, dir string) *specs.Sp
 			list[i].Destination = layout.File(m.Destination)
 		}
 	}
+	list = append(list, b.joinMounts(dir)...)
 	list = append(list, specs.Mount{Destination: layout.PrivateDir, Type: "bind", Source: dir, Options: []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}})
 	return &specs.Spec{
 		Version: specVersion,
@@ -141,7 +144,7 @@ func (b *specBuilder) claim(s *specs.Spec) (*claim.Claim, error) {
 		return nil, err
 	}
 	for _, m := range s.Mounts {
-		if m.Type == "bind" { // the slot has the others already
+		if m.Type == "bind" && !isJoinMount(m) { // the slot has the others already
 			c.Mounts = append(c.Mounts, claim.Mount{Destination: m.Destination, Path: layout.File(m.Destination), Attributes: attributes(m.Options)})
 		}
 	}

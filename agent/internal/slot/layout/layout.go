@@ -17,6 +17,21 @@ const (
 	NewRootDir = "/new"
 )
 
+// The directories of a container of an OCI runtime that a supervisor can join. They are in /dev, which is in memory, so that an image gets no mount
+// points. The container can write to none of them.
+const (
+	// ProgramsDir has the contents of a slot's root.
+	ProgramsDir = "/dev/fsb/programs"
+	// DoorDir is the container's own directory of the host where an agent waits for the supervisor that it has executed, at DoorSocket.
+	DoorDir    = "/dev/fsb/door"
+	DoorSocket = "agent.sock"
+	// DoorVariable, if it is set in the environment of sandbox-init, is the path of that socket: init is to be a supervisor that joins.
+	DoorVariable = "FSB_DOOR"
+)
+
+// Door returns the path of the socket in a container.
+func Door() string { return path.Join(DoorDir, DoorSocket) }
+
 // File returns where a slot keeps a file that the claim mounts at a destination.
 func File(destination string) string { return path.Join(FilesDir, path.Base(destination)) }
 

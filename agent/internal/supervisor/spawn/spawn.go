@@ -32,6 +32,8 @@ type Process struct {
 	Files    [3]int
 	Terminal bool
 	More     []int
+	// Dies: it is killed when this process ends.
+	Dies bool
 }
 
 // Start starts a process in a session of its own. This process is in / afterwards.
@@ -61,10 +63,14 @@ func Start(p *Process) (pid int, failure *wire.Failure) {
 	for _, fd := range p.More {
 		files = append(files, uintptr(fd))
 	}
+	var death syscall.Signal
+	if p.Dies {
+		death = syscall.SIGKILL
+	}
 	pid, err := syscall.ForkExec(path, p.Args, &syscall.ProcAttr{
 		Env: p.Env, Files: files,
 		Sys: &syscall.SysProcAttr{
-			Setsid: true, Setctty: p.Terminal, AmbientCaps: ambient,
+			Setsid: true, Setctty: p.Terminal, AmbientCaps: ambient, Pdeathsig: death,
 			Credential: &syscall.Credential{Uid: p.User.UID, Gid: p.User.GID, Groups: p.User.Groups},
 		},
 	})

@@ -15,6 +15,7 @@ const (
 	TypeConfinement Type = 8
 	TypeRunning     Type = 9
 	TypeSignalMain  Type = 10
+	TypeJoin        Type = 11
 
 	// Requests about processes, and their answers.
 	TypeStart      Type = 16

@@ -150,10 +150,34 @@ func FuzzExec(f *testing.F) {
 	})
 }
 
+// FuzzJoin decodes what an agent may send to a supervisor that joins: what is accepted can be encoded again, and is the same then.
+func FuzzJoin(f *testing.F) {
+	raw, err := wire.EncodeJoin(&wire.Join{Claim: fullExec().Claim, Again: true})
+	require.NoError(f, err)
+	f.Add(string(raw))
+	f.Add(string(raw) + string(raw))
+	f.Fuzz(func(t *testing.T, payload string) {
+		used := allocated(func() { _, _ = wire.DecodeJoin(payload) })
+		require.LessOrEqual(t, used, uint64(48*len(payload)+128<<10))
+		j, err := wire.DecodeJoin(payload)
+		if err != nil {
+			var failure *wire.Failure
+			require.ErrorAs(t, err, &failure)
+			return
+		}
+		require.Empty(t, j.Claim.Mounts)
+		raw, err := wire.EncodeJoin(j)
+		require.NoError(t, err)
+		again, err := wire.DecodeJoin(string(raw))
+		require.NoError(t, err)
+		require.Equal(t, j.Again, again.Again)
+	})
+}
+
 // FuzzProcess decodes what an agent and the supervisor of a sandbox, which may be hostile, send each other about processes.
 func FuzzProcess(f *testing.F) {
 	start, err := wire.EncodeStart(&wire.Start{
-		Args: []string{"sh", "-c", "x"}, Env: []string{"A=1"}, Cwd: "/", User: "1:2", Tag: "t", Input: true, Terminal: &wire.Terminal{Rows: 1, Columns: 2}, Timeout: 5, Buffer: 4096,
+		Args: []string{"sh", "-c", "x"}, Env: []string{"A=1"}, Cwd: "/", User: "1:2", Tag: "t", Input: true, Terminal: &wire.Terminal{Rows: 1, Columns: 2}, Timeout: 5, Buffer: 4096, Kill: true,
 	})
 	require.NoError(f, err)
 	f.Add(string(start))

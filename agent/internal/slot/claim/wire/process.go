@@ -39,6 +39,8 @@ type Start struct {
 	Buffer uint32
 	// Lossy lets the process run on when this connection does not keep up with its output.
 	Lossy bool
+	// Kill has the process killed, with its group, when this connection ends before it.
+	Kill bool
 }
 
 // The bounds of a Start.
@@ -102,6 +104,7 @@ const (
 	tagStartTimeout  = critical | 9
 	tagStartBuffer   = critical | 10
 	tagStartLossy    = critical | 11
+	tagStartKill     = critical | 12
 
 	tagTargetPid       = critical | 1
 	tagTargetTag       = critical | 2
@@ -136,6 +139,7 @@ func EncodeStart(s *Start) ([]byte, error) {
 	b = appendLong(b, tagStartTimeout, s.Timeout)
 	b = appendNumber(b, tagStartBuffer, s.Buffer)
 	b = appendFlag(b, tagStartLossy, s.Lossy)
+	b = appendFlag(b, tagStartKill, s.Kill)
 	if len(b) > MaxMessage {
 		return nil, tooLong()
 	}
@@ -170,6 +174,8 @@ func DecodeStart(payload string) (*Start, error) {
 			return true, number(value, &s.Buffer)
 		case tagStartLossy:
 			s.Lossy = flag(value)
+		case tagStartKill:
+			s.Kill = flag(value)
 		default:
 			return false, nil
 		}

@@ -159,6 +159,12 @@ type Failure struct { //nolint:errname // the name of the message
 	Detail string
 }
 
+// Details of a failure of a process that is not there: it has ended, or the supervisor that had started it has.
+const (
+	DetailEnded = "ended"
+	DetailLost  = "lost"
+)
+
 // Error implements error.
 func (f *Failure) Error() string {
 	text := "sandbox-init: " + f.Stage.String()

@@ -198,6 +198,20 @@ func fullExec() *wire.Exec {
 	return &wire.Exec{Claim: c, Terminal: &wire.Terminal{Rows: 24, Columns: 65535}}
 }
 
+func TestJoinRoundTrip(t *testing.T) {
+	for _, j := range []*wire.Join{{Claim: fullExec().Claim}, {Claim: fullExec().Claim, Again: true}} {
+		payload, err := wire.EncodeJoin(j)
+		require.NoError(t, err)
+		got, err := wire.DecodeJoin(string(payload))
+		require.NoError(t, err)
+		require.Equal(t, j, got)
+	}
+	for _, j := range []*wire.Join{{}, {Claim: full()}} {
+		_, err := wire.EncodeJoin(j)
+		require.Error(t, err)
+	}
+}
+
 func TestExecRoundTrip(t *testing.T) {
 	for _, e := range []*wire.Exec{fullExec(), {Claim: fullExec().Claim}, {Claim: fullExec().Claim, Terminal: &wire.Terminal{}}} {
 		payload, err := wire.EncodeExec(e)

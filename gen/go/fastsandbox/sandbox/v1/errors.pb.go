@@ -117,6 +117,12 @@ const (
 	ErrorReason_ERROR_REASON_FILE_CONFLICT ErrorReason = 43
 	// FAILED_PRECONDITION: the file does not have the etag that the call requires, or was changed during the call; metadata `path`.
 	ErrorReason_ERROR_REASON_FILE_CHANGED ErrorReason = 44
+	// FAILED_PRECONDITION: the sandbox is paused, so that nothing in it answers; processes and streams run on when it is not paused any longer.
+	ErrorReason_ERROR_REASON_SANDBOX_PAUSED ErrorReason = 45
+	// NOT_FOUND: the sandbox has no such process. Its supervisor was killed by the sandbox, and the processes that it had started were killed with it.
+	ErrorReason_ERROR_REASON_PROCESS_LOST ErrorReason = 46
+	// FAILED_PRECONDITION: the runtime handler of the sandbox, or the agent that has made it, does not support calls into it; metadata `handler`.
+	ErrorReason_ERROR_REASON_CALL_UNSUPPORTED ErrorReason = 47
 )
 
 // Enum value maps for ErrorReason.
@@ -166,6 +172,9 @@ var (
 		42: "ERROR_REASON_FILE_ACCESS_DENIED",
 		43: "ERROR_REASON_FILE_CONFLICT",
 		44: "ERROR_REASON_FILE_CHANGED",
+		45: "ERROR_REASON_SANDBOX_PAUSED",
+		46: "ERROR_REASON_PROCESS_LOST",
+		47: "ERROR_REASON_CALL_UNSUPPORTED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -212,6 +221,9 @@ var (
 		"ERROR_REASON_FILE_ACCESS_DENIED":        42,
 		"ERROR_REASON_FILE_CONFLICT":             43,
 		"ERROR_REASON_FILE_CHANGED":              44,
+		"ERROR_REASON_SANDBOX_PAUSED":            45,
+		"ERROR_REASON_PROCESS_LOST":              46,
+		"ERROR_REASON_CALL_UNSUPPORTED":          47,
 	}
 )
 
@@ -246,7 +258,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x99\f\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xfc\f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -292,7 +304,10 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x18ERROR_REASON_FILE_EXISTS\x10)\x12#\n" +
 	"\x1fERROR_REASON_FILE_ACCESS_DENIED\x10*\x12\x1e\n" +
 	"\x1aERROR_REASON_FILE_CONFLICT\x10+\x12\x1d\n" +
-	"\x19ERROR_REASON_FILE_CHANGED\x10,\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
+	"\x19ERROR_REASON_FILE_CHANGED\x10,\x12\x1f\n" +
+	"\x1bERROR_REASON_SANDBOX_PAUSED\x10-\x12\x1d\n" +
+	"\x19ERROR_REASON_PROCESS_LOST\x10.\x12!\n" +
+	"\x1dERROR_REASON_CALL_UNSUPPORTED\x10/\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (
