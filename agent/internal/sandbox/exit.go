@@ -63,6 +63,7 @@ func (f follower) watch(ctx context.Context) {
 		}
 		if err == nil {
 			describe = m.describe(e, exit)
+			f.ending(ctx)
 			f.awaitOwnEnd(ctx, exit)
 		}
 		return err
@@ -75,6 +76,18 @@ func (f follower) watch(ctx context.Context) {
 		return // the agent is stopping, or the sandbox is gone
 	}
 	f.record(ctx, describe, log)
+}
+
+// ending calls what the configuration has for the end of a process.
+func (f follower) ending(ctx context.Context) {
+	m, e := f.manager, f.entry
+	if m.config.Ending == nil {
+		return
+	}
+	m.mu.Lock()
+	s := e.started()
+	m.mu.Unlock()
+	m.config.Ending(ctx, s)
 }
 
 // awaitOwnEnd waits for killDelay if a process was killed by someone else.

@@ -99,6 +99,8 @@ type Config struct {
 	MaxLimits resources.Limits
 	// CreateTimeout bounds a create, the pull of its image included. Zero: 2 min.
 	CreateTimeout time.Duration
+	// Ending is called when the process of a sandbox has ended, while its container still exists; nil if nothing is to be done then.
+	Ending func(ctx context.Context, s Started)
 	// Clock; nil is the real one.
 	Clock clock.WithTicker
 }
