@@ -63,7 +63,6 @@ func (f follower) watch(ctx context.Context) {
 		}
 		if err == nil {
 			describe = m.describe(e, exit)
-			f.ending(ctx)
 			f.awaitOwnEnd(ctx, exit)
 		}
 		return err
@@ -72,6 +71,7 @@ func (f follower) watch(ctx context.Context) {
 			log.V(2).Info("waiting for sandbox failed; will retry", obs.KeyError, err.Error())
 		}
 	})
+	f.ending(context.WithoutCancel(ctx))
 	if err != nil {
 		return // the agent is stopping, or the sandbox is gone
 	}

@@ -24,7 +24,9 @@ type Figures struct {
 }
 
 // NewFigures returns Figures of the containers of a Runtime.
-func NewFigures(r *Runtime) *Figures { return &Figures{runtime: r, root: os.DirFS(r.config.CgroupRoot)} }
+func NewFigures(r *Runtime) *Figures {
+	return &Figures{runtime: r, root: os.DirFS(r.config.CgroupRoot)}
+}
 
 // Usage reads what a container uses; its network only if it is said to have one of its own. NotFound: it has ended.
 func (f *Figures) Usage(ctx context.Context, id string, network bool) (usage.Usage, error) {
