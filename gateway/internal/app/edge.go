@@ -11,7 +11,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/edge"
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/usage"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -60,6 +62,9 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 			edge.Register(e.server, d, s.to, draining)
 		}
 	}
+	usagev1.RegisterUsageServiceServer(e.server, usage.New(usage.Config{
+		Sandboxes: usagev1.NewUsageServiceClient(e.router), Agents: allocatorv1.NewAllocatorServiceClient(allocator), Connect: e.router.Agent, Draining: draining,
+	}))
 	_, port, err := net.SplitHostPort(e.server.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("reading the address of the gRPC server: %w", err)

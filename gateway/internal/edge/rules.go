@@ -10,6 +10,7 @@ import (
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -26,6 +27,10 @@ var (
 	// OfCollector are those of the garbage collector.
 	OfCollector = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"),
+	}
+	// OfGateway are those that the gateway serves itself.
+	OfGateway = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
+		usagev1.File_fastsandbox_usage_v1_usage_service_proto.Services().ByName("UsageService"),
 	}
 	// OfAgents are those of agents.
 	OfAgents = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
@@ -65,5 +70,8 @@ func Rules() map[string]rpc.Rule {
 		inside("create", "files", "/"+string(OfAgents[1].FullName())+"/"+string(OfAgents[1].Methods().Get(i).Name()))
 	}
 	inside("create", "portforward", tunnelv1.TunnelService_Tunnel_FullMethodName)
+	inside("get", "usage", usagev1.UsageService_GetSandboxUsage_FullMethodName)
+	inside("watch", "usage", usagev1.UsageService_WatchSandboxUsage_FullMethodName)
+	inside("list", "usage", usagev1.UsageService_ListSandboxUsage_FullMethodName)
 	return rules
 }

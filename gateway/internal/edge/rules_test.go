@@ -10,11 +10,11 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
-// TestRules: every method has a rule, and those that agents serve are decided here.
+// TestRules: every method has a rule, and those that agents or this process serve are decided here.
 func TestRules(t *testing.T) {
 	rules := edge.Rules()
 	ours := map[string]bool{}
-	for _, s := range edge.OfAgents {
+	for _, s := range slices.Concat(edge.OfAgents, edge.OfGateway) {
 		for i := range s.Methods().Len() {
 			ours["/"+string(s.FullName())+"/"+string(s.Methods().Get(i).Name())] = true
 		}
@@ -22,5 +22,5 @@ func TestRules(t *testing.T) {
 	for method, rule := range rules {
 		require.Equal(t, !ours[method], rule.Elsewhere, method)
 	}
-	users.CheckRules(t, rules, nil, slices.Concat(edge.OfAllocator, edge.OfCollector, edge.OfAgents)...)
+	users.CheckRules(t, rules, nil, slices.Concat(edge.OfAllocator, edge.OfCollector, edge.OfAgents, edge.OfGateway)...)
 }

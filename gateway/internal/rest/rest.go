@@ -22,6 +22,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/audit"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -132,6 +133,9 @@ func (a *api) route() error {
 		return err
 	}
 	if err := processv1.RegisterProcessServiceHandlerClient(ctx, a.mux, processv1.NewProcessServiceClient(sandboxes)); err != nil {
+		return err
+	}
+	if err := usagev1.RegisterUsageServiceHandlerClient(ctx, a.mux, usagev1.NewUsageServiceClient(sandboxes)); err != nil {
 		return err
 	}
 	if err := authv1.RegisterAuthServiceHandlerClient(ctx, a.mux, authv1.NewAuthServiceClient(allocator)); err != nil {

@@ -17,6 +17,7 @@ import (
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 )
 
 // upstream is a component that the gateway calls.
@@ -72,6 +73,7 @@ func services(allocator, collector, sandboxes upstream) map[protoreflect.Service
 		authv1.File_fastsandbox_auth_v1_auth_service_proto.Services().ByName("AuthService"):                     allocator,
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"):                       collector,
 		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"):         sandboxes,
+		usagev1.File_fastsandbox_usage_v1_usage_service_proto.Services().ByName("UsageService"):                 sandboxes,
 	}
 }
 
