@@ -53,7 +53,8 @@ func (s *sums) add(c Container, r Reading, born time.Time) {
 func (m *Meter) Ended(ctx context.Context, c Container) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	last, err := m.read(ctx, Container{ID: c.ID, Started: c.Started}) // its network is not needed
+	u, err := m.config.Runtime.Usage(ctx, c.ID, false) // its network is not needed, so that no caller gets this reading
+	last := Reading{u, m.config.Clock.Now()}
 	m.mu.Lock()
 	if _, repeated := m.sums.done[c.ID]; err == nil && !repeated {
 		m.sums.add(c, last, m.born)

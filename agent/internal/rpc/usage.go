@@ -132,7 +132,8 @@ func (u *Usages) WatchSandboxUsage(req *usagev1.WatchSandboxUsageRequest, stream
 		interval = d.AsDuration()
 	}
 	for first := true; ; first = false {
-		out, err := u.read(ctx, s, interval/2)
+		// The last reading was taken half of the interval ago or earlier: none is sent twice.
+		out, err := u.read(ctx, s, interval/2-time.Millisecond)
 		switch {
 		case errdefs.IsFailedPrecondition(err) && first:
 			return err
@@ -160,12 +161,15 @@ func (u *Usages) WatchSandboxUsage(req *usagev1.WatchSandboxUsageRequest, stream
 }
 
 // untilNext returns the time until the next reading of a container. Those of all watches with one interval are at the same times, so that they share
-// them, and those of different containers are not.
+// them, and those of different containers are not. The first one is at least half of the interval away.
 func untilNext(now time.Time, interval time.Duration, id string) time.Duration {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(id))
 	since := time.Duration(uint64(now.UnixNano())+h.Sum64()%uint64(interval)) % interval
-	return interval - since
+	if next := interval - since; next >= interval/2 {
+		return next
+	}
+	return 2*interval - since
 }
 
 // sendEnd waits until the end of a sandbox is known, and sends it.

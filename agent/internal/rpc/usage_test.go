@@ -20,6 +20,7 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/disk"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/meter"
+	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/runtime"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/usage"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
@@ -207,13 +208,13 @@ func TestWatchesShareReadings(t *testing.T) {
 	for range 5 {
 		require.Eventually(t, waiting, testkit.Timeout, testkit.Tick)
 		before := env.usage.count(id)
-		env.clock.Step(time.Second)
+		env.clock.Step(1500 * time.Millisecond) // the most that a watch waits which has just begun
 		for _, s := range streams {
 			got := next(t, s)
 			require.True(t, got.GetReadTime().AsTime().After(last))
 			require.True(t, proto.Equal(got.GetCpu(), &usagev1.CPUUsage{Total: durationpb.New(time.Duration(before+1) * time.Second)}), got)
 		}
-		last = env.clock.Now().Add(-time.Second)
+		last = env.clock.Now().Add(-time.Nanosecond)
 		require.Equal(t, before+1, env.usage.count(id))
 	}
 	at := time.Now().UTC()
@@ -228,6 +229,22 @@ func TestWatchesShareReadings(t *testing.T) {
 		rest, err := drain(t, s)
 		require.NoError(t, err)
 		require.Empty(t, rest)
+	}
+}
+
+// TestWatchNeverRepeats: whenever a watch begins, it sends each reading once, half an interval apart or more.
+func TestWatchNeverRepeats(t *testing.T) {
+	for began := time.Duration(0); began < time.Second; began += 10 * time.Millisecond {
+		at := time.Unix(1000, 0).Add(began)
+		for range 3 {
+			wait := agentrpc.UntilNext(at, time.Second, "a")
+			require.GreaterOrEqual(t, wait, 500*time.Millisecond)
+			require.Less(t, wait, 1500*time.Millisecond)
+			at = at.Add(wait)
+			require.Equal(t, agentrpc.UntilNext(at, time.Second, "a"), time.Second, "from the first one on they are at the times of all watches")
+		}
+		other := agentrpc.UntilNext(at, time.Second, "b")
+		require.NotEqual(t, time.Second, other, "not at those of other containers")
 	}
 }
 
