@@ -18,6 +18,7 @@ const module = "github.com/fast-sandbox/fast-sandbox"
 
 // pure packages import the standard library, errdefs and each other.
 var pure = []string{
+	"agent/internal/usage",
 	"internal/fault", "internal/identity", "internal/lifecycle", "internal/resources",
 	"janitor/internal/verdict",
 	"services/allocator/internal/registry", "services/allocator/internal/registry/index", "services/allocator/internal/placement", "services/allocator/internal/deletion/state",

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"crypto/rand"
-	"fmt"
 	"math"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/apparmor"
-	"github.com/fast-sandbox/fast-sandbox/agent/internal/disk"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/logs"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/pin"
 	agentrpc "github.com/fast-sandbox/fast-sandbox/agent/internal/rpc"
@@ -27,6 +25,7 @@ import (
 	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	shared "github.com/fast-sandbox/fast-sandbox/internal/ctrd"
 	"github.com/fast-sandbox/fast-sandbox/internal/daemon"
 	"github.com/fast-sandbox/fast-sandbox/internal/idrange"
@@ -51,11 +50,7 @@ func Run(ctx context.Context, cfg *Config) error {
 		return err
 	}
 	defer client.Close()
-	settings := cfg.runtime(client, handler)
-	if !handler.IsOwn() { // its shims do this on the host
-		settings.AppArmor = apparmor.Local().Load(ctx)
-	}
-	runtime := ctrd.New(settings)
+	runtime := ctrd.New(cfg.runtime(ctx, client, handler))
 	defer runtime.Close()
 	store := logs.New(logs.Config{Root: cfg.LogRoot, Owner: cfg.PodUID, MaxBytes: cfg.LogMaxBytes})
 	process := rand.Text()
@@ -72,20 +67,22 @@ func Run(ctx context.Context, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	manager, guard, err := cfg.sandboxes(process, dir, runtime, store, slots, hub)
+	figures := &meters{runtime: runtime, pool: cfg.Pool}
+	manager, guard, err := cfg.sandboxes(process, dir, runtime, store, slots, hub, figures.ended)
 	if err != nil {
 		return err
 	}
-	registry := obs.NewRegistry()
-	if err := registry.Register(hub); err != nil {
-		return fmt.Errorf("registering metrics: %w", err)
+	registry, err := figures.start(manager, cfg.MaxDisk, hub)
+	if err != nil {
+		return err
 	}
 	server, err := cfg.server(ctx, guard, registry)
 	if err != nil {
 		return err
 	}
 	closing := make(chan struct{})
-	register(server, runtime, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing))
+	service := agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: runtime}, closing)
+	register(server, runtime, service, figures.service(service, cfg.info(runtime)))
 	m := &monitor{runtime: runtime, manager: manager, status: hub, ready: server.SetReady, clock: clock.RealClock{},
 		adopted: func(ctx context.Context) { cfg.limitMemory(ctx, runtime) }, apparmor: runtime.AppArmor,
 		users: func() (bool, string) { return runtime.Users(), runtime.UsersOff() }}
@@ -96,7 +93,7 @@ func Run(ctx context.Context, cfg *Config) error {
 	g.Go("images", pinned.Run)
 	g.Go("slots", func(ctx context.Context) error { return slots.Run(ctx, hub.SetSlots) })
 	g.Go("closing", func(ctx context.Context) error { return closeAfter(ctx, manager, closing) })
-	g.Go("disk", disk.New(disk.Config{Runtime: runtime, Sandboxes: manager, Limit: cfg.MaxDisk, Clock: clock.RealClock{}}).Run)
+	g.Go("disk", figures.disk.Run)
 	g.After("logs", store.Run)
 	cfg.Serve(g, registry, server.Health())
 	logr.FromContextOrDiscard(ctx).Info("agent listening", obs.KeyAddress, server.Addr().String(), obs.KeyPod, cfg.PodNamespace+"/"+cfg.PodName)
@@ -104,7 +101,8 @@ func Run(ctx context.Context, cfg *Config) error {
 }
 
 // register registers the agent's services.
-func register(server *rpc.Server, runtime *ctrd.Runtime, service *agentrpc.Service) {
+func register(server *rpc.Server, runtime *ctrd.Runtime, service *agentrpc.Service, usages *agentrpc.Usages) {
+	usagev1.RegisterUsageServiceServer(server, usages)
 	agentv1.RegisterAgentServiceServer(server, service)
 	processes := agentrpc.NewProcesses(service, runtime)
 	processv1.RegisterProcessServiceServer(server, processes)
@@ -133,8 +131,8 @@ func (c *Config) server(ctx context.Context, guard func(context.Context, string)
 }
 
 // runtime returns the configuration of the runtime.
-func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Config {
-	return ctrd.Config{
+func (c *Config) runtime(ctx context.Context, client *client.Client, handler shared.Handler) ctrd.Config {
+	settings := ctrd.Config{
 		Client: client, Handler: handler, Snapshotter: c.Snapshotter, LogRoot: c.LogRoot, PodUID: c.PodUID,
 		NetNSPath: c.NetNSPath, CgroupParent: c.CgroupParent, CgroupRoot: c.CgroupRoot,
 		DockerConfig: c.DockerConfig, InsecureRegistries: c.InsecureRegistries,
@@ -142,6 +140,10 @@ func (c *Config) runtime(client *client.Client, handler shared.Handler) ctrd.Con
 		Users: ctrd.UserNamespace(c.UserNamespace), IDs: c.ids(),
 		AddCapabilities: c.AddCapabilities,
 	}
+	if !handler.IsOwn() { // its shims do this on the host
+		settings.AppArmor = apparmor.Local().Load(ctx)
+	}
+	return settings
 }
 
 // ids returns the ranges of user ids of the node: what is in use is noted where all its agents see it.
@@ -159,14 +161,15 @@ func closeAfter(ctx context.Context, manager *sandbox.Manager, closing chan<- st
 }
 
 // sandboxes reads the durable state and returns the manager of the sandboxes and the guard that refuses superseded leaders.
-func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub) (*sandbox.Manager, func(context.Context, string) error, error) {
+func (c *Config) sandboxes(process string, dir *state.Dir, runtime *ctrd.Runtime, store *logs.Store, slots *slot.Pool, hub *status.Hub,
+	ending func(context.Context, sandbox.Started)) (*sandbox.Manager, func(context.Context, string) error, error) {
 	tombstones, err := dir.Sub("tombstones")
 	if err != nil {
 		return nil, nil, err
 	}
 	manager, err := sandbox.New(sandbox.Config{
 		Runtime: runtime, Logs: store, Info: c.info(runtime), Process: process, State: dir, Tombstones: tombstones, CreateTimeout: c.CreateTimeout, MaxLimits: c.MaxLimits,
-		Slots: slots, Claimer: runtime, Status: hub,
+		Slots: slots, Claimer: runtime, Status: hub, Ending: ending,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -185,6 +188,7 @@ func allow() map[string][]rpc.Role {
 		processv1.ProcessService_ServiceDesc.ServiceName:       {rpc.RoleGateway},
 		filesystemv1.FilesystemService_ServiceDesc.ServiceName: {rpc.RoleGateway},
 		tunnelv1.TunnelService_ServiceDesc.ServiceName:         {rpc.RoleGateway},
+		usagev1.UsageService_ServiceDesc.ServiceName:           {rpc.RoleGateway},
 	}
 }
 

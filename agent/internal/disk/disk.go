@@ -1,13 +1,15 @@
 // Package disk ends sandboxes whose files take more disk, or are more in number, than they may: the node's disk is shared by all of
 // them, and cgroups do not bound it. It measures the writable layers of running containers, one after another, and owns nothing. What a
-// sandbox writes between two measurements is not bounded. Run is called once.
+// sandbox writes between two measurements is not bounded. Run is called once; Measured may be called concurrently.
 package disk
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -62,10 +64,29 @@ type Config struct {
 type Watcher struct {
 	config Config
 	due    map[string]time.Time // when each running container is measured next; only of Run
+
+	mu       sync.Mutex
+	measured map[string]Measurement // the last one of each running container
+}
+
+// Measurement is what a container's files took at a time.
+type Measurement struct {
+	runtime.DiskUsage
+	At time.Time
 }
 
 // New returns a Watcher. It does no I/O.
-func New(cfg Config) *Watcher { return &Watcher{config: cfg, due: map[string]time.Time{}} }
+func New(cfg Config) *Watcher {
+	return &Watcher{config: cfg, due: map[string]time.Time{}, measured: map[string]Measurement{}}
+}
+
+// Measured returns the last measurement of a running container; false if there is none.
+func (w *Watcher) Measured(id string) (Measurement, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m, ok := w.measured[id]
+	return m, ok
+}
 
 // Run measures until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
@@ -102,6 +123,9 @@ func (w *Watcher) next() []string {
 		}
 	}
 	w.due = due
+	w.mu.Lock()
+	maps.DeleteFunc(w.measured, func(id string, _ Measurement) bool { return due[id].IsZero() })
+	w.mu.Unlock()
 	slices.SortFunc(ids, func(a, b string) int { return due[a].Compare(due[b]) })
 	return ids
 }
@@ -131,6 +155,11 @@ func (w *Watcher) check(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	used, err := w.config.Runtime.DiskUsage(ctx, id, w.config.Limit)
+	if err == nil {
+		w.mu.Lock()
+		w.measured[id] = Measurement{used, w.config.Clock.Now()}
+		w.mu.Unlock()
+	}
 	message := exceeded(used, w.config.Limit)
 	if errors.Is(err, tree.ErrTooDeep) {
 		message = fmt.Sprintf("the sandbox's directories nest deeper than the %d allowed", tree.MaxDepth)

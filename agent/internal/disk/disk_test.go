@@ -90,14 +90,31 @@ func (n *node) pass(t *testing.T, d time.Duration) {
 	require.Eventually(t, n.clock.HasWaiters, testkit.Timeout, time.Millisecond)
 }
 
-func watch(t *testing.T, n *node, limit runtime.DiskUsage) {
+func watch(t *testing.T, n *node, limit runtime.DiskUsage) *disk.Watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() {
-		done <- disk.New(disk.Config{Runtime: n, Sandboxes: n, Limit: limit, Clock: n.clock}).Run(ctx)
-	}()
+	w := disk.New(disk.Config{Runtime: n, Sandboxes: n, Limit: limit, Clock: n.clock})
+	go func() { done <- w.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
+	return w
+}
+
+// TestMeasured: the last measurement of a container is known until it has ended, and none of one that could not be measured.
+func TestMeasured(t *testing.T) {
+	n := newNode(map[string]runtime.DiskUsage{"a": {Bytes: 50, Inodes: 3}, "big": {Bytes: 101}, "broken": {}})
+	w := watch(t, n, runtime.DiskUsage{Bytes: 100})
+	_, ok := w.Measured("a")
+	require.False(t, ok, "it is not due yet")
+	n.pass(t, 12*time.Second)
+	got, ok := w.Measured("a")
+	require.True(t, ok)
+	require.Equal(t, runtime.DiskUsage{Bytes: 50, Inodes: 3}, got.DiskUsage)
+	require.WithinRange(t, got.At, time.Unix(1010, 0), time.Unix(1012, 0))
+	for _, id := range []string{"big", "broken"} {
+		_, ok := w.Measured(id)
+		require.False(t, ok, id)
+	}
 }
 
 // TestSandboxesOverTheLimitAreEnded: without a limit, one sandbox filled the disk of its node. One that cannot be measured is over it.

@@ -26,6 +26,7 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/terms"
 	agentv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/agent/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit"
@@ -37,6 +38,8 @@ type testEnv struct {
 	agentv1.AgentServiceClient
 
 	runtime *fake.Runtime
+	conn    *grpc.ClientConn
+	usage   *figures
 	manager *sandbox.Manager
 	status  *status.Hub
 	closing chan struct{}
@@ -74,7 +77,10 @@ func serveCapacity(t *testing.T, capacity int32) *testEnv {
 	server, err := rpc.NewServer(t.Context(), rpc.ServerConfig{Listener: listener, TLS: insecure, Guard: fence.Guard, DrainTimeout: time.Second})
 	require.NoError(t, err)
 	closing, fakeClock := make(chan struct{}), clocktesting.NewFakeClock(time.Now())
-	agentv1.RegisterAgentServiceServer(server, agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: rt, Clock: fakeClock}, closing))
+	service := agentrpc.New(agentrpc.Config{Sandboxes: manager, Status: hub, Pinned: pinned, Logs: store, Runtime: rt, Clock: fakeClock}, closing)
+	agentv1.RegisterAgentServiceServer(server, service)
+	used := newFigures(fakeClock)
+	usagev1.RegisterUsageServiceServer(server, agentrpc.NewUsages(service, agentrpc.UsagesConfig{Sandboxes: sandbox.NewView(manager), Meter: used.meter, Disk: used, Info: info}))
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 2)
 	go func() { served <- server.Run(ctx) }()
@@ -90,7 +96,7 @@ func serveCapacity(t *testing.T, capacity int32) *testEnv {
 		require.NoError(t, <-served)
 		require.NoError(t, manager.Close(context.Background()))
 	})
-	return &testEnv{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, status: hub, closing: closing, clock: fakeClock}
+	return &testEnv{AgentServiceClient: agentv1.NewAgentServiceClient(conn), runtime: rt, manager: manager, status: hub, closing: closing, clock: fakeClock, conn: conn, usage: used}
 }
 
 func record(uid string) *agentv1.SandboxRecord {

@@ -71,10 +71,23 @@ func (f follower) watch(ctx context.Context) {
 			log.V(2).Info("waiting for sandbox failed; will retry", obs.KeyError, err.Error())
 		}
 	})
+	f.ending(context.WithoutCancel(ctx))
 	if err != nil {
 		return // the agent is stopping, or the sandbox is gone
 	}
 	f.record(ctx, describe, log)
+}
+
+// ending calls what the configuration has for the end of a process.
+func (f follower) ending(ctx context.Context) {
+	m, e := f.manager, f.entry
+	if m.config.Ending == nil {
+		return
+	}
+	m.mu.Lock()
+	s := e.started()
+	m.mu.Unlock()
+	m.config.Ending(ctx, s)
 }
 
 // awaitOwnEnd waits for killDelay if a process was killed by someone else.

@@ -99,6 +99,9 @@ type Config struct {
 	MaxLimits resources.Limits
 	// CreateTimeout bounds a create, the pull of its image included. Zero: 2 min.
 	CreateTimeout time.Duration
+	// Ending is called once the process of a sandbox is no longer followed. If it has ended by then, its container usually still exists. Nil: nothing
+	// is to be done. Its context does not end.
+	Ending func(ctx context.Context, s Started)
 	// Clock; nil is the real one.
 	Clock clock.WithTicker
 }

@@ -12,10 +12,12 @@ import (
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/edge"
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/run"
+	"github.com/fast-sandbox/fast-sandbox/gateway/internal/usage"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/limit"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -66,6 +68,9 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	}
 	runv1.RegisterRunServiceServer(e.server, run.New(run.Config{
 		Sandboxes: sandboxv1.NewSandboxServiceClient(rpc.OnBehalf(allocator)), Processes: processv1.NewProcessServiceClient(e.router), Clock: clock.RealClock{},
+	}))
+	usagev1.RegisterUsageServiceServer(e.server, usage.New(usage.Config{
+		Sandboxes: usagev1.NewUsageServiceClient(e.router), Agents: allocatorv1.NewAllocatorServiceClient(allocator), Connect: e.router.Agent, Draining: draining,
 	}))
 	_, port, err := net.SplitHostPort(e.server.Addr().String())
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
@@ -31,6 +32,7 @@ var (
 	// OfGateway are those that the gateway serves itself.
 	OfGateway = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
 		runv1.File_fastsandbox_run_v1_run_service_proto.Services().ByName("RunService"),
+		usagev1.File_fastsandbox_usage_v1_usage_service_proto.Services().ByName("UsageService"),
 	}
 	// OfAgents are those of agents.
 	OfAgents = []protoreflect.ServiceDescriptor{ //nolint:gochecknoglobals // constant
@@ -72,5 +74,8 @@ func Rules() map[string]rpc.Rule {
 	// The create and the deletion of the sandbox are decided by the allocator as well.
 	inside("create", "exec", runv1.RunService_RunSandbox_FullMethodName, runv1.RunService_StartSandbox_FullMethodName)
 	inside("create", "portforward", tunnelv1.TunnelService_Tunnel_FullMethodName)
+	inside("get", "usage", usagev1.UsageService_GetSandboxUsage_FullMethodName)
+	inside("watch", "usage", usagev1.UsageService_WatchSandboxUsage_FullMethodName)
+	inside("list", "usage", usagev1.UsageService_ListSandboxUsage_FullMethodName)
 	return rules
 }

@@ -7,6 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/edge"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
+	"github.com/fast-sandbox/fast-sandbox/internal/auth"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/users"
 )
 
@@ -23,4 +27,17 @@ func TestRules(t *testing.T) {
 		require.Equal(t, !ours[method], rule.Elsewhere, method)
 	}
 	users.CheckRules(t, rules, nil, slices.Concat(edge.OfAllocator, edge.OfCollector, edge.OfAgents, edge.OfGateway)...)
+}
+
+// TestUsageRules: who may see what sandboxes use is a right of its own, and a list of all namespaces needs it in all of them.
+func TestUsageRules(t *testing.T) {
+	rules := edge.Rules()
+	for method, verb := range map[string]string{
+		usagev1.UsageService_GetSandboxUsage_FullMethodName: "get", usagev1.UsageService_WatchSandboxUsage_FullMethodName: "watch",
+		usagev1.UsageService_ListSandboxUsage_FullMethodName: "list",
+	} {
+		require.Equal(t, rpc.Rule{
+			Access: auth.Access{Verb: verb, Group: v1alpha1.Group, Resource: "sandboxes", Subresource: "usage"}, Namespace: "namespace",
+		}, rules[method], method)
+	}
 }

@@ -23,6 +23,7 @@ import (
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/audit"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
@@ -136,6 +137,9 @@ func (a *api) route() error {
 		return err
 	}
 	if err := runv1.RegisterRunServiceHandlerClient(ctx, a.mux, runv1.NewRunServiceClient(sandboxes)); err != nil {
+		return err
+	}
+	if err := usagev1.RegisterUsageServiceHandlerClient(ctx, a.mux, usagev1.NewUsageServiceClient(sandboxes)); err != nil {
 		return err
 	}
 	if err := authv1.RegisterAuthServiceHandlerClient(ctx, a.mux, authv1.NewAuthServiceClient(allocator)); err != nil {

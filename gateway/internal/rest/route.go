@@ -18,6 +18,7 @@ import (
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 )
 
 // upstream is a component that the gateway calls.
@@ -74,6 +75,7 @@ func services(allocator, collector, sandboxes upstream) map[protoreflect.Service
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"):                       collector,
 		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"):         sandboxes,
 		runv1.File_fastsandbox_run_v1_run_service_proto.Services().ByName("RunService"):                         sandboxes,
+		usagev1.File_fastsandbox_usage_v1_usage_service_proto.Services().ByName("UsageService"):                 sandboxes,
 	}
 }
 

@@ -287,6 +287,8 @@ func (a *App) serve(ctx context.Context, p *parts, httpClient *http.Client) erro
 		Allow: map[string][]rpc.Role{
 			allocator: {rpc.RoleController, rpc.RoleAllocator},
 			allocatorv1.AllocatorService_LocateSandbox_FullMethodName: {rpc.RoleGateway, rpc.RoleAllocator},
+			// The gateway asks all agents of a namespace what their sandboxes use.
+			allocatorv1.AllocatorService_ListAgents_FullMethodName: {rpc.RoleController, rpc.RoleGateway, rpc.RoleAllocator},
 		},
 		Users: &rpc.Users{
 			Tokens: tokens, Access: authorizer, Rules: access.Rules(), Proxies: []rpc.Role{rpc.RoleGateway, rpc.RoleAllocator}, Limits: limits,
