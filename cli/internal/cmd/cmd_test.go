@@ -19,7 +19,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
@@ -67,6 +70,10 @@ type fake struct {
 	pull   func(*allocatorv1.PullImageRequest, allocatorv1.AllocatorService_PullImageServer) error
 	pools  []*allocatorv1.Pool
 	agents []*allocatorv1.Agent
+	// Served if they are set.
+	files     filesystemv1.FilesystemServiceServer
+	tunnels   tunnelv1.TunnelServiceServer
+	processes processv1.ProcessServiceServer
 }
 
 func (f *fake) CreateSandbox(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
@@ -151,11 +158,23 @@ func serve(t *testing.T, f *fake, authority *pki.Authority, address string) (str
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Listener: l, TLS: authority.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond,
-		Users: users.Open(&sandboxv1.SandboxService_ServiceDesc, &allocatorv1.AllocatorService_ServiceDesc),
+		Users: users.Open(
+			&sandboxv1.SandboxService_ServiceDesc, &allocatorv1.AllocatorService_ServiceDesc, &filesystemv1.FilesystemService_ServiceDesc,
+			&tunnelv1.TunnelService_ServiceDesc, &processv1.ProcessService_ServiceDesc,
+		),
 	})
 	require.NoError(t, err)
 	sandboxv1.RegisterSandboxServiceServer(s, f)
 	allocatorv1.RegisterAllocatorServiceServer(s, f)
+	if f.files != nil {
+		filesystemv1.RegisterFilesystemServiceServer(s, f.files)
+	}
+	if f.tunnels != nil {
+		tunnelv1.RegisterTunnelServiceServer(s, f.tunnels)
+	}
+	if f.processes != nil {
+		processv1.RegisterProcessServiceServer(s, f.processes)
+	}
 	s.SetReady(true)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
