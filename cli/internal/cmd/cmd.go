@@ -132,7 +132,7 @@ const (
 
 func (c *cli) addSandboxCommands(parent *cobra.Command, group string) {
 	for _, sub := range []*cobra.Command{
-		newRun(c), newExec(c), newAttach(c), newPs(c), newKill(c), newCp(c), newGet(c), newList(c), newDescribe(c), newLogs(c), newTrace(c), newWatch(c), newUpdate(c), newDelete(c),
+		newRun(c), newExec(c), newAttach(c), newPs(c), newKill(c), newCp(c), newPortForward(c), newGet(c), newList(c), newDescribe(c), newLogs(c), newTrace(c), newWatch(c), newUpdate(c), newDelete(c),
 	} {
 		sub.GroupID = group
 		parent.AddCommand(sub)

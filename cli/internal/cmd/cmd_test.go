@@ -200,9 +200,13 @@ func (b *harness) runIn(ctx context.Context, args ...string) result {
 
 // runTo is runIn with an output that can be read before the end.
 func (b *harness) runTo(ctx context.Context, out *buffer, args ...string) result {
-	var err buffer
+	return b.runBoth(ctx, out, &buffer{}, args...)
+}
+
+// runBoth is runTo with standard error, too.
+func (b *harness) runBoth(ctx context.Context, out, err *buffer, args ...string) result {
 	code := cmd.Main(ctx, cmd.Env{
-		Name: "fsb-ctl", Version: "v1.2.3", In: strings.NewReader(b.in), Out: out, Err: &err, Clock: b.clock,
+		Name: "fsb-ctl", Version: "v1.2.3", In: strings.NewReader(b.in), Out: out, Err: err, Clock: b.clock,
 		Getenv: func(name string) string { return b.env[name] }, DefaultConfigFile: b.config, Setup: setup, Cluster: b.cluster,
 	}, args)
 	return result{code, out.String(), err.String()}

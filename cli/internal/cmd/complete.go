@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -126,4 +127,27 @@ func (c *cli) completeRemote(cmd *cobra.Command, name, begun string) ([]string, 
 		directive |= cobra.ShellCompDirectiveNoSpace
 	}
 	return found, directive
+}
+
+// completePorts completes the name of a sandbox, and then the ports that it has said it listens on.
+func (c *cli) completePorts(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return c.completeSandbox(cmd, args, toComplete)
+	}
+	return c.completion(cmd, func(ctx context.Context) ([]string, error) {
+		client, err := c.sandboxes()
+		if err != nil {
+			return nil, err
+		}
+		out, err := call(ctx, c, "", func(ctx context.Context) (*sandboxv1.GetSandboxResponse, error) {
+			return client.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: c.settings.Namespace, Name: args[0]})
+		})
+		var found []string
+		for _, port := range out.GetSandbox().GetSpec().GetPorts() {
+			if text := strconv.Itoa(int(port)); !slices.Contains(args[1:], text) {
+				found = append(found, text)
+			}
+		}
+		return found, err
+	})
 }

@@ -25,6 +25,7 @@ const (
 	reasonNoObject     fault.Reason = "OBJECT_NOT_FOUND"
 	reasonEditCanceled fault.Reason = "EDIT_CANCELED"
 	reasonNoTrace      fault.Reason = "NO_TRACE"
+	reasonLocalPort    fault.Reason = "LOCAL_PORT_UNAVAILABLE"
 )
 
 const envHint = "set FSB_ADDR and FSB_CACERT, and FSB_CERT and FSB_KEY or FSB_TOKEN; with the local cluster: eval \"$(make -s env)\""
@@ -98,6 +99,8 @@ func clusterHint(reason fault.Reason, err error) string {
 	switch reason {
 	case fault.FileAccessDenied:
 		return "use another user of the sandbox: --user root"
+	case reasonLocalPort:
+		return "use another local port, or :REMOTE for any free one"
 	case transfer.ReasonUnsafe:
 		return "the sandbox did not send what was asked for: do not trust what it has copied so far"
 	case fault.QuotaExceeded:
