@@ -2,6 +2,7 @@ package cmd_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -134,6 +135,8 @@ type harness struct {
 	env          map[string]string
 	clock        clock.WithTicker
 	in           string
+	terminal     io.Reader // replaces in
+	name         string    // of the program; empty: fsb-ctl
 	authority    *pki.Authority
 	stop         func()
 	cluster      func(tunnel.Options) (cmd.Cluster, error)
@@ -205,8 +208,12 @@ func (b *harness) runTo(ctx context.Context, out *buffer, args ...string) result
 
 // runBoth is runTo with standard error, too.
 func (b *harness) runBoth(ctx context.Context, out, err *buffer, args ...string) result {
+	in := b.terminal
+	if in == nil {
+		in = strings.NewReader(b.in)
+	}
 	code := cmd.Main(ctx, cmd.Env{
-		Name: "fsb-ctl", Version: "v1.2.3", In: strings.NewReader(b.in), Out: out, Err: err, Clock: b.clock,
+		Name: cmp.Or(b.name, "fsb-ctl"), Version: "v1.2.3", In: in, Out: out, Err: err, Clock: b.clock,
 		Getenv: func(name string) string { return b.env[name] }, DefaultConfigFile: b.config, Setup: setup, Cluster: b.cluster,
 	}, args)
 	return result{code, out.String(), err.String()}

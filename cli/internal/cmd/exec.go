@@ -19,6 +19,7 @@ type execOptions struct {
 	env                     []string
 	workdir, user, tag      string
 	limit                   time.Duration
+	left                    bool // the user has detached
 }
 
 func newExec(c *cli) *cobra.Command {
@@ -112,6 +113,7 @@ func (o *execOptions) run(ctx context.Context, c *cli, name string, command []st
 		return err
 	}
 	s := &session{cli: c, client: client, name: name, stdin: o.stdin && !o.detach, terminal: o.terminal, kill: !o.detach}
+	defer func() { o.left = s.left }()
 	return s.run(ctx, func(ctx context.Context) (grpc.ServerStreamingClient[processv1.StartProcessResponse], error) {
 		return client.StartProcess(ctx, in)
 	}, o.detach)

@@ -197,7 +197,7 @@ func (c *cli) processToAttach(ctx context.Context, args []string) (*processv1.Pr
 	case found == nil:
 		return nil, fault.New(errdefs.ErrNotFound, fault.ProcessNotFound, "no command of \"exec\" runs in sandbox %q", args[0])
 	case found.GetTag() == mainTag:
-		return nil, usagef("the output of the sandbox's own process is in its log: %s logs -f %s", c.Name, args[0])
+		return nil, usagef("the output of the sandbox's own process is in its log: %s logs -f %s", c.program(), args[0])
 	}
 	return found, nil
 }
