@@ -69,6 +69,9 @@ Ctrl-C is sent to the command with -t, and ends the command's process group with
 	f.StringVarP(&o.user, "user", "u", "", "`user` or uid, with a group after a colon")
 	f.StringVar(&o.tag, "tag", "", "a `name` for the command, which other commands can use instead of its pid")
 	f.DurationVar(&o.limit, "limit", 0, "kill the command after this `duration`")
+	for _, flag := range []string{"env", "workdir", "user", "tag", "limit"} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.NoFileCompletions)
+	}
 	return cmd
 }
 

@@ -119,6 +119,8 @@ func newKill(c *cli) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&name, "signal", "s", name, "`signal`, by its name or number")
+	signals := []string{"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT", "WINCH"}
+	_ = cmd.RegisterFlagCompletionFunc("signal", cobra.FixedCompletions(signals, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().BoolVarP(&group, "group", "g", false, "send it to the process group")
 	return cmd
 }
