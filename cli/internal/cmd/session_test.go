@@ -55,6 +55,13 @@ func (f *fakeProcesses) StreamInput(stream grpc.ClientStreamingServer[processv1.
 	}
 }
 
+func (f *fakeProcesses) ListProcesses(context.Context, *processv1.ListProcessesRequest) (*processv1.ListProcessesResponse, error) {
+	return &processv1.ListProcessesResponse{Processes: []*processv1.Process{
+		{Pid: 2, Tag: "main", Args: []string{"httpd"}}, {Pid: 7, Args: []string{"sleep", "9"}}, {Pid: 8, Tag: "build", Args: []string{"make"}},
+		{Pid: 9, Tag: "over", Exit: &processv1.ProcessExit{}},
+	}}, nil
+}
+
 func (f *fakeProcesses) CloseInput(context.Context, *processv1.CloseInputRequest) (*processv1.CloseInputResponse, error) {
 	return &processv1.CloseInputResponse{}, nil
 }
@@ -226,4 +233,41 @@ func TestPlugin(t *testing.T) {
 	b.name = "kubectl_complete-fsb"
 	r = b.run(t, "port-forward", "")
 	require.Equal(t, "web\n:4\n", r.out)
+}
+
+// TestProcessCompletion completes what kill and attach take, and the values of flags.
+func TestProcessCompletion(t *testing.T) {
+	b := start(t, &fake{processes: &fakeProcesses{}})
+	for line, want := range map[string]string{
+		"kill web ":        "main\n7\tsleep 9\nbuild\n:4\n",
+		"attach web ":      "main\n7\tsleep 9\nbuild\n:4\n",
+		"kill web 7 -s K":  "TERM\nINT\nHUP\nKILL\nQUIT\nUSR1\nUSR2\nSTOP\nCONT\nWINCH\n:4\n",
+		"exec web --user ": ":4\n",
+	} {
+		r := b.run(t, append([]string{"__complete"}, strings.Split(line, " ")...)...)
+		require.Equal(t, want, r.out, line)
+	}
+}
+
+// TestProcessCommandsRefuse has what the command line refuses before it calls anything.
+func TestProcessCommandsRefuse(t *testing.T) {
+	b := start(t, &fake{processes: &fakeProcesses{}})
+	for line, want := range map[string]string{
+		"exec":                       "NAME is required",
+		"exec web":                   "a COMMAND is required",
+		"exec web -e X -- ls":        `--env "X" is not NAME=VALUE`,
+		"exec web --limit -1s -- ls": "--limit is -1s",
+		"kill web 7 -s NOPE":         `--signal "NOPE" is no signal`,
+		"kill web":                   "PID|TAG is missing",
+		"attach":                     "want NAME [PID|TAG]",
+		"attach web main":            "fsb-ctl logs -f web",
+	} {
+		r := b.run(t, strings.Fields(line)...)
+		require.Equal(t, 2, r.code, "%s: %s", line, r.err)
+		require.Contains(t, r.err, want)
+		require.Empty(t, r.out)
+	}
+	r := b.run(t, "attach", "web", "nope")
+	require.Equal(t, 3, r.code, r.err)
+	require.Contains(t, r.err, "(PROCESS_NOT_FOUND)")
 }
