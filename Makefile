@@ -50,7 +50,7 @@ env: ## Print what a shell needs to use the cluster: eval "$$(make -s env)"
 
 ##### Building
 
-.PHONY: build components binaries kube containerd jaeger sbom digests reproducible
+.PHONY: build components binaries kube containerd jaeger sbom digests krew reproducible
 build: deps ## Build everything into bin/
 	@# All modules are downloaded at once, in the background; each build waits for its own.
 	@.ci/modules . deploy/local deploy/local/containerd & $(MAKE) components NEXT=Kubernetes; \
@@ -60,6 +60,7 @@ components: deps
 	@$(STEP) "building Fast Sandbox" "$(NEXT)"
 	@$(MAKE) binaries
 	@ln -sfn fsb-ctl $(BIN)/kubectl-fsb
+	@ln -sfn fsb-ctl $(BIN)/kubectl_complete-fsb
 binaries:
 	@$(GO_BUILD) -o $(BIN)/ ./services/allocator ./services/controller ./services/gc ./agent/cmd/agent ./agent/cmd/containerd-shim-fsb-v1 ./agent/cmd/containerd-shim-fsb-member-v1 ./agent/cmd/sandbox-init ./agent/cmd/sandbox-helper ./janitor ./gateway
 	@$(GO_BUILD) -o $(BIN)/fsb-ctl ./cli
@@ -98,6 +99,12 @@ digests: components kube ## Name the images of an overlay by their digests: make
 	@mkdir -p $(OVERLAY)/images
 	@$(BIN)/fsb-local digests --registry $(REGISTRY) > $(OVERLAY)/images/.kustomization.yaml
 	@mv $(OVERLAY)/images/.kustomization.yaml $(OVERLAY)/images/kustomization.yaml
+KREW := linux_amd64 linux_arm64 darwin_amd64 darwin_arm64
+krew: deps ## Build the kubectl plugin for all platforms, and its krew manifest: make krew VERSION=v1.2.3 URI=https://example.org/v1.2.3
+	@for platform in $(KREW); do \
+		GOOS=$${platform%_*} GOARCH=$${platform#*_} $(GO_BUILD) -o $(BIN)/krew/$$platform/kubectl-fsb ./cli; \
+	done
+	@.ci/krew $(BIN)/krew "$(VERSION)" "$(URI)"
 reproducible: kube ## Build binaries and images of the last commit twice, in two directories, and compare their digests
 	@.ci/reproducible $(BIN)/fsb-local
 

@@ -2,13 +2,16 @@ package files
 
 import (
 	"archive/tar"
+	"crypto/rand"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,7 +36,11 @@ func (s *server) readArchive() (*wire.Result, error) {
 	}
 	s.broken, s.taken = true, true
 	reader, writer := io.Pipe()
-	go func() { _ = writer.CloseWithError(archive(writer, root, filepath.Base(s.path))) }()
+	name := filepath.Base(s.path)
+	if name == "/" {
+		name = "." // no name of an archive is absolute
+	}
+	go func() { _ = writer.CloseWithError(archive(writer, root, name)) }()
 	n, err := send(s.conn, reader)
 	_ = reader.CloseWithError(io.ErrClosedPipe)
 	if err != nil {
@@ -142,16 +149,22 @@ func (s *server) writeArchive() (*wire.Result, error) {
 	return &wire.Result{Count: u.files, Bytes: u.bytes}, nil
 }
 
+// directory is a directory of an archive.
+type directory struct {
+	name     string
+	mode     fs.FileMode
+	modified time.Time
+}
+
 type unpacker struct {
 	dir          *os.Root
 	owners       bool
 	files, bytes int64
-	// modes are the permissions of directories, which are set at the end: they may not permit to write in them.
-	modes map[string]fs.FileMode
+	// made are the directories of the archive, whose permissions and times are set at the end: they may not permit to write in them.
+	made []directory
 }
 
 func (u *unpacker) unpack(in io.Reader) error {
-	u.modes = map[string]fs.FileMode{}
 	archive := tar.NewReader(in)
 	for {
 		h, err := archive.Next()
@@ -176,9 +189,14 @@ func (u *unpacker) unpack(in io.Reader) error {
 		}
 		u.files++
 	}
-	for name, mode := range u.modes {
-		if err := u.dir.Chmod(name, mode); err != nil {
+	for _, d := range slices.Backward(u.made) {
+		if err := u.dir.Chmod(d.name, d.mode); err != nil {
 			return err
+		}
+		if !d.modified.IsZero() {
+			if err := u.dir.Chtimes(d.name, d.modified, d.modified); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -203,7 +221,7 @@ func (u *unpacker) entry(archive io.Reader, h *tar.Header, name string) error {
 		if err := u.dir.MkdirAll(name, defaultDirMode); err != nil {
 			return err
 		}
-		u.modes[name] = mode.Perm() | mode&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky)
+		u.made = append(u.made, directory{name, mode.Perm() | mode&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky), h.ModTime})
 	case tar.TypeReg:
 		if err := u.file(archive, name, mode); err != nil {
 			return err
@@ -247,14 +265,13 @@ func (u *unpacker) clear(name string) error {
 	return nil
 }
 
+// file writes a file, and gives it its name when it is complete.
 func (u *unpacker) file(archive io.Reader, name string, mode fs.FileMode) error {
-	// A link or a FIFO with the name is not followed and not opened.
-	if st, err := u.dir.Lstat(name); err == nil && !st.IsDir() {
-		if err := u.clear(name); err != nil {
-			return err
-		}
+	if st, err := u.dir.Lstat(name); err == nil && st.IsDir() {
+		return &fs.PathError{Op: "open", Path: name, Err: unix.EISDIR}
 	}
-	f, err := u.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	temporary := path.Join(path.Dir(name), "."+rand.Text()+".fsb")
+	f, err := u.dir.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -263,5 +280,11 @@ func (u *unpacker) file(archive io.Reader, name string, mode fs.FileMode) error 
 	if err == nil {
 		err = f.Chmod(mode.Perm() | mode&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky))
 	}
-	return errors.Join(err, f.Close())
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = u.dir.Rename(temporary, name) // a link or a FIFO with the name is not followed and not opened
+	}
+	if err != nil {
+		_ = u.dir.Remove(temporary)
+	}
+	return err
 }

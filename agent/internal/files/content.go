@@ -190,6 +190,9 @@ func (s *server) replace(in io.Reader) (n int64, err error) {
 	if err == nil {
 		err = unix.Fchmod(fd, mode) // after the owner, whose change takes bits away
 	}
+	if err == nil && s.call.Modified != nil {
+		err = os.Chtimes(temporary, *s.call.Modified, *s.call.Modified)
+	}
 	err = errors.Join(err, f.Close())
 	if err != nil {
 		return n, err

@@ -175,10 +175,15 @@ func (f *Files) WriteFile(stream grpc.ClientStreamingServer[filesystemv1.WriteFi
 		m, err := stream.Recv()
 		return m.GetData(), err
 	}
-	r, err := f.receive(stream.Context(), header.GetUser(), &files.Call{
+	call := &files.Call{
 		Op: files.Write, Path: []byte(header.GetPath()), Mode: header.Mode, Append: header.GetAppend(), Parents: header.GetMakeParents(),
 		NoReplace: header.GetNoReplace(), Match: header.GetIfMatch(), Size: header.SizeBytes, Owner: header.GetOwner(),
-	}, first.GetData(), next)
+	}
+	if header.GetModifyTime() != nil {
+		modified := header.GetModifyTime().AsTime()
+		call.Modified = &modified
+	}
+	r, err := f.receive(stream.Context(), header.GetUser(), call, first.GetData(), next)
 	if err != nil {
 		return err
 	}

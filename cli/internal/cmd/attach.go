@@ -24,7 +24,7 @@ func attach(ctx context.Context, c *cli, client sandboxv1.SandboxServiceClient, 
 			err = errors.Join(err, cleanErr)
 		}
 	} else if interrupted(ctx, err) {
-		c.infof("sandbox %q is still running; delete it with: %s delete -n %s %s", s.GetName(), c.Name, s.GetNamespace(), s.GetName())
+		c.infof("sandbox %q is still running; delete it with: %s delete -n %s %s", s.GetName(), c.program(), s.GetNamespace(), s.GetName())
 	}
 	if err != nil {
 		return err

@@ -59,6 +59,9 @@ type cli struct {
 
 // Main runs one command line and returns the exit code of the process.
 func Main(ctx context.Context, env Env, args []string) int {
+	if plugin, ok := strings.CutPrefix(env.Name, completionPrefix); ok { // as kubectl asks a plugin for completions
+		env.Name, args = "kubectl-"+plugin, append([]string{cobra.ShellCompRequestCmd}, args...)
+	}
 	c := &cli{Env: env}
 	c.progress = &progress{w: env.Err, clock: env.Clock, on: env.Terminal}
 	root := c.root()
@@ -74,8 +77,8 @@ func Main(ctx context.Context, env Env, args []string) int {
 func (c *cli) root() *cobra.Command {
 	name := c.Name
 	annotations := map[string]string{}
-	if strings.HasPrefix(name, "kubectl-") {
-		annotations[cobra.CommandDisplayNameAnnotation] = "kubectl " + strings.TrimPrefix(name, "kubectl-")
+	if name != c.program() {
+		annotations[cobra.CommandDisplayNameAnnotation] = c.program()
 	}
 	root := &cobra.Command{
 		Use: name, Annotations: annotations, Version: c.Version,
@@ -121,6 +124,7 @@ Exit codes:
 	}
 	c.addSandboxCommands(group, "")
 	root.AddCommand(group, newAuth(c), newAPIKey(c), newConfig(c), newVersion(c))
+	c.rename(root)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
 	return root
 }
@@ -132,7 +136,8 @@ const (
 
 func (c *cli) addSandboxCommands(parent *cobra.Command, group string) {
 	for _, sub := range []*cobra.Command{
-		newRun(c), newExec(c), newAttach(c), newPs(c), newKill(c), newTop(c), newGet(c), newList(c), newDescribe(c), newLogs(c), newTrace(c), newWatch(c), newUpdate(c), newDelete(c),
+		newRun(c), newExec(c), newAttach(c), newPs(c), newKill(c), newCp(c), newPortForward(c), newTop(c),
+		newGet(c), newList(c), newDescribe(c), newLogs(c), newTrace(c), newWatch(c), newUpdate(c), newDelete(c),
 	} {
 		sub.GroupID = group
 		parent.AddCommand(sub)

@@ -2,6 +2,7 @@ package cmd_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -19,7 +20,10 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/cmd"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 	"github.com/fast-sandbox/fast-sandbox/internal/testkit/pki"
@@ -67,6 +71,10 @@ type fake struct {
 	pull   func(*allocatorv1.PullImageRequest, allocatorv1.AllocatorService_PullImageServer) error
 	pools  []*allocatorv1.Pool
 	agents []*allocatorv1.Agent
+	// Served if they are set.
+	files     filesystemv1.FilesystemServiceServer
+	tunnels   tunnelv1.TunnelServiceServer
+	processes processv1.ProcessServiceServer
 }
 
 func (f *fake) CreateSandbox(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
@@ -127,6 +135,8 @@ type harness struct {
 	env          map[string]string
 	clock        clock.WithTicker
 	in           string
+	terminal     io.Reader // replaces in
+	name         string    // of the program; empty: fsb-ctl
 	authority    *pki.Authority
 	stop         func()
 	cluster      func(tunnel.Options) (cmd.Cluster, error)
@@ -151,11 +161,23 @@ func serve(t *testing.T, f *fake, authority *pki.Authority, address string) (str
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	s, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Listener: l, TLS: authority.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond,
-		Users: users.Open(&sandboxv1.SandboxService_ServiceDesc, &allocatorv1.AllocatorService_ServiceDesc),
+		Users: users.Open(
+			&sandboxv1.SandboxService_ServiceDesc, &allocatorv1.AllocatorService_ServiceDesc, &filesystemv1.FilesystemService_ServiceDesc,
+			&tunnelv1.TunnelService_ServiceDesc, &processv1.ProcessService_ServiceDesc,
+		),
 	})
 	require.NoError(t, err)
 	sandboxv1.RegisterSandboxServiceServer(s, f)
 	allocatorv1.RegisterAllocatorServiceServer(s, f)
+	if f.files != nil {
+		filesystemv1.RegisterFilesystemServiceServer(s, f.files)
+	}
+	if f.tunnels != nil {
+		tunnelv1.RegisterTunnelServiceServer(s, f.tunnels)
+	}
+	if f.processes != nil {
+		processv1.RegisterProcessServiceServer(s, f.processes)
+	}
 	s.SetReady(true)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -181,9 +203,17 @@ func (b *harness) runIn(ctx context.Context, args ...string) result {
 
 // runTo is runIn with an output that can be read before the end.
 func (b *harness) runTo(ctx context.Context, out *buffer, args ...string) result {
-	var err buffer
+	return b.runBoth(ctx, out, &buffer{}, args...)
+}
+
+// runBoth is runTo with standard error, too.
+func (b *harness) runBoth(ctx context.Context, out, err *buffer, args ...string) result {
+	in := b.terminal
+	if in == nil {
+		in = strings.NewReader(b.in)
+	}
 	code := cmd.Main(ctx, cmd.Env{
-		Name: "fsb-ctl", Version: "v1.2.3", In: strings.NewReader(b.in), Out: out, Err: &err, Clock: b.clock,
+		Name: cmp.Or(b.name, "fsb-ctl"), Version: "v1.2.3", In: in, Out: out, Err: err, Clock: b.clock,
 		Getenv: func(name string) string { return b.env[name] }, DefaultConfigFile: b.config, Setup: setup, Cluster: b.cluster,
 	}, args)
 	return result{code, out.String(), err.String()}

@@ -15,7 +15,7 @@ import (
 
 // commands are the commands that do something, with arguments that are valid but for what a test adds.
 var commands = []string{ //nolint:gochecknoglobals // a constant
-	"run --image x", "get a", "list", "describe a", "logs a", "trace a", "watch", "update a --reset", "delete a", "pool list", "pool get p", "agents",
+	"run --image x", "ps a", "attach a", "kill a 7", "cp a b:c", "port-forward a :80", "get a", "list", "describe a", "logs a", "trace a", "watch", "update a --reset", "delete a", "pool list", "pool get p", "agents",
 	"image list", "image pull x", "janitor verdicts", "janitor sweep", "gc explain pod/a", "gc preview pod/a", "gc graph pod/a", "gc watch",
 	"gc status", "config view", "version",
 }

@@ -19,6 +19,7 @@ type execOptions struct {
 	env                     []string
 	workdir, user, tag      string
 	limit                   time.Duration
+	left                    bool // the user has detached
 }
 
 func newExec(c *cli) *cobra.Command {
@@ -68,6 +69,9 @@ Ctrl-C is sent to the command with -t, and ends the command's process group with
 	f.StringVarP(&o.user, "user", "u", "", "`user` or uid, with a group after a colon")
 	f.StringVar(&o.tag, "tag", "", "a `name` for the command, which other commands can use instead of its pid")
 	f.DurationVar(&o.limit, "limit", 0, "kill the command after this `duration`")
+	for _, flag := range []string{"env", "workdir", "user", "tag", "limit"} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.NoFileCompletions)
+	}
 	return cmd
 }
 
@@ -112,6 +116,7 @@ func (o *execOptions) run(ctx context.Context, c *cli, name string, command []st
 		return err
 	}
 	s := &session{cli: c, client: client, name: name, stdin: o.stdin && !o.detach, terminal: o.terminal, kill: !o.detach}
+	defer func() { o.left = s.left }()
 	return s.run(ctx, func(ctx context.Context) (grpc.ServerStreamingClient[processv1.StartProcessResponse], error) {
 		return client.StartProcess(ctx, in)
 	}, o.detach)

@@ -126,7 +126,7 @@ func (c *cli) report(ctx context.Context, path string, err error) int {
 		return exitInterrupted
 	}
 	f := explain(err)
-	message := strings.Join(strings.Fields(strings.ReplaceAll(f.message, "\n", "; ")), " ")
+	message := c.named(strings.Join(strings.Fields(strings.ReplaceAll(f.message, "\n", "; ")), " "))
 	if f.reason != "" {
 		message += " (" + string(f.reason) + ")"
 	}
@@ -135,7 +135,7 @@ func (c *cli) report(ctx context.Context, path string, err error) int {
 		f.hint = path + " --help"
 	}
 	if f.hint != "" {
-		fmt.Fprintf(c.Err, "hint: %s\n", f.hint)
+		fmt.Fprintf(c.Err, "hint: %s\n", c.named(f.hint))
 	}
 	return f.code
 }

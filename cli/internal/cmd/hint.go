@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/jaeger"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/transfer"
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/tunnel"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
@@ -24,6 +25,7 @@ const (
 	reasonNoObject     fault.Reason = "OBJECT_NOT_FOUND"
 	reasonEditCanceled fault.Reason = "EDIT_CANCELED"
 	reasonNoTrace      fault.Reason = "NO_TRACE"
+	reasonLocalPort    fault.Reason = "LOCAL_PORT_UNAVAILABLE"
 )
 
 const envHint = "set FSB_ADDR and FSB_CACERT, and FSB_CERT and FSB_KEY or FSB_TOKEN; with the local cluster: eval \"$(make -s env)\""
@@ -92,9 +94,15 @@ func hint(reason fault.Reason, err error) string {
 	}
 }
 
-// clusterHint returns advice on errors of the cluster, the janitors, the garbage collectors and the trace store.
+// clusterHint returns advice on errors of files, the cluster, the janitors, the garbage collectors and the trace store.
 func clusterHint(reason fault.Reason, err error) string {
 	switch reason {
+	case fault.FileAccessDenied:
+		return "use another user of the sandbox: --user root"
+	case reasonLocalPort:
+		return "use another local port, or :REMOTE for any free one"
+	case transfer.ReasonUnsafe:
+		return "the sandbox did not send what was asked for: do not trust what it has copied so far"
 	case fault.QuotaExceeded:
 		return "delete sandboxes, or have the quota raised: kubectl describe resourcequota -n NAMESPACE"
 	case tunnel.ReasonNoCluster:

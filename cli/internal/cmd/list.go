@@ -56,7 +56,7 @@ func newList(c *cli) *cobra.Command {
 	s := &selection{}
 	watch := false
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls", "ps"},
+		Use: "list", Aliases: []string{"ls"},
 		Short: "List sandboxes",
 		Long:  "List the sandboxes of a namespace, sorted by name.",
 		Example: `  fsb-ctl list

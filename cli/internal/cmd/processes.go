@@ -119,6 +119,8 @@ func newKill(c *cli) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&name, "signal", "s", name, "`signal`, by its name or number")
+	signals := []string{"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT", "WINCH"}
+	_ = cmd.RegisterFlagCompletionFunc("signal", cobra.FixedCompletions(signals, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().BoolVarP(&group, "group", "g", false, "send it to the process group")
 	return cmd
 }
@@ -197,7 +199,7 @@ func (c *cli) processToAttach(ctx context.Context, args []string) (*processv1.Pr
 	case found == nil:
 		return nil, fault.New(errdefs.ErrNotFound, fault.ProcessNotFound, "no command of \"exec\" runs in sandbox %q", args[0])
 	case found.GetTag() == mainTag:
-		return nil, usagef("the output of the sandbox's own process is in its log: %s logs -f %s", c.Name, args[0])
+		return nil, usagef("the output of the sandbox's own process is in its log: %s logs -f %s", c.program(), args[0])
 	}
 	return found, nil
 }

@@ -20,12 +20,15 @@ type progress struct {
 	w     io.Writer
 	clock clock.WithTicker
 	on    bool
+	// lines prints a line each second, for an output that is not a terminal.
+	lines bool
 
 	quit chan struct{}
 	done chan struct{}
 
 	mu    sync.Mutex // also held while the line is written
 	text  string
+	live  func() string // replaces text if it is set
 	shown bool
 }
 
@@ -44,6 +47,14 @@ func (p *progress) start(text string) {
 	go p.run(p.quit, p.done, p.clock.Now())
 }
 
+// show is start for a text that changes.
+func (p *progress) show(live func() string) {
+	p.mu.Lock()
+	p.live = live
+	p.mu.Unlock()
+	p.start(" ")
+}
+
 // stop erases the line and ends the progress.
 func (p *progress) stop() {
 	if p.quit == nil {
@@ -51,7 +62,7 @@ func (p *progress) stop() {
 	}
 	close(p.quit)
 	<-p.done
-	p.quit = nil
+	p.quit, p.live = nil, nil
 	p.pause()
 }
 
@@ -67,7 +78,11 @@ func (p *progress) pause() {
 
 func (p *progress) run(quit <-chan struct{}, done chan<- struct{}, begin time.Time) {
 	defer close(done)
-	ticker := p.clock.NewTicker(progressEvery)
+	every := progressEvery
+	if p.lines {
+		every = progressAfter
+	}
+	ticker := p.clock.NewTicker(every)
 	defer ticker.Stop()
 	for {
 		select {
@@ -77,10 +92,22 @@ func (p *progress) run(quit <-chan struct{}, done chan<- struct{}, begin time.Ti
 			if now.Sub(begin) < progressAfter {
 				continue
 			}
-			p.mu.Lock()
-			fmt.Fprintf(p.w, "\r\x1b[K%s ... %ds", p.text, int(now.Sub(begin).Seconds()))
-			p.shown = true
-			p.mu.Unlock()
+			p.print(int(now.Sub(begin).Seconds()))
 		}
 	}
+}
+
+func (p *progress) print(seconds int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	text := p.text
+	if p.live != nil {
+		text = p.live()
+	}
+	if p.lines {
+		fmt.Fprintf(p.w, "%s ... %ds\n", text, seconds)
+		return
+	}
+	fmt.Fprintf(p.w, "\r\x1b[K%s ... %ds", text, seconds)
+	p.shown = true
 }

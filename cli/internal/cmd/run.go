@@ -19,6 +19,8 @@ const settleTime = 5 * time.Second
 type runOptions struct {
 	request                 requestOptions
 	attach, rm, quiet, edit bool
+	stdin, terminal         bool
+	command                 []string // of -i and -t, which `exec` runs in a sandbox that is kept alive
 }
 
 func newRun(c *cli) *cobra.Command {
@@ -35,12 +37,18 @@ sandbox claimed a started slot or took the cold path, and the time of each stage
 With --attach, the output of the process goes to standard output until the process ends, and fsb-ctl exits with its
 exit code. Ctrl-C leaves the sandbox running. --rm is --attach, and deletes the sandbox at the end, also after Ctrl-C.
 
+With -i or -t, the sandbox has no process of its own (--keep-alive), and the command runs in it as with "exec": -it gives it a terminal. fsb-ctl
+exits with its exit code; the sandbox stays, unless --rm deletes it. After Ctrl-P Ctrl-Q it always stays.
+
 --edit opens a commented manifest in $EDITOR. Flags override a manifest of --filename, which overrides the edited one.
 If the file is unchanged or empty, nothing is created. If the sandbox is invalid, the editor opens again with the error.
 
 While the server is unavailable, the call is repeated within --timeout with the same request id: it creates one sandbox.`,
 		Example: `  # print 42
   fsb-ctl run py --image docker.io/library/python:3.13 --rm -- python3 -c 'print(6*7)'
+
+  # a shell in a sandbox of its own
+  fsb-ctl run -it --rm --image docker.io/library/busybox:1.37 -- sh
 
   # a server for ten minutes, with limits
   fsb-ctl run web --image docker.io/library/nginx --port 80 --ttl 10m --cpu 500m --memory 128Mi
@@ -69,13 +77,19 @@ While the server is unavailable, the call is repeated within --timeout with the 
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
+	o.addFlags(c, cmd)
+	return cmd
+}
+
+func (o *runOptions) addFlags(c *cli, cmd *cobra.Command) {
 	o.request.addFlags(cmd.Flags())
 	o.request.addCompletion(c, cmd)
 	cmd.Flags().BoolVarP(&o.attach, "attach", "a", false, "print the output until the process ends, and exit with its exit code")
 	cmd.Flags().BoolVar(&o.rm, "rm", false, "like --attach, and delete the sandbox at the end")
+	cmd.Flags().BoolVarP(&o.stdin, "stdin", "i", false, "pass standard input on to the command, and exit with its exit code")
+	cmd.Flags().BoolVarP(&o.terminal, "tty", "t", false, "give the command a terminal, and exit with its exit code")
 	cmd.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "print only the name, or with --attach the output")
 	cmd.Flags().BoolVar(&o.edit, "edit", false, "edit a manifest of the sandbox in $EDITOR first")
-	return cmd
 }
 
 // splitArgs separates NAME and COMMAND in `[NAME] -- COMMAND...`.
@@ -96,6 +110,12 @@ func splitArgs(cmd *cobra.Command, args []string) (string, []string, error) {
 
 func (o *runOptions) run(cmd *cobra.Command, c *cli, name string, command []string) error {
 	ctx := cmd.Context()
+	if o.interactive() {
+		if err := o.keepCommand(command); err != nil {
+			return err
+		}
+		command = nil
+	}
 	if o.request.file != "" {
 		var err error
 		if o.request.content, err = readManifest(c, o.request.file); err != nil {
@@ -137,6 +157,9 @@ func (o *runOptions) create(ctx context.Context, c *cli, in *sandboxv1.CreateSan
 	}
 	if !o.quiet {
 		printTimings(c, out, c.Clock.Since(begin))
+	}
+	if o.interactive() {
+		return o.enter(ctx, c, client, out.GetSandbox())
 	}
 	if !o.attach && !o.rm {
 		return printCreated(c, out, o.quiet)

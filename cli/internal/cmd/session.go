@@ -29,6 +29,7 @@ type session struct {
 	process *processv1.Process
 	next    int64 // offset of the next byte of output
 	lost    int64
+	left    bool // the user has detached
 }
 
 // events receives the events of a process.
@@ -129,7 +130,8 @@ func (s *session) stay(ctx context.Context, next events) error {
 		return exitError{int(r.exit.GetCode())}
 	case <-detached:
 		stop()
-		c.infof("detached; the command runs on with pid %d: %s attach %s %d", s.process.GetPid(), c.Name, s.name, s.process.GetPid())
+		s.left = true
+		c.infof("detached; the command runs on with pid %d: %s attach %s %d", s.process.GetPid(), c.program(), s.name, s.process.GetPid())
 		return nil
 	}
 }

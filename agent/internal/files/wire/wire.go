@@ -67,6 +67,8 @@ type Call struct {
 	Size           *int64 `json:",omitempty"`
 	Match          string `json:",omitempty"`
 	Owner          string `json:",omitempty"`
+	// Modified is for Write: the time of modification of the file.
+	Modified *time.Time `json:",omitempty"`
 	// Address and Port are for Dial.
 	Address string `json:",omitempty"`
 	Port    int    `json:",omitempty"`

@@ -1249,7 +1249,9 @@ type WriteFileHeader struct {
 	// Number of bytes that will follow. If it is set, a call with another number writes nothing.
 	SizeBytes *int64 `protobuf:"varint,8,opt,name=size_bytes,json=sizeBytes,proto3,oneof" json:"size_bytes,omitempty"`
 	// Owner of the file, as user or user:group, which only root of the sandbox may set. Empty: the user.
-	Owner         string `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner string `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
+	// When the file was last written, for a copy of another one. Unset: now. It has no effect with append.
+	ModifyTime    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=modify_time,json=modifyTime,proto3" json:"modify_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1345,6 +1347,13 @@ func (x *WriteFileHeader) GetOwner() string {
 		return x.Owner
 	}
 	return ""
+}
+
+func (x *WriteFileHeader) GetModifyTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifyTime
+	}
+	return nil
 }
 
 // WriteFileResponse describes the file.
@@ -1962,7 +1971,7 @@ const file_fastsandbox_filesystem_v1_filesystem_service_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2*.fastsandbox.filesystem.v1.WriteFileHeaderR\x06header\x12\x1d\n" +
 	"\x04data\x18\x02 \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80@R\x04data\x12%\n" +
 	"\tnamespace\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18?R\tnamespace\x12\x1b\n" +
-	"\x04name\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04name\"\xd6\x02\n" +
+	"\x04name\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18?R\x04name\"\xa6\x03\n" +
 	"\x0fWriteFileHeader\x12\x1c\n" +
 	"\x04user\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x04user\x12\x1e\n" +
 	"\x04path\x18\x02 \x01(\tB\n" +
@@ -1975,7 +1984,10 @@ const file_fastsandbox_filesystem_v1_filesystem_service_proto_rawDesc = "" +
 	"\bif_match\x18\a \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\aifMatch\x12+\n" +
 	"\n" +
 	"size_bytes\x18\b \x01(\x03B\a\xbaH\x04\"\x02(\x00H\x01R\tsizeBytes\x88\x01\x01\x12\x1e\n" +
-	"\x05owner\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x05ownerB\a\n" +
+	"\x05owner\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x05owner\x12N\n" +
+	"\vmodify_time\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampB\x11\xbaH\x0e\xb2\x01\v\"\a\b\xff\x82\xd1\xff\xaf\a2\x00R\n" +
+	"modifyTimeB\a\n" +
 	"\x05_modeB\r\n" +
 	"\v_size_bytes\"m\n" +
 	"\x11WriteFileResponse\x123\n" +
@@ -2095,34 +2107,35 @@ var file_fastsandbox_filesystem_v1_filesystem_service_proto_depIdxs = []int32{
 	2,  // 5: fastsandbox.filesystem.v1.MoveResponse.file:type_name -> fastsandbox.filesystem.v1.File
 	2,  // 6: fastsandbox.filesystem.v1.ReadFileResponse.file:type_name -> fastsandbox.filesystem.v1.File
 	16, // 7: fastsandbox.filesystem.v1.WriteFileRequest.header:type_name -> fastsandbox.filesystem.v1.WriteFileHeader
-	2,  // 8: fastsandbox.filesystem.v1.WriteFileResponse.file:type_name -> fastsandbox.filesystem.v1.File
-	1,  // 9: fastsandbox.filesystem.v1.WatchDirectoryResponse.type:type_name -> fastsandbox.filesystem.v1.WatchDirectoryResponse.Type
-	23, // 10: fastsandbox.filesystem.v1.WriteArchiveRequest.header:type_name -> fastsandbox.filesystem.v1.WriteArchiveHeader
-	3,  // 11: fastsandbox.filesystem.v1.FilesystemService.Stat:input_type -> fastsandbox.filesystem.v1.StatRequest
-	5,  // 12: fastsandbox.filesystem.v1.FilesystemService.ListDirectory:input_type -> fastsandbox.filesystem.v1.ListDirectoryRequest
-	7,  // 13: fastsandbox.filesystem.v1.FilesystemService.MakeDirectory:input_type -> fastsandbox.filesystem.v1.MakeDirectoryRequest
-	9,  // 14: fastsandbox.filesystem.v1.FilesystemService.Move:input_type -> fastsandbox.filesystem.v1.MoveRequest
-	11, // 15: fastsandbox.filesystem.v1.FilesystemService.Remove:input_type -> fastsandbox.filesystem.v1.RemoveRequest
-	13, // 16: fastsandbox.filesystem.v1.FilesystemService.ReadFile:input_type -> fastsandbox.filesystem.v1.ReadFileRequest
-	15, // 17: fastsandbox.filesystem.v1.FilesystemService.WriteFile:input_type -> fastsandbox.filesystem.v1.WriteFileRequest
-	18, // 18: fastsandbox.filesystem.v1.FilesystemService.WatchDirectory:input_type -> fastsandbox.filesystem.v1.WatchDirectoryRequest
-	20, // 19: fastsandbox.filesystem.v1.FilesystemService.ReadArchive:input_type -> fastsandbox.filesystem.v1.ReadArchiveRequest
-	22, // 20: fastsandbox.filesystem.v1.FilesystemService.WriteArchive:input_type -> fastsandbox.filesystem.v1.WriteArchiveRequest
-	4,  // 21: fastsandbox.filesystem.v1.FilesystemService.Stat:output_type -> fastsandbox.filesystem.v1.StatResponse
-	6,  // 22: fastsandbox.filesystem.v1.FilesystemService.ListDirectory:output_type -> fastsandbox.filesystem.v1.ListDirectoryResponse
-	8,  // 23: fastsandbox.filesystem.v1.FilesystemService.MakeDirectory:output_type -> fastsandbox.filesystem.v1.MakeDirectoryResponse
-	10, // 24: fastsandbox.filesystem.v1.FilesystemService.Move:output_type -> fastsandbox.filesystem.v1.MoveResponse
-	12, // 25: fastsandbox.filesystem.v1.FilesystemService.Remove:output_type -> fastsandbox.filesystem.v1.RemoveResponse
-	14, // 26: fastsandbox.filesystem.v1.FilesystemService.ReadFile:output_type -> fastsandbox.filesystem.v1.ReadFileResponse
-	17, // 27: fastsandbox.filesystem.v1.FilesystemService.WriteFile:output_type -> fastsandbox.filesystem.v1.WriteFileResponse
-	19, // 28: fastsandbox.filesystem.v1.FilesystemService.WatchDirectory:output_type -> fastsandbox.filesystem.v1.WatchDirectoryResponse
-	21, // 29: fastsandbox.filesystem.v1.FilesystemService.ReadArchive:output_type -> fastsandbox.filesystem.v1.ReadArchiveResponse
-	24, // 30: fastsandbox.filesystem.v1.FilesystemService.WriteArchive:output_type -> fastsandbox.filesystem.v1.WriteArchiveResponse
-	21, // [21:31] is the sub-list for method output_type
-	11, // [11:21] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	25, // 8: fastsandbox.filesystem.v1.WriteFileHeader.modify_time:type_name -> google.protobuf.Timestamp
+	2,  // 9: fastsandbox.filesystem.v1.WriteFileResponse.file:type_name -> fastsandbox.filesystem.v1.File
+	1,  // 10: fastsandbox.filesystem.v1.WatchDirectoryResponse.type:type_name -> fastsandbox.filesystem.v1.WatchDirectoryResponse.Type
+	23, // 11: fastsandbox.filesystem.v1.WriteArchiveRequest.header:type_name -> fastsandbox.filesystem.v1.WriteArchiveHeader
+	3,  // 12: fastsandbox.filesystem.v1.FilesystemService.Stat:input_type -> fastsandbox.filesystem.v1.StatRequest
+	5,  // 13: fastsandbox.filesystem.v1.FilesystemService.ListDirectory:input_type -> fastsandbox.filesystem.v1.ListDirectoryRequest
+	7,  // 14: fastsandbox.filesystem.v1.FilesystemService.MakeDirectory:input_type -> fastsandbox.filesystem.v1.MakeDirectoryRequest
+	9,  // 15: fastsandbox.filesystem.v1.FilesystemService.Move:input_type -> fastsandbox.filesystem.v1.MoveRequest
+	11, // 16: fastsandbox.filesystem.v1.FilesystemService.Remove:input_type -> fastsandbox.filesystem.v1.RemoveRequest
+	13, // 17: fastsandbox.filesystem.v1.FilesystemService.ReadFile:input_type -> fastsandbox.filesystem.v1.ReadFileRequest
+	15, // 18: fastsandbox.filesystem.v1.FilesystemService.WriteFile:input_type -> fastsandbox.filesystem.v1.WriteFileRequest
+	18, // 19: fastsandbox.filesystem.v1.FilesystemService.WatchDirectory:input_type -> fastsandbox.filesystem.v1.WatchDirectoryRequest
+	20, // 20: fastsandbox.filesystem.v1.FilesystemService.ReadArchive:input_type -> fastsandbox.filesystem.v1.ReadArchiveRequest
+	22, // 21: fastsandbox.filesystem.v1.FilesystemService.WriteArchive:input_type -> fastsandbox.filesystem.v1.WriteArchiveRequest
+	4,  // 22: fastsandbox.filesystem.v1.FilesystemService.Stat:output_type -> fastsandbox.filesystem.v1.StatResponse
+	6,  // 23: fastsandbox.filesystem.v1.FilesystemService.ListDirectory:output_type -> fastsandbox.filesystem.v1.ListDirectoryResponse
+	8,  // 24: fastsandbox.filesystem.v1.FilesystemService.MakeDirectory:output_type -> fastsandbox.filesystem.v1.MakeDirectoryResponse
+	10, // 25: fastsandbox.filesystem.v1.FilesystemService.Move:output_type -> fastsandbox.filesystem.v1.MoveResponse
+	12, // 26: fastsandbox.filesystem.v1.FilesystemService.Remove:output_type -> fastsandbox.filesystem.v1.RemoveResponse
+	14, // 27: fastsandbox.filesystem.v1.FilesystemService.ReadFile:output_type -> fastsandbox.filesystem.v1.ReadFileResponse
+	17, // 28: fastsandbox.filesystem.v1.FilesystemService.WriteFile:output_type -> fastsandbox.filesystem.v1.WriteFileResponse
+	19, // 29: fastsandbox.filesystem.v1.FilesystemService.WatchDirectory:output_type -> fastsandbox.filesystem.v1.WatchDirectoryResponse
+	21, // 30: fastsandbox.filesystem.v1.FilesystemService.ReadArchive:output_type -> fastsandbox.filesystem.v1.ReadArchiveResponse
+	24, // 31: fastsandbox.filesystem.v1.FilesystemService.WriteArchive:output_type -> fastsandbox.filesystem.v1.WriteArchiveResponse
+	22, // [22:32] is the sub-list for method output_type
+	12, // [12:22] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_fastsandbox_filesystem_v1_filesystem_service_proto_init() }

@@ -1,0 +1,272 @@
+package forward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
+)
+
+const (
+	// window is how much each side may send for a connection without an acknowledgment, and chunk how much in one message. Both are of the API.
+	window = 256 << 10
+	chunk  = 64 << 10
+)
+
+var errProtocol = errors.New("the server sent more than the window of a connection")
+
+// session is one stream.
+type session struct {
+	cancel  context.CancelCauseFunc
+	stream  Stream
+	sending sync.Mutex
+
+	mu    sync.Mutex
+	open  map[uint32]*connection
+	last  uint32
+	ended error
+}
+
+func newSession(cancel context.CancelCauseFunc, stream Stream) *session {
+	return &session{cancel: cancel, stream: stream, open: map[uint32]*connection{}}
+}
+
+// greet names the sandbox.
+func (s *session) greet(namespace, name string) error {
+	return s.stream.Send(&tunnelv1.TunnelRequest{Namespace: namespace, Name: name})
+}
+
+// connection is one connection of a session.
+//
+//	opening --opened--> open --finished--> half-closed --closed--> closed
+//	   |                  |                                           ^
+//	   +------------------+------------------closed------------------+
+type connection struct {
+	id uint32
+
+	mu   sync.Mutex
+	more *sync.Cond // something below has changed
+	// opened: the port has accepted the connection. finished: it sends no more. closed: nothing comes any longer, because of reason if that is set.
+	opened, finished, closed bool
+	reason                   error
+	// pending is what the port has sent and the local program has not taken, and taking how much of that is being written: at most a window.
+	pending []byte
+	taking  int
+	// credit is how much may be sent to the port.
+	credit int64
+}
+
+func (c *connection) change(f func()) {
+	c.mu.Lock()
+	f()
+	c.mu.Unlock()
+	c.more.Broadcast()
+}
+
+// close ends the connection, unless it has ended.
+func (c *connection) close(reason error) {
+	c.change(func() {
+		if !c.closed {
+			c.closed, c.reason = true, reason
+		}
+	})
+}
+
+// wait waits until ready reports true, and returns what it left under the lock.
+func (c *connection) wait(ready func() bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !ready() {
+		c.more.Wait()
+	}
+}
+
+func (s *session) send(id uint32, f *tunnelv1.Frame) error {
+	f.Connection = id
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	return s.stream.Send(&tunnelv1.TunnelRequest{Frame: f})
+}
+
+// receive distributes what the server sends until the stream ends.
+func (s *session) receive() error {
+	for {
+		m, err := s.stream.Recv()
+		if err != nil {
+			return err
+		}
+		f := m.GetFrame()
+		s.mu.Lock()
+		c := s.open[f.GetConnection()]
+		s.mu.Unlock()
+		if f == nil || c == nil {
+			continue // a connection that was closed here
+		}
+		if err := c.receive(f); err != nil {
+			s.cancel(err)
+			return err
+		}
+	}
+}
+
+func (c *connection) receive(f *tunnelv1.Frame) error {
+	over := false
+	switch e := f.GetEvent().(type) {
+	case *tunnelv1.Frame_Opened_:
+		c.change(func() { c.opened = true })
+	case *tunnelv1.Frame_Data:
+		c.change(func() {
+			if over = len(c.pending)+c.taking+len(e.Data) > window; !over {
+				c.pending = append(c.pending, e.Data...)
+			}
+		})
+	case *tunnelv1.Frame_Window:
+		c.change(func() { c.credit = min(c.credit+e.Window, window) })
+	case *tunnelv1.Frame_Finished_:
+		c.change(func() { c.finished = true })
+	case *tunnelv1.Frame_Closed_:
+		var reason error
+		if text := e.Closed.GetMessage(); text != "" {
+			reason = errors.New(text)
+		}
+		c.close(reason)
+	}
+	if over {
+		return errProtocol
+	}
+	return nil
+}
+
+// end ends all connections of a stream that has ended.
+func (s *session) end(err error) {
+	s.mu.Lock()
+	s.ended = lost(err)
+	all := s.open
+	s.open = map[uint32]*connection{}
+	s.mu.Unlock()
+	for _, c := range all {
+		c.close(lost(err))
+	}
+}
+
+// add returns a new connection.
+func (s *session) add() (*connection, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		return nil, s.ended
+	}
+	s.last++
+	for s.open[s.last] != nil {
+		s.last++
+	}
+	c := &connection{id: s.last, credit: window}
+	c.more = sync.NewCond(&c.mu)
+	s.open[c.id] = c
+	return c, nil
+}
+
+// carry opens a connection to a port of the sandbox, and copies in both directions until both have ended. It returns why that failed.
+func (s *session) carry(local net.Conn, port int) error {
+	c, err := s.add()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		s.mu.Lock()
+		delete(s.open, c.id)
+		s.mu.Unlock()
+	}()
+	open := &tunnelv1.Frame_Open{Port: int32(port)}
+	if err := s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Open_{Open: open}}); err != nil {
+		return lost(err)
+	}
+	c.wait(func() bool { return c.opened || c.closed })
+	var up sync.WaitGroup
+	up.Go(func() { s.up(c, local) })
+	err = s.down(c, local)
+	_ = local.Close() // ends the other direction
+	up.Wait()
+	return err
+}
+
+// abort ends a connection from this side.
+func (s *session) abort(c *connection, err error) {
+	c.close(err)
+	_ = s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Closed_{Closed: &tunnelv1.Frame_Closed{}}})
+}
+
+// up passes on what the local program sends, as far as the port takes it.
+func (s *session) up(c *connection, local net.Conn) {
+	buffer := make([]byte, chunk)
+	for {
+		room, closed := int64(0), false
+		c.wait(func() bool {
+			room, closed = c.credit, c.closed
+			return room > 0 || closed
+		})
+		if closed {
+			return
+		}
+		n, err := local.Read(buffer[:min(chunk, room)])
+		if n > 0 {
+			c.change(func() { c.credit -= int64(n) })
+			if s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Data{Data: append([]byte(nil), buffer[:n]...)}}) != nil {
+				return // the end of the stream closes the connection
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			_ = s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Finished_{Finished: &tunnelv1.Frame_Finished{}}})
+			return
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			s.abort(c, err)
+			return
+		}
+	}
+}
+
+// down passes on what the port sends, and acknowledges it. It returns when the connection is closed.
+func (s *session) down(c *connection, local net.Conn) error {
+	finished := false
+	for {
+		var data []byte
+		var end, closed bool
+		var reason error
+		c.wait(func() bool {
+			data, c.pending = c.pending, nil
+			c.taking = len(data)
+			end, closed, reason = c.finished && !finished, c.closed, c.reason
+			return len(data) > 0 || end || closed
+		})
+		if len(data) > 0 {
+			if _, err := local.Write(data); err != nil {
+				s.abort(c, err)
+				return fmt.Errorf("passing on what the port sent: %w", err)
+			}
+			c.change(func() { c.taking = 0 })
+			if closed {
+				continue
+			}
+			if err := s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Window{Window: int64(len(data))}}); err != nil {
+				continue // the end of the stream closes the connection
+			}
+			continue
+		}
+		if end {
+			finished = true
+			if half, ok := local.(interface{ CloseWrite() error }); ok {
+				_ = half.CloseWrite()
+			}
+		}
+		if closed {
+			return reason
+		}
+	}
+}
