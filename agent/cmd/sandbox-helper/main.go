@@ -85,7 +85,7 @@ func receive(control *net.UnixConn) (*net.UnixConn, error) {
 	defer f.Close()
 	conn, err := net.FileConn(f)
 	if err != nil {
-		return nil, nil
+		return nil, nil // the agent asks again
 	}
 	unixConn, _ := conn.(*net.UnixConn)
 	return unixConn, nil

@@ -42,7 +42,7 @@ func (s *server) watch() error {
 		_ = w.file.Close()
 	}()
 	if err := w.send("started", "", true); err != nil {
-		return nil
+		return nil // the agent is gone
 	}
 	if err := w.run(); err != nil {
 		_ = wire.PutJSON(s.conn, wire.Failed, failure(err, s.path))

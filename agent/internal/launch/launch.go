@@ -218,7 +218,8 @@ func (l *Launcher) container(id string, r *agentv1.SandboxRecord, persisted bool
 	}
 	return runtime.Container{
 		ID: id, Record: record, Image: r.GetSpec().GetImage(), Command: r.GetSpec().GetCommand(), Args: r.GetSpec().GetArgs(),
-		KeepAlive: r.GetSpec().GetKeepAlive(), Env: env, WorkingDir: r.GetSpec().GetWorkingDir(), Hostname: r.GetName(), Limits: Limits(r).Effective(resources.Limits{}, l.config.MaxLimits), Network: Network(r),
+		KeepAlive: r.GetSpec().GetKeepAlive(),
+		Env:       env, WorkingDir: r.GetSpec().GetWorkingDir(), Hostname: r.GetName(), Limits: Limits(r).Effective(resources.Limits{}, l.config.MaxLimits), Network: Network(r),
 		LogPath: paths.Output, HostnamePath: paths.Hostname,
 		Labels: identity.Identity{
 			Namespace: r.GetNamespace(), Name: r.GetName(), SandboxUID: r.GetFence().GetSandboxUid(), Attempt: r.GetFence().GetAttempt(),

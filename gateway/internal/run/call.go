@@ -29,8 +29,9 @@ func (s *Service) RunSandbox(ctx context.Context, in *runv1.RunSandboxRequest) (
 		return nil, rpc.FromStatus(err)
 	}
 	c := newCollector(in.GetMaxOutputBytes())
-	err = sb.run(ctx, &processv1.StartProcessRequest{Process: process, Stdin: len(in.GetStdin()) > 0}, func(e *processv1.ProcessEvent) error {
-		if e.GetStarted() != nil && len(in.GetStdin()) > 0 {
+	start := &processv1.StartProcessRequest{Process: process, Stdin: len(in.GetStdin()) > 0}
+	err = sb.run(ctx, start, func(e *processv1.ProcessEvent, own bool) error {
+		if e.GetStarted() != nil && own && start.GetStdin() { // one that an earlier call has started had its input from that
 			go sb.input(ctx, process.GetTag(), in.GetStdin())
 		}
 		c.add(e)
@@ -56,18 +57,18 @@ func (s *Service) StartSandbox(in *runv1.StartSandboxRequest, stream grpc.Server
 		return err
 	}
 	start := &processv1.StartProcessRequest{Process: process, Terminal: in.GetTerminal(), Stdin: in.GetStdin()}
-	return rpc.FromStatus(sb.run(stream.Context(), start, func(e *processv1.ProcessEvent) error {
+	return rpc.FromStatus(sb.run(stream.Context(), start, func(e *processv1.ProcessEvent, _ bool) error {
 		started = started || e.GetStarted() != nil
 		return stream.Send(&runv1.StartSandboxResponse{Event: &runv1.StartSandboxResponse_Process{Process: e}})
 	}))
 }
 
-// run runs the process of a call until it has ended, and passes its events to each.
-func (s *sandbox) run(ctx context.Context, in *processv1.StartProcessRequest, each func(*processv1.ProcessEvent) error) error {
+// run runs the process of a call until it has ended, and passes its events to each; own says that this call has started it.
+func (s *sandbox) run(ctx context.Context, in *processv1.StartProcessRequest, each func(e *processv1.ProcessEvent, own bool) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if s.created.GetReplayed() {
-		err := s.follow(ctx, in.GetProcess().GetTag(), each)
+		err := s.follow(ctx, in.GetProcess().GetTag(), func(e *processv1.ProcessEvent) error { return each(e, false) })
 		if fault.ReasonOf(rpc.FromStatus(err)) != fault.ProcessNotFound {
 			return err
 		}
@@ -77,7 +78,7 @@ func (s *sandbox) run(ctx context.Context, in *processv1.StartProcessRequest, ea
 	if err != nil {
 		return err
 	}
-	return pass(stream.Recv, each)
+	return pass(stream.Recv, func(e *processv1.ProcessEvent) error { return each(e, true) })
 }
 
 // follow passes the events of a process on that an earlier call has started.

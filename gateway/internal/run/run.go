@@ -4,6 +4,8 @@ package run
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -15,7 +17,9 @@ import (
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 	"github.com/fast-sandbox/fast-sandbox/internal/obs"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 const (
@@ -61,13 +65,38 @@ func (s *Service) create(ctx context.Context, namespace, requestID string, in *r
 	if !in.GetKeep() {
 		limitLife(spec, process.GetTimeout(), s.config.Clock.Now())
 	}
-	created, err := s.config.Sandboxes.CreateSandbox(ctx, &sandboxv1.CreateSandboxRequest{
-		Namespace: namespace, Name: in.GetName(), Spec: spec, Labels: in.GetLabels(), RequestId: requestID,
-	})
+	req := &sandboxv1.CreateSandboxRequest{Namespace: namespace, Name: in.GetName(), Spec: spec, Labels: in.GetLabels(), RequestId: requestID}
+	if req.GetName() == "" && requestID != "" {
+		req.Name = nameOf(namespace, requestID) // by which a repeated call finds it
+	}
+	created, err := s.config.Sandboxes.CreateSandbox(ctx, req)
+	if fault.ReasonOf(rpc.FromStatus(err)) == fault.RequestIDReused && in.GetSpec().GetExpireTime() == nil && !in.GetKeep() {
+		created, err = s.repeat(ctx, req, err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &sandbox{service: s, created: created, keep: in.GetKeep()}, nil
+}
+
+// repeat sends the create of a repeated call as the first call sent it: with the time when the sandbox of that expires. Without that sandbox, or if
+// anything else differs, the request_id is refused.
+func (s *Service) repeat(ctx context.Context, req *sandboxv1.CreateSandboxRequest, refused error) (*sandboxv1.CreateSandboxResponse, error) {
+	first, err := s.config.Sandboxes.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{Namespace: req.GetNamespace(), Name: req.GetName()})
+	if fault.ReasonOf(rpc.FromStatus(err)) == fault.SandboxNotFound {
+		return nil, refused
+	}
+	if err != nil {
+		return nil, err
+	}
+	req.Spec.ExpireTime = first.GetSandbox().GetSpec().GetExpireTime()
+	return s.config.Sandboxes.CreateSandbox(ctx, req)
+}
+
+// nameOf returns the name of the sandbox of a request.
+func nameOf(namespace, requestID string) string {
+	sum := sha256.Sum256([]byte(namespace + "/" + requestID))
+	return "run-" + hex.EncodeToString(sum[:10])
 }
 
 // limitLife has a sandbox end by itself, unless its spec says when.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/run"
@@ -33,7 +34,9 @@ type mesh struct {
 	sandboxv1.UnimplementedSandboxServiceServer
 	processv1.UnimplementedProcessServiceServer
 
-	replayed, known, hang          bool
+	replayed, known, hang, deleted bool
+	// expires is when the sandbox of an earlier call with the request_id expires.
+	expires                        *timestamppb.Timestamp
 	createErr, startErr, deleteErr error
 	events                         []*processv1.ProcessEvent
 
@@ -85,10 +88,22 @@ func (m *mesh) CreateSandbox(_ context.Context, in *sandboxv1.CreateSandboxReque
 	if m.createErr != nil {
 		return nil, m.createErr
 	}
+	if m.expires != nil && !m.expires.AsTime().Equal(in.GetSpec().GetExpireTime().AsTime()) {
+		return nil, fault.New(errdefs.ErrAlreadyExists, fault.RequestIDReused, "another request")
+	}
 	return &sandboxv1.CreateSandboxResponse{
 		Sandbox: &sandboxv1.Sandbox{Namespace: in.GetNamespace(), Name: "box", Uid: "u", Spec: in.GetSpec()}, Replayed: m.replayed,
 		Timings: []*sandboxv1.StageTiming{{Duration: durationpb.New(time.Millisecond)}},
 	}, nil
+}
+
+func (m *mesh) GetSandbox(_ context.Context, in *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.deleted || in.GetName() != m.creates[0].GetName() {
+		return nil, fault.New(errdefs.ErrNotFound, fault.SandboxNotFound, "none")
+	}
+	return &sandboxv1.GetSandboxResponse{Sandbox: &sandboxv1.Sandbox{Spec: &sandboxv1.SandboxSpec{ExpireTime: m.expires}}}, nil
 }
 
 func (m *mesh) DeleteSandbox(_ context.Context, in *sandboxv1.DeleteSandboxRequest) (*sandboxv1.DeleteSandboxResponse, error) {
@@ -285,6 +300,26 @@ func TestRepeatedCallFollows(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, int32(3), out.GetResult().GetExit().GetCode())
 	require.Len(t, m.starts, 1, "the first call has not come to it")
+}
+
+// TestRepeatedCallIsTheSameCreate: the time when a sandbox expires is that of the first call, or the allocator would refuse the request_id.
+func TestRepeatedCallIsTheSameCreate(t *testing.T) {
+	earlier := timestamppb.New(now.Add(59 * time.Minute))
+	m := &mesh{events: ran(), replayed: true, known: true, expires: earlier}
+	in := request()
+	in.Stdin = []byte("input")
+	_, err := serve(t, m).RunSandbox(t.Context(), in)
+	require.NoError(t, err)
+	require.Len(t, m.creates, 2)
+	require.NotEmpty(t, m.creates[0].GetName())
+	require.Equal(t, m.creates[0].GetName(), m.creates[1].GetName())
+	require.Equal(t, earlier.AsTime(), m.creates[1].GetSpec().GetExpireTime().AsTime())
+	require.Empty(t, m.input, "the first call has sent it")
+
+	m = &mesh{events: ran(), expires: earlier, deleted: true}
+	_, err = serve(t, m).RunSandbox(t.Context(), in)
+	require.Equal(t, fault.RequestIDReused, fault.ReasonOf(rpc.FromStatus(err)), "its sandbox is gone")
+	require.Empty(t, m.starts)
 }
 
 func TestStartSandbox(t *testing.T) {

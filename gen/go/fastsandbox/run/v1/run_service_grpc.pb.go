@@ -33,8 +33,8 @@ const (
 // when the call ends, and if the process cannot be started. Should the gateway not live to do that, the sandbox expires: one minute after the
 // timeout of the process, or after one hour.
 //
-// A repeated call with the same request_id, while the sandbox exists, follows the process of the first call instead of running a second one. Errors
-// are those of SandboxService and ProcessService.
+// A repeated call with the same request_id, while the sandbox exists, follows the process of the first call instead of running a second one, and
+// sends it no input. Later it is REQUEST_ID_REUSED. Errors are those of SandboxService and ProcessService.
 type RunServiceClient interface {
 	// RunSandbox returns the output and the exit of the process.
 	RunSandbox(ctx context.Context, in *RunSandboxRequest, opts ...grpc.CallOption) (*RunSandboxResponse, error)
@@ -89,8 +89,8 @@ type RunService_StartSandboxClient = grpc.ServerStreamingClient[StartSandboxResp
 // when the call ends, and if the process cannot be started. Should the gateway not live to do that, the sandbox expires: one minute after the
 // timeout of the process, or after one hour.
 //
-// A repeated call with the same request_id, while the sandbox exists, follows the process of the first call instead of running a second one. Errors
-// are those of SandboxService and ProcessService.
+// A repeated call with the same request_id, while the sandbox exists, follows the process of the first call instead of running a second one, and
+// sends it no input. Later it is REQUEST_ID_REUSED. Errors are those of SandboxService and ProcessService.
 type RunServiceServer interface {
 	// RunSandbox returns the output and the exit of the process.
 	RunSandbox(context.Context, *RunSandboxRequest) (*RunSandboxResponse, error)

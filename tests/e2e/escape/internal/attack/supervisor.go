@@ -36,29 +36,46 @@ func supervisor() []Attack {
 		return first([]string{"/run/fast-sandbox/claim.sock", procPath(supervised, "fd/5"), procPath(supervised, "root/claim.sock")}, dialUnix)
 	})
 	sockets.Unprovable = "no process of the open container listens there"
+	on := func(name, does, success string, try func(pid int) (string, error)) Attack {
+		return supervisor(name, does, success, func(*Env) (string, error) { return onSupervisor(try) })
+	}
 	return []Attack{
 		kill,
-		supervisor("trace", "attaches to the first process by ptrace", "it is attached", func(*Env) (string, error) { return trace(supervised) }),
-		supervisor("memory", "opens the memory of the first process", "it is open", func(*Env) (string, error) {
-			fd, err := unix.Open(procPath(supervised, "mem"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		on("trace", "attaches to the first process by ptrace", "it is attached", trace),
+		on("memory", "opens the memory of the first process", "it is open", func(pid int) (string, error) {
+			fd, err := unix.Open(procPath(pid, "mem"), unix.O_RDWR|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return "", err
 			}
 			_ = unix.Close(fd)
 			return "it is open for reading and writing", nil
 		}),
-		supervisor("environment", "reads the environment, the memory map and the auxiliary vector of the first process", "one can be read", func(*Env) (string, error) {
-			return first([]string{"environ", "maps", "auxv"}, func(name string) (string, error) { return readable(procPath(supervised, name)) })
+		on("environment", "reads the environment, the memory map and the auxiliary vector of the first process", "one can be read", func(pid int) (string, error) {
+			return first([]string{"environ", "maps", "auxv"}, func(name string) (string, error) { return readable(procPath(pid, name)) })
 		}),
-		supervisor("descriptors", "takes the file descriptors of the first process by pidfd_getfd, and by their links", "it has one", func(*Env) (string, error) {
-			if evidence, err := takeDescriptor(supervised); err == nil {
+		on("descriptors", "takes the file descriptors of the first process by pidfd_getfd, and by their links", "it has one", func(pid int) (string, error) {
+			if evidence, err := takeDescriptor(pid); err == nil {
 				return evidence, nil
 			}
-			links, _ := filepath.Glob(procPath(supervised, "fd/*"))
-			return first(append(links, procPath(supervised, "fd/3")), func(path string) (string, error) { return os.Readlink(path) })
+			links, _ := filepath.Glob(procPath(pid, "fd/*"))
+			return first(append(links, procPath(pid, "fd/3")), os.Readlink)
 		}),
 		sockets,
 	}
+}
+
+var errNoSupervisor = errors.New("the first process is not the supervisor of a sandbox")
+
+// onSupervisor tries the first process. In the open container, which has no supervisor, the processes of the node stand in for it. Where
+// the user's program is the first process itself, as with the handler runc, there is nothing to attack.
+func onSupervisor(try func(pid int) (string, error)) (string, error) {
+	switch {
+	case isSupervisor(supervised):
+		return try(supervised)
+	case isOwn(supervised):
+		return "", errNoSupervisor
+	}
+	return firstForeign(try)
 }
 
 // dialUnix connects to a socket in the file system.
@@ -77,7 +94,7 @@ func dialUnix(path string) (string, error) {
 // killSupervisor sends signals. One that ended the supervisor would end this process.
 func killSupervisor() (string, error) {
 	if !isSupervisor(supervised) {
-		return "", errors.New("the first process is not the supervisor of a sandbox")
+		return "", errNoSupervisor
 	}
 	for sig := unix.Signal(1); sig <= 64; sig++ {
 		_ = unix.Kill(supervised, sig)
