@@ -67,3 +67,14 @@ func Rules() map[string]rpc.Rule {
 	inside("create", "portforward", tunnelv1.TunnelService_Tunnel_FullMethodName)
 	return rules
 }
+
+// transfers reports whether a stream moves something of a size and ends then. It is not ended when the process stops: a client would have to
+// begin again.
+func transfers(method string) bool {
+	switch method {
+	case filesystemv1.FilesystemService_ReadFile_FullMethodName, filesystemv1.FilesystemService_WriteFile_FullMethodName,
+		filesystemv1.FilesystemService_ReadArchive_FullMethodName, filesystemv1.FilesystemService_WriteArchive_FullMethodName:
+		return true
+	}
+	return false
+}

@@ -19,6 +19,7 @@ import (
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -95,6 +96,7 @@ func New(cfg Config) (http.Handler, error) {
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(a.crossOrigin))
 	root.Handle("/", origin.Handler(a.authenticated(a.withBody(a.mux))))
+	root.Handle(filesPath, origin.Handler(a.authenticated(newContents(a))))
 	return otelhttp.NewHandler(a.exchanged(root), "gateway", otelhttp.WithFilter(traced),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method })), nil
 }
@@ -132,6 +134,9 @@ func (a *api) route() error {
 		return err
 	}
 	if err := processv1.RegisterProcessServiceHandlerClient(ctx, a.mux, processv1.NewProcessServiceClient(sandboxes)); err != nil {
+		return err
+	}
+	if err := filesystemv1.RegisterFilesystemServiceHandlerClient(ctx, a.mux, filesystemv1.NewFilesystemServiceClient(sandboxes)); err != nil {
 		return err
 	}
 	if err := authv1.RegisterAuthServiceHandlerClient(ctx, a.mux, authv1.NewAuthServiceClient(allocator)); err != nil {

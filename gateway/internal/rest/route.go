@@ -14,6 +14,7 @@ import (
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
@@ -38,8 +39,10 @@ type route struct {
 	path *regexp.Regexp
 }
 
-// streams reports whether the method answers with a stream. A nil route, of a path outside the API, does not.
-func (r *route) streams() bool { return r != nil && r.method.IsStreamingServer() }
+// streams reports whether the method has a stream. A nil route, of a path outside the API, does not.
+func (r *route) streams() bool {
+	return r != nil && (r.method.IsStreamingServer() || r.method.IsStreamingClient())
+}
 
 // fullMethod returns the method as gRPC calls it.
 func (r *route) fullMethod() string {
@@ -72,7 +75,12 @@ func services(allocator, collector, sandboxes upstream) map[protoreflect.Service
 		authv1.File_fastsandbox_auth_v1_auth_service_proto.Services().ByName("AuthService"):                     allocator,
 		gcv1.File_fastsandbox_gc_v1_gc_proto.Services().ByName("GarbageCollectorService"):                       collector,
 		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"):         sandboxes,
+		filesystemService(): sandboxes,
 	}
+}
+
+func filesystemService() protoreflect.ServiceDescriptor {
+	return filesystemv1.File_fastsandbox_filesystem_v1_filesystem_service_proto.Services().ByName("FilesystemService")
 }
 
 // routeTable is the HTTP bindings by verb and pattern.
