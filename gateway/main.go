@@ -20,6 +20,7 @@ func main() {
   /v1/namespaces/{namespace}/sandboxes/{name}:logs  output, as newline-delimited JSON, or raw with Accept: text/plain
   /v1/namespaces/{namespace}/sandboxes/{name}/processes  processes in it; files:stat and so on for its files
   /v1/namespaces/{namespace}/sandboxes/{name}/files  contents of files and archives, as bytes
+  /v1/namespaces/{namespace}/sandboxes/{name}/terminal  a process's input and output, as a WebSocket
   /v1/namespaces/{namespace}/pools[/{name}]       pools
   /v1/namespaces/{namespace}/pools/{pool}/images  images; images:pull pulls one on each node
   /v1/namespaces/{namespace}/agents               agents

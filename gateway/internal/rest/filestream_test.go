@@ -115,6 +115,7 @@ func TestConnectionAfterAWrite(t *testing.T) {
 		require.NoError(t, err)
 		_, err = io.Copy(io.Discard, resp.Body)
 		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
 		require.Equal(t, http.StatusOK, resp.StatusCode)
 	}
 }

@@ -7,6 +7,7 @@ package rest
 import (
 	"context"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -50,6 +51,10 @@ type Config struct {
 	Tokens Tokens
 	// Draining is closed when the process stops: streams end with an error that asks the caller to connect again.
 	Draining <-chan struct{}
+	// Origins are the origins of other sites whose pages may call (https://console.example.com).
+	Origins []string
+	// Sessions counts WebSockets, if it is set: http.Server.Shutdown does not wait for them.
+	Sessions *sync.WaitGroup
 	// Registry takes the metrics, Log the access log. Clock is the time of both.
 	Registry prometheus.Registerer
 	Log      logr.Logger
@@ -96,6 +101,7 @@ func New(cfg Config) (http.Handler, error) {
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(a.crossOrigin))
 	root.Handle("/", origin.Handler(a.authenticated(a.withBody(a.mux))))
+	root.Handle(terminalPath, newTerminals(a))
 	root.Handle(filesPath, origin.Handler(a.authenticated(newContents(a))))
 	return otelhttp.NewHandler(a.exchanged(root), "gateway", otelhttp.WithFilter(traced),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method })), nil
