@@ -26,9 +26,10 @@ func main() {
   /v1/namespaces/{namespace}/agents               agents
   /v1/gc/objects:explain, :previewDelete, :graph  why an object is kept, and what its deletion does
   /v1/gc/graph                                    the graph of owners, as newline-delimited JSON
+  /{package}.{service}/{method}                   Connect and gRPC-Web for all gRPC services
   /openapi.json /openapi.yaml /healthz /readyz
 
-A caller needs a certificate of the role "client". Errors are google.rpc.Status in JSON.`,
+A caller needs a bearer token or the client certificate of a user. Errors are google.rpc.Status in JSON.`,
 		Example: "  gateway --allocator-address=kubernetes:///allocator.fast-sandbox-system:9090 \\\n" +
 			"    --tls-cert-file=tls.crt --tls-key-file=tls.key --tls-ca-file=ca.crt",
 		Config: cfg,

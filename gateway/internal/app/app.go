@@ -69,7 +69,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	defer grpcSide.close()
 	upstream, sessions := rest.NewUpstream(allocator), &sync.WaitGroup{}
 	handler, err := cfg.handler(rest.Config{
-		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, Ready: upstream.Check,
+		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, RPC: grpcSide.server, Ready: upstream.Check,
 		Draining: draining, Sessions: sessions, Registry: registry, Log: log, Clock: clock.RealClock{},
 	}, tokens)
 	if err != nil {
@@ -108,7 +108,7 @@ func (c *Config) handler(settings rest.Config, tokens *auth.Bearer) (http.Handle
 		return nil, err
 	}
 	settings.JSON, settings.YAML = openapi.JSON(), document
-	settings.MaxBodyBytes, settings.RequestTimeout = c.MaxBodyBytes, c.RequestTimeout
+	settings.MaxBodyBytes, settings.RequestTimeout, settings.Origins = c.MaxBodyBytes, c.RequestTimeout, c.AllowedOrigins
 	return rest.New(settings)
 }
 

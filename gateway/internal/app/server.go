@@ -11,7 +11,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 const (
@@ -32,7 +32,7 @@ func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server,
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxConcurrentStreams},
-		ErrorLog: nil, ConnContext: rest.ConnContext,
+		ErrorLog: nil, ConnContext: rpc.ConnContext,
 	}
 	server.ErrorLog = newErrorLog(log)
 	if cfg.TLS.Insecure {

@@ -6,6 +6,7 @@ package rest
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -39,6 +40,11 @@ const (
 type Config struct {
 	// Allocator and Collector are connections to the allocator and to the garbage collector, Sandboxes is one to what passes calls on to agents.
 	Allocator, Collector, Sandboxes grpc.ClientConnInterface
+	// RPC serves the gRPC services over net/http, with its own checks of who calls; nil for no Connect and no gRPC-Web. *rpc.Server implements it.
+	RPC interface {
+		http.Handler
+		Services() []string
+	}
 	// Ready returns nil if the allocator can be reached.
 	Ready func(context.Context) error
 	// JSON and YAML are the OpenAPI document.
@@ -73,7 +79,7 @@ type api struct {
 
 // New returns the handler.
 //
-// A request passes, from outside in: trace -> exchange (request id, metrics, access log, panics) -> cross-origin check ->
+// A request passes, from outside in: trace -> exchange (request id, metrics, access log, panics) -> CORS -> cross-origin check ->
 // authentication -> body -> route -> query check -> timeout -> gRPC call.
 func New(cfg Config) (http.Handler, error) {
 	m, err := newMetrics(cfg.Registry)
@@ -99,11 +105,19 @@ func New(cfg Config) (http.Handler, error) {
 		root.Handle(path, a.page(path, serve))
 	}
 	origin := http.NewCrossOriginProtection()
+	for _, o := range cfg.Origins {
+		if err := origin.AddTrustedOrigin(o); err != nil {
+			return nil, fmt.Errorf("allowing an origin: %w", err)
+		}
+	}
 	origin.SetDenyHandler(http.HandlerFunc(a.crossOrigin))
 	root.Handle("/", origin.Handler(a.authenticated(a.withBody(a.mux))))
 	root.Handle(terminalPath, newTerminals(a))
 	root.Handle(filesPath, origin.Handler(a.authenticated(newContents(a))))
-	return otelhttp.NewHandler(a.exchanged(root), "gateway", otelhttp.WithFilter(traced),
+	if err := a.web(root, origin); err != nil {
+		return nil, err
+	}
+	return otelhttp.NewHandler(a.exchanged(a.cors(root)), "gateway", otelhttp.WithFilter(traced),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method })), nil
 }
 
