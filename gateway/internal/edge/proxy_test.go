@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
@@ -139,4 +140,18 @@ func TestProxyDrain(t *testing.T) {
 	_ = <-a.gone
 	_ = <-a.gone
 	m.runsAt(t, "x", "a1")
+}
+
+// TestProxyTransfersFinish: a stream that ends by itself is not ended when the process stops.
+func TestProxyTransfersFinish(t *testing.T) {
+	m := newMesh(t)
+	m.agent(t, "a1", "x")
+	write, err := filesystemv1.NewFilesystemServiceClient(m.conn).WriteFile(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, write.Send(&filesystemv1.WriteFileRequest{Namespace: "ns", Name: "x", Header: &filesystemv1.WriteFileHeader{Path: "/a"}}))
+	close(m.closing)
+	require.NoError(t, write.Send(&filesystemv1.WriteFileRequest{Data: []byte("late")}))
+	resp, err := write.CloseAndRecv()
+	require.NoError(t, err)
+	require.EqualValues(t, 4, resp.GetWrittenBytes())
 }

@@ -403,3 +403,21 @@ func TestRouterClosesConnections(t *testing.T) {
 	m.runsAt(t, "x", "a1")
 	require.Equal(t, []string{"a1", "a2", "a1"}, m.dials())
 }
+
+// WriteFile counts what arrives.
+func (a *agent) WriteFile(s grpc.ClientStreamingServer[filesystemv1.WriteFileRequest, filesystemv1.WriteFileResponse]) error {
+	if err := a.check(s.Context()); err != nil {
+		return err
+	}
+	n := int64(0)
+	for {
+		in, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return s.SendAndClose(&filesystemv1.WriteFileResponse{WrittenBytes: n})
+		}
+		if err != nil {
+			return err
+		}
+		n += int64(len(in.GetData()))
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
@@ -382,4 +384,33 @@ func TestTerminalsThatAreRefused(t *testing.T) {
 	requireRefused(t, resp, body, http.StatusUpgradeRequired, fault.InvalidField, "Upgrade")
 	resp, _ = s.do(t, "POST", terminalOf+"?args=sh", nil, "Authorization", "Bearer good")
 	require.Equal(t, http.StatusMethodNotAllowed, resp.StatusCode)
+}
+
+// TestTerminalPings: an idle caller is asked whether it is there, and one that answers stays.
+func TestTerminalPings(t *testing.T) {
+	c, p := clocktesting.NewFakeClock(time.Now()), newShell()
+	s := newInside(t, false, nil, p, func(cfg *rest.Config) { cfg.Clock = c })
+	pings := make(chan struct{}, 8)
+	ws, _, _ := s.open(t, "?args=sh", &websocket.DialOptions{OnPingReceived: func(context.Context, []byte) bool {
+		pings <- struct{}{}
+		return true
+	}})
+	require.Equal(t, "started", ws.text(t)["type"])
+	received := make(chan string, 1)
+	go func() {
+		for {
+			kind, raw, err := ws.Read(t.Context()) // answers pings, too
+			if err != nil || kind == websocket.MessageBinary {
+				received <- string(raw)
+				return
+			}
+		}
+	}()
+	for range 3 {
+		require.Eventually(t, c.HasWaiters, testkit.Timeout, testkit.Tick) // the last ping was answered
+		c.Step(31 * time.Second)
+		<-pings
+	}
+	p.output <- &processv1.ProcessOutput{Stream: processv1.ProcessOutput_STREAM_TERMINAL, Data: []byte("still here")}
+	require.Equal(t, "still here", <-received)
 }
