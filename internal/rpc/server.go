@@ -59,6 +59,8 @@ type ServerConfig struct {
 	MaxRecvBytes int
 	// Limits bound what peers can hold. Zero: DefaultLimits.
 	Limits Limits
+	// Web lets ServeHTTP serve the same services.
+	Web bool
 }
 
 // Server is a gRPC server with the interceptors and services that every server of the project has.
@@ -66,6 +68,7 @@ type Server struct {
 	config   ServerConfig
 	listener *limitedListener
 	grpc     *grpc.Server
+	web      *grpc.Server // for net/http, nil without; it is another one because the end of grpc would break its calls
 	health   *health.Server
 	metrics  *grpcprom.ServerMetrics
 }
@@ -111,12 +114,18 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	s.listener = newLimited(listener, cfg.Limits.Connections, cfg.Limits.PerHost)
 	a := s.admission(validator, users)
 	unary, stream := s.interceptors(log, a)
-	s.grpc = grpc.NewServer(append(cfg.Limits.options(),
+	options := append(cfg.Limits.options(),
 		grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
 		grpc.Creds(creds), grpc.StatsHandler(otelgrpc.NewServerHandler()), grpc.MaxRecvMsgSize(hardMaxRecvBytes),
-		grpc.ForceServerCodecV2(newCodec()), grpc.InTapHandle(a.tap))...)
-	healthv1.RegisterHealthServer(s.grpc, s.health)
-	reflection.Register(s.grpc)
+		grpc.ForceServerCodecV2(newCodec()), grpc.InTapHandle(a.tap))
+	s.grpc = grpc.NewServer(options...)
+	if cfg.Web {
+		s.web = grpc.NewServer(options...)
+	}
+	for _, server := range s.servers() {
+		healthv1.RegisterHealthServer(server, s.health)
+		reflection.Register(server)
+	}
 	// Probes must not see SERVING before Run.
 	s.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
 	return s, nil
@@ -128,7 +137,16 @@ func (s *Server) admission(validator protovalidate.Validator, users *Users) *adm
 
 // stranger counts a call without valid credentials.
 func (s *Server) stranger(ctx context.Context) {
-	if s.listener != nil && peerCertificate(ctx) == nil {
+	if peerCertificate(ctx) != nil {
+		return
+	}
+	if conn, ok := ctx.Value(connKey{}).(net.Conn); ok {
+		if Strange(conn) {
+			_ = conn.Close()
+		}
+		return
+	}
+	if s.listener != nil {
 		s.listener.stranger(peerAddress(ctx))
 	}
 }
@@ -167,9 +185,18 @@ type contextStream struct {
 // Context returns the stream's context with the values that the server added.
 func (s contextStream) Context() context.Context { return s.ctx }
 
+func (s *Server) servers() []*grpc.Server {
+	if s.web == nil {
+		return []*grpc.Server{s.grpc}
+	}
+	return []*grpc.Server{s.grpc, s.web}
+}
+
 // RegisterService makes Server a grpc.ServiceRegistrar. Call it before Run.
 func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	s.grpc.RegisterService(desc, impl)
+	for _, server := range s.servers() {
+		server.RegisterService(desc, impl)
+	}
 	s.health.SetServingStatus(desc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING)
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
@@ -66,10 +67,10 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 		return err
 	}
 	defer grpcSide.close()
-	upstream := rest.NewUpstream(allocator)
+	upstream, sessions := rest.NewUpstream(allocator), &sync.WaitGroup{}
 	handler, err := cfg.handler(rest.Config{
-		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, Ready: upstream.Check,
-		Draining: draining, Registry: registry, Log: log, Clock: clock.RealClock{},
+		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, RPC: grpcSide.server, Ready: upstream.Check,
+		Draining: draining, Sessions: sessions, Registry: registry, Log: log, Clock: clock.RealClock{},
 	}, tokens)
 	if err != nil {
 		return err
@@ -84,7 +85,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	group.Go("gRPC", grpcSide.server.Run)
 	group.Go("https", func(ctx context.Context) error {
 		log.Info("serving", obs.KeyAddress, listener.Addr().String(), obs.KeyAllocator, cfg.AllocatorAddress, obs.KeyCollector, cfg.CollectorAddress)
-		return serve(ctx, server, listener, cfg, draining)
+		return serve(ctx, server, listener, cfg, draining, sessions)
 	})
 	group.Go("allocator health", func(ctx context.Context) error {
 		upstream.Follow(ctx, clock.RealClock{}, func(err error) {
@@ -107,7 +108,7 @@ func (c *Config) handler(settings rest.Config, tokens *auth.Bearer) (http.Handle
 		return nil, err
 	}
 	settings.JSON, settings.YAML = openapi.JSON(), document
-	settings.MaxBodyBytes, settings.RequestTimeout = c.MaxBodyBytes, c.RequestTimeout
+	settings.MaxBodyBytes, settings.RequestTimeout, settings.Origins = c.MaxBodyBytes, c.RequestTimeout, c.AllowedOrigins
 	return rest.New(settings)
 }
 

@@ -3,6 +3,8 @@ package app
 import (
 	"errors"
 	"fmt"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -29,6 +31,8 @@ type Config struct {
 	Access auth.Options
 	// Limits bounds what each user may ask for over gRPC.
 	Limits limit.Options
+	// AllowedOrigins are the sites whose pages may call.
+	AllowedOrigins []string
 	// MaxBodyBytes is the maximum size of a request body.
 	MaxBodyBytes int64
 	// RequestTimeout is the maximum duration of a request that asks for no shorter one. It does not apply to streams.
@@ -49,6 +53,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; empty: the Pod's service account")
 	c.Access.AddFlags(fs)
 	c.Limits.AddFlags(fs)
+	fs.StringSliceVar(&c.AllowedOrigins, "allowed-origins", nil,
+		"`origins` (https://HOST[:PORT]) of other sites whose pages may call, with tokens; none by default")
 	fs.Int64Var(&c.MaxBodyBytes, "max-body-bytes", 4<<20, "maximum size of a request body, in `bytes`")
 	fs.DurationVar(&c.RequestTimeout, "request-timeout", 70*time.Second,
 		"maximum `duration` of a request that asks for no shorter one (Grpc-Timeout); does not apply to streams")
@@ -73,6 +79,12 @@ func (c *Config) Validate() error {
 	}
 	if c.DrainTimeout < 0 {
 		problems = append(problems, fmt.Errorf("--drain-timeout is %s, want 0 or more", c.DrainTimeout))
+	}
+	for _, o := range c.AllowedOrigins {
+		u, err := url.Parse(o)
+		if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") || o != u.Scheme+"://"+u.Host || strings.Contains(o, "*") {
+			problems = append(problems, fmt.Errorf("--allowed-origins has %q, want https://HOST[:PORT]", o))
+		}
 	}
 	problems = append(problems, c.Limits.Validate()...)
 	return errors.Join(append(problems, c.Access.Validate()...)...)

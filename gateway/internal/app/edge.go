@@ -46,7 +46,7 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	}
 	e := &edgeServer{}
 	e.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
-		Address: c.GRPCAddress, TLS: c.TLS, Users: users, Registry: registry, MaxRecvBytes: maxMessage, DrainTimeout: c.DrainTimeout,
+		Address: c.GRPCAddress, TLS: c.TLS, Users: users, Registry: registry, MaxRecvBytes: maxMessage, DrainTimeout: c.DrainTimeout, Web: true,
 	})
 	if err != nil {
 		return nil, err

@@ -22,6 +22,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/app"
+	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
@@ -49,6 +50,17 @@ type fake struct {
 	list   func(context.Context, *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error)
 	watch  func(*sandboxv1.WatchSandboxesRequest, sandboxv1.SandboxService_WatchSandboxesServer) error
 	logs   func(*sandboxv1.StreamLogsRequest, sandboxv1.SandboxService_StreamLogsServer) error
+	locate func(*allocatorv1.LocateSandboxRequest) (*allocatorv1.LocateSandboxResponse, error)
+}
+
+// locator says where the sandboxes of a fake are.
+type locator struct {
+	allocatorv1.UnimplementedAllocatorServiceServer
+	*fake
+}
+
+func (l locator) LocateSandbox(_ context.Context, in *allocatorv1.LocateSandboxRequest) (*allocatorv1.LocateSandboxResponse, error) {
+	return l.locate(in)
 }
 
 func (f *fake) CreateSandbox(ctx context.Context, in *sandboxv1.CreateSandboxRequest) (*sandboxv1.CreateSandboxResponse, error) {
@@ -113,9 +125,11 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 	upstream, err := rpc.NewServer(ctx, rpc.ServerConfig{
 		Listener: listen(t), TLS: authority.TLS(t, rpc.RoleAllocator), DrainTimeout: 10 * time.Millisecond, MaxRecvBytes: 8 << 20,
 		Users: forGateway(&sandboxv1.SandboxService_ServiceDesc),
+		Allow: map[string][]rpc.Role{allocatorv1.AllocatorService_LocateSandbox_FullMethodName: {rpc.RoleGateway}},
 	})
 	require.NoError(t, err)
 	sandboxv1.RegisterSandboxServiceServer(upstream, f)
+	allocatorv1.RegisterAllocatorServiceServer(upstream, locator{fake: f})
 	upstream.SetReady(true)
 	stopUpstream := background(ctx, upstream.Run)
 
@@ -153,11 +167,14 @@ func start(t *testing.T, f *fake, change ...func(*app.Config)) *gateway {
 }
 
 // kubeconfig returns a file that names no API server: users with certificates need none.
-func kubeconfig(t *testing.T) string {
+func kubeconfig(t *testing.T) string { return kubeconfigOf(t, "https://127.0.0.1:1") }
+
+// kubeconfigOf returns a file that names an API server.
+func kubeconfigOf(t *testing.T, server string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{"none": {Server: "https://127.0.0.1:1"}},
+		Clusters: map[string]*clientcmdapi.Cluster{"none": {Server: server}},
 		Contexts: map[string]*clientcmdapi.Context{"none": {Cluster: "none"}}, CurrentContext: "none",
 	}, file))
 	return file

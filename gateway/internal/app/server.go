@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 
-	"github.com/fast-sandbox/fast-sandbox/gateway/internal/rest"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 const (
@@ -31,7 +32,7 @@ func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server,
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: maxConcurrentStreams},
-		ErrorLog: nil, ConnContext: rest.ConnContext,
+		ErrorLog: nil, ConnContext: rpc.ConnContext,
 	}
 	server.ErrorLog = newErrorLog(log)
 	if cfg.TLS.Insecure {
@@ -49,9 +50,9 @@ func newServer(cfg Config, handler http.Handler, log logr.Logger) (*http.Server,
 	return server, nil
 }
 
-// serve serves until ctx ends. Then it accepts no more connections, ends streams, and lets other requests continue for the
+// serve serves until ctx ends. Then it accepts no more connections, ends streams and sessions, and lets other requests continue for the
 // drain timeout.
-func serve(ctx context.Context, server *http.Server, listener net.Listener, cfg Config, draining chan<- struct{}) error {
+func serve(ctx context.Context, server *http.Server, listener net.Listener, cfg Config, draining chan<- struct{}, sessions *sync.WaitGroup) error {
 	served := make(chan error, 1)
 	go func() {
 		if cfg.TLS.Insecure {
@@ -69,11 +70,17 @@ func serve(ctx context.Context, server *http.Server, listener net.Listener, cfg 
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainTimeout)
 	defer cancel()
 	err := server.Shutdown(stop)
+	ended := make(chan struct{})
+	go func() { defer close(ended); sessions.Wait() }()
+	select {
+	case <-ended:
+	case <-stop.Done(): // the process ends, and they with it
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = server.Close()
 	}
-	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
-		err = errors.Join(err, ended)
+	if last := <-served; !errors.Is(last, http.ErrServerClosed) {
+		err = errors.Join(err, last)
 	}
 	if err != nil {
 		return fmt.Errorf("stopping the HTTPS server: %w", err)

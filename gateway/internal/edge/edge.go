@@ -11,13 +11,19 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"k8s.io/utils/clock"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
@@ -80,29 +86,65 @@ func (r *Router) Close() {
 	}
 }
 
-// Invoke implements grpc.ClientConnInterface.
+// Invoke implements grpc.ClientConnInterface. It makes a call again, at another agent, only if the first one cannot have had an effect.
 func (r *Router) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	for again := false; ; again = true {
 		to, done, err := r.route(ctx, args)
 		if err != nil {
 			return err
 		}
-		err = to.agent.conn.Invoke(to.context(ctx), method, args, reply, opts...)
+		reached := &peer.Peer{}
+		err = to.agent.conn.Invoke(to.context(ctx), method, args, reply, append(opts, grpc.Peer(reached))...)
 		done()
-		if again || !outdated(err) {
-			return err
+		if err == nil {
+			return nil
 		}
-		r.forget(to)
+		lost := isLost(err)
+		if lost || isRefused(err) {
+			r.forget(to)
+		}
+		if again || !isRefused(err) && (!lost || reached.Addr != nil) {
+			return to.unreachable(ctx, err, reached.Addr != nil)
+		}
 	}
 }
 
-// outdated reports whether an agent has refused a call because the sandbox is not, or no longer, what it was taken for.
-func outdated(err error) bool {
+// isRefused reports whether an agent has refused a call because the sandbox is not, or no longer, what it was taken for. It does nothing before.
+func isRefused(err error) bool {
 	switch fault.ReasonOf(rpc.FromStatus(err)) {
-	case fault.FenceMismatch, fault.SandboxNotFound, fault.AgentUnavailable:
+	case fault.FenceMismatch, fault.SandboxNotFound:
 		return true
 	}
 	return false
+}
+
+// isLost reports whether a call has failed because there is no connection to the agent, or none any longer. An agent that says itself that it is
+// unavailable has a connection.
+func isLost(err error) bool {
+	st := status.Convert(err)
+	if st.Code() != codes.Unavailable {
+		return false
+	}
+	for _, d := range st.Details() {
+		if _, ok := d.(*errdetails.ErrorInfo); ok {
+			return false
+		}
+	}
+	return true
+}
+
+// unreachable returns the error for clients if the connection to the agent is lost; its own text has addresses. A call that has reached the agent may
+// have had an effect.
+func (w *way) unreachable(ctx context.Context, err error, reached bool) error {
+	if !isLost(err) {
+		return err
+	}
+	logr.FromContextOrDiscard(ctx).Info("agent unreachable", obs.KeyAgentUID, w.place.target.AgentUID, obs.KeyError, err.Error())
+	f := fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the agent of the sandbox cannot be reached")
+	if reached {
+		return fault.Unsettled(f)
+	}
+	return f
 }
 
 // way is where a call goes.

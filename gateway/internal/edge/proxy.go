@@ -13,7 +13,8 @@ import (
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
-// Register has a server pass the calls of a service on to a connection. Streams end when closing is closed.
+// Register has a server pass the calls of a service on to a connection. Streams end when closing is closed, except those that end by
+// themselves, which the server may wait for.
 func Register(s grpc.ServiceRegistrar, service protoreflect.ServiceDescriptor, to grpc.ClientConnInterface, closing <-chan struct{}) {
 	desc := grpc.ServiceDesc{ServiceName: string(service.FullName()), HandlerType: (*any)(nil), Metadata: service.ParentFile().Path()}
 	for i := range service.Methods().Len() {
@@ -25,6 +26,9 @@ func Register(s grpc.ServiceRegistrar, service protoreflect.ServiceDescriptor, t
 		if !d.IsStreamingClient() && !d.IsStreamingServer() {
 			desc.Methods = append(desc.Methods, grpc.MethodDesc{MethodName: string(d.Name()), Handler: m.unary})
 			continue
+		}
+		if transfers(m.full) {
+			m.closing = nil
 		}
 		m.stream = grpc.StreamDesc{StreamName: string(d.Name()), ClientStreams: d.IsStreamingClient(), ServerStreams: d.IsStreamingServer()}
 		served := m.stream

@@ -48,34 +48,47 @@ func Rules() map[string]rpc.Rule {
 	rules := map[string]rpc.Rule{}
 	for _, list := range [][]protoreflect.ServiceDescriptor{OfAllocator, OfCollector} {
 		for _, s := range list {
-			for i := range s.Methods().Len() {
-				rules["/"+string(s.FullName())+"/"+string(s.Methods().Get(i).Name())] = rpc.Rule{Elsewhere: true}
+			for _, m := range methods(s) {
+				rules[m] = rpc.Rule{Elsewhere: true}
 			}
 		}
 	}
-	inside := func(verb, subresource string, methods ...string) {
-		for _, m := range methods {
+	inside := func(verb, subresource string, names ...string) {
+		for _, m := range names {
 			rules[m] = rpc.Rule{
 				Access:    auth.Access{Verb: verb, Group: v1alpha1.Group, Resource: "sandboxes", Subresource: subresource},
 				Namespace: "namespace",
 			}
 		}
 	}
-	inside("create", "exec",
-		processv1.ProcessService_RunProcess_FullMethodName, processv1.ProcessService_StartProcess_FullMethodName,
-		processv1.ProcessService_ConnectProcess_FullMethodName, processv1.ProcessService_ListProcesses_FullMethodName,
-		processv1.ProcessService_StreamInput_FullMethodName, processv1.ProcessService_SendInput_FullMethodName,
-		processv1.ProcessService_CloseInput_FullMethodName, processv1.ProcessService_SendSignal_FullMethodName,
-		processv1.ProcessService_ResizeTerminal_FullMethodName,
-	)
-	for i := range OfAgents[1].Methods().Len() {
-		inside("create", "files", "/"+string(OfAgents[1].FullName())+"/"+string(OfAgents[1].Methods().Get(i).Name()))
+	subresources := map[protoreflect.Name]string{"ProcessService": "exec", "FilesystemService": "files", "TunnelService": "portforward"}
+	for _, s := range OfAgents {
+		inside("create", subresources[s.Name()], methods(s)...)
 	}
 	// The create and the deletion of the sandbox are decided by the allocator as well.
 	inside("create", "exec", runv1.RunService_RunSandbox_FullMethodName, runv1.RunService_StartSandbox_FullMethodName)
-	inside("create", "portforward", tunnelv1.TunnelService_Tunnel_FullMethodName)
 	inside("get", "usage", usagev1.UsageService_GetSandboxUsage_FullMethodName)
 	inside("watch", "usage", usagev1.UsageService_WatchSandboxUsage_FullMethodName)
 	inside("list", "usage", usagev1.UsageService_ListSandboxUsage_FullMethodName)
 	return rules
+}
+
+// methods returns the full names of a service's methods.
+func methods(s protoreflect.ServiceDescriptor) []string {
+	names := make([]string, s.Methods().Len())
+	for i := range names {
+		names[i] = "/" + string(s.FullName()) + "/" + string(s.Methods().Get(i).Name())
+	}
+	return names
+}
+
+// transfers reports whether a stream moves something of a size and ends then. It is not ended when the process stops: a client would have to
+// begin again.
+func transfers(method string) bool {
+	switch method {
+	case filesystemv1.FilesystemService_ReadFile_FullMethodName, filesystemv1.FilesystemService_WriteFile_FullMethodName,
+		filesystemv1.FilesystemService_ReadArchive_FullMethodName, filesystemv1.FilesystemService_WriteArchive_FullMethodName:
+		return true
+	}
+	return false
 }

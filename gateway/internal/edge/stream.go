@@ -6,6 +6,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 // NewStream implements grpc.ClientConnInterface. The stream is opened by its first message, which names the sandbox.
@@ -31,13 +33,25 @@ type stream struct {
 	began  bool
 }
 
-// open opens the stream for its first message.
+// open opens the stream for its first message. If the agent cannot be reached, it looks once where the sandbox is now: nothing was sent.
 func (s *stream) open(m any) {
-	if s.way, s.done, s.err = s.router.route(s.ctx, m); s.err != nil {
-		return
-	}
-	if s.inner, s.err = s.way.agent.conn.NewStream(s.way.context(s.ctx), s.desc, s.method, s.opts...); s.err != nil {
+	for again := false; ; again = true {
+		if s.way, s.done, s.err = s.router.route(s.ctx, m); s.err != nil {
+			return
+		}
+		if s.inner, s.err = s.way.agent.conn.NewStream(s.way.context(s.ctx), s.desc, s.method, s.opts...); s.err == nil {
+			return
+		}
 		s.done()
+		s.inner, s.done = nil, nil
+		if !isLost(s.err) {
+			return
+		}
+		s.router.forget(s.way)
+		if again {
+			s.err = s.way.unreachable(s.ctx, s.err, false)
+			return
+		}
 	}
 }
 
@@ -63,7 +77,7 @@ func (s *stream) CloseSend() error {
 	select {
 	case <-s.opened:
 	default:
-		_, s.err = sandboxOf(nil)
+		s.err = fault.Field("namespace", "the first message names the sandbox")
 		close(s.opened)
 	}
 	if s.inner == nil {
@@ -88,17 +102,23 @@ func (s *stream) RecvMsg(m any) error {
 		return err
 	}
 	err := s.inner.RecvMsg(m)
-	if !s.began && s.first != nil && outdated(err) {
+	if !s.began && s.first != nil && isRefused(err) {
 		if err = s.reopen(); err == nil {
 			err = s.inner.RecvMsg(m)
 		}
 	}
 	s.began = true
-	if err != nil && s.done != nil {
+	if err == nil {
+		return nil
+	}
+	if isLost(err) || isRefused(err) {
+		s.router.forget(s.way)
+	}
+	if s.done != nil {
 		s.done()
 		s.done = nil
 	}
-	return err
+	return s.way.unreachable(s.ctx, err, true)
 }
 
 // reopen sends the only request to where the sandbox is now.

@@ -3,7 +3,6 @@ package rest
 import (
 	"context"
 	"crypto/x509"
-	"net"
 	"net/http"
 	"strings"
 
@@ -27,14 +26,7 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 		if a.config.Tokens != nil {
 			c, err := a.caller(r)
 			if err != nil {
-				a.recordRefusal(r, err)
-				if errdefs.IsUnauthorized(err) {
-					w.Header().Set("WWW-Authenticate", `Bearer realm="`+rpc.Domain+`"`)
-					if tooStrange(r.Context()) {
-						w.Header().Set("Connection", "close") // HTTP/2 ends the connection for it, too
-					}
-				}
-				a.writeError(r.Context(), w, err, 0)
+				a.refuseCaller(w, r, err)
 				return
 			}
 			c.Address = r.RemoteAddr
@@ -45,17 +37,16 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 	})
 }
 
-type connKey struct{}
-
-// ConnContext returns the context of the requests of a connection. It is http.Server.ConnContext.
-func ConnContext(ctx context.Context, conn net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, conn)
-}
-
-// tooStrange counts a request without valid credentials, and reports whether its connection has to end.
-func tooStrange(ctx context.Context) bool {
-	conn, ok := ctx.Value(connKey{}).(net.Conn)
-	return ok && rpc.Strange(conn)
+// refuseCaller answers a request that does not prove who makes it.
+func (a *api) refuseCaller(w http.ResponseWriter, r *http.Request, err error) {
+	a.recordRefusal(r, err)
+	if errdefs.IsUnauthorized(err) {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="`+rpc.Domain+`"`)
+		if rpc.StrangeRequest(r.Context()) {
+			w.Header().Set("Connection", "close") // HTTP/2 ends the connection for it, too
+		}
+	}
+	a.writeError(r.Context(), w, err, 0)
 }
 
 // recordRefusal records a request that no server authorizes, because it does not say who makes it.

@@ -62,6 +62,9 @@ func (e *exchange) Write(p []byte) (int, error) {
 	return e.ResponseWriter.Write(p)
 }
 
+// Flush implements http.Flusher, which the gRPC server asks for.
+func (e *exchange) Flush() { _ = http.NewResponseController(e.ResponseWriter).Flush() }
+
 // Unwrap lets http.ResponseController reach the connection.
 func (e *exchange) Unwrap() http.ResponseWriter { return e.ResponseWriter }
 

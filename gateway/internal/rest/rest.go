@@ -6,7 +6,9 @@ package rest
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -19,6 +21,7 @@ import (
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
@@ -39,6 +42,11 @@ const (
 type Config struct {
 	// Allocator and Collector are connections to the allocator and to the garbage collector, Sandboxes is one to what passes calls on to agents.
 	Allocator, Collector, Sandboxes grpc.ClientConnInterface
+	// RPC serves the gRPC services over net/http, with its own checks of who calls; nil for no Connect and no gRPC-Web. *rpc.Server implements it.
+	RPC interface {
+		http.Handler
+		Services() []string
+	}
 	// Ready returns nil if the allocator can be reached.
 	Ready func(context.Context) error
 	// JSON and YAML are the OpenAPI document.
@@ -51,6 +59,10 @@ type Config struct {
 	Tokens Tokens
 	// Draining is closed when the process stops: streams end with an error that asks the caller to connect again.
 	Draining <-chan struct{}
+	// Origins are the origins of other sites whose pages may call (https://console.example.com).
+	Origins []string
+	// Sessions counts WebSockets, if it is set: http.Server.Shutdown does not wait for them.
+	Sessions *sync.WaitGroup
 	// Registry takes the metrics, Log the access log. Clock is the time of both.
 	Registry prometheus.Registerer
 	Log      logr.Logger
@@ -69,7 +81,7 @@ type api struct {
 
 // New returns the handler.
 //
-// A request passes, from outside in: trace -> exchange (request id, metrics, access log, panics) -> cross-origin check ->
+// A request passes, from outside in: trace -> exchange (request id, metrics, access log, panics) -> CORS -> cross-origin check ->
 // authentication -> body -> route -> query check -> timeout -> gRPC call.
 func New(cfg Config) (http.Handler, error) {
 	m, err := newMetrics(cfg.Registry)
@@ -95,9 +107,19 @@ func New(cfg Config) (http.Handler, error) {
 		root.Handle(path, a.page(path, serve))
 	}
 	origin := http.NewCrossOriginProtection()
+	for _, o := range cfg.Origins {
+		if err := origin.AddTrustedOrigin(o); err != nil {
+			return nil, fmt.Errorf("allowing an origin: %w", err)
+		}
+	}
 	origin.SetDenyHandler(http.HandlerFunc(a.crossOrigin))
 	root.Handle("/", origin.Handler(a.authenticated(a.withBody(a.mux))))
-	return otelhttp.NewHandler(a.exchanged(root), "gateway", otelhttp.WithFilter(traced),
+	root.Handle(terminalPath, newTerminals(a))
+	root.Handle(filesPath, origin.Handler(a.authenticated(newContents(a))))
+	if err := a.web(root, origin); err != nil {
+		return nil, err
+	}
+	return otelhttp.NewHandler(a.exchanged(a.cors(root)), "gateway", otelhttp.WithFilter(traced),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method })), nil
 }
 
@@ -140,6 +162,9 @@ func (a *api) route() error {
 		return err
 	}
 	if err := usagev1.RegisterUsageServiceHandlerClient(ctx, a.mux, usagev1.NewUsageServiceClient(sandboxes)); err != nil {
+		return err
+	}
+	if err := filesystemv1.RegisterFilesystemServiceHandlerClient(ctx, a.mux, filesystemv1.NewFilesystemServiceClient(sandboxes)); err != nil {
 		return err
 	}
 	if err := authv1.RegisterAuthServiceHandlerClient(ctx, a.mux, authv1.NewAuthServiceClient(allocator)); err != nil {

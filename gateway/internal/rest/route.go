@@ -14,6 +14,7 @@ import (
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
 	authv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/auth/v1"
+	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	gcv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/gc/v1"
 	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
 	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
@@ -40,8 +41,10 @@ type route struct {
 	path *regexp.Regexp
 }
 
-// streams reports whether the method answers with a stream. A nil route, of a path outside the API, does not.
-func (r *route) streams() bool { return r != nil && r.method.IsStreamingServer() }
+// streams reports whether the method has a stream. A nil route, of a path outside the API, does not.
+func (r *route) streams() bool {
+	return r != nil && (r.method.IsStreamingServer() || r.method.IsStreamingClient())
+}
 
 // fullMethod returns the method as gRPC calls it.
 func (r *route) fullMethod() string {
@@ -76,7 +79,12 @@ func services(allocator, collector, sandboxes upstream) map[protoreflect.Service
 		processv1.File_fastsandbox_process_v1_process_service_proto.Services().ByName("ProcessService"):         sandboxes,
 		runv1.File_fastsandbox_run_v1_run_service_proto.Services().ByName("RunService"):                         sandboxes,
 		usagev1.File_fastsandbox_usage_v1_usage_service_proto.Services().ByName("UsageService"):                 sandboxes,
+		filesystemService(): sandboxes,
 	}
+}
+
+func filesystemService() protoreflect.ServiceDescriptor {
+	return filesystemv1.File_fastsandbox_filesystem_v1_filesystem_service_proto.Services().ByName("FilesystemService")
 }
 
 // routeTable is the HTTP bindings by verb and pattern.
