@@ -50,6 +50,9 @@ type Record struct {
 	Access auth.Access
 	// Name of the object, and RequestID, as the request has them.
 	Name, RequestID string
+	// Command is the first argument of the process that the call starts, and Arguments the number of all; empty if it starts none.
+	Command   string
+	Arguments int
 	// Decision, and the Reason for it.
 	Decision Decision
 	Reason   string
@@ -164,6 +167,9 @@ func (l *Log) write(ctx context.Context, r Record) {
 		obs.KeyUser, short(c.User), obs.KeyGroups, groups(c.Groups), obs.KeyAuthentication, string(c.Method), obs.KeyAddress, c.Address,
 		obs.KeyMethod, short(r.Method), obs.KeyVerb, r.Access.Verb, obs.KeyResource, resource(r.Access), obs.KeyNamespace, short(r.Access.Namespace),
 		obs.KeyName, short(r.Name), obs.KeyDecision, string(r.Decision), obs.KeyReason, short(r.Reason), obs.KeyRequestID, short(r.RequestID),
+	}
+	if r.Arguments > 0 {
+		values = append(values, obs.KeyCommand, short(r.Command), obs.KeyArguments, r.Arguments)
 	}
 	if span := trace.SpanContextFromContext(ctx); span.HasTraceID() {
 		values = append(values, obs.KeyTraceID, span.TraceID().String())

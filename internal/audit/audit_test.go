@@ -53,7 +53,7 @@ func TestRecord(t *testing.T) {
 	l.Write(trace.ContextWithSpanContext(t.Context(), trace1), audit.Record{
 		Caller: auth.Caller{User: "alice", UID: "u", Groups: []string{"devs"}, Extra: map[string][]string{"secret": {"extra"}}, Method: auth.Token, Address: "192.0.2.1:5"},
 		Method: "/a.B/C", Access: auth.Access{Verb: "get", Group: "fast-sandbox.io", Resource: "sandboxes", Subresource: "log", Namespace: "ns"},
-		Name: "n", RequestID: "r", Decision: audit.Allow, Reason: "RBAC: allowed",
+		Name: "n", RequestID: "r", Command: "/bin/sh", Arguments: 3, Decision: audit.Allow, Reason: "RBAC: allowed",
 	})
 	got := records(t, out.String())
 	require.Len(t, got, 1)
@@ -63,7 +63,7 @@ func TestRecord(t *testing.T) {
 		"level": "INFO", "msg": "call of a user", "logger": "audit",
 		obs.KeyUser: "alice", obs.KeyGroups: []any{"devs"}, obs.KeyAuthentication: "token", obs.KeyAddress: "192.0.2.1:5", obs.KeyMethod: "/a.B/C",
 		obs.KeyVerb: "get", obs.KeyResource: "sandboxes.fast-sandbox.io/log", obs.KeyNamespace: "ns", obs.KeyName: "n",
-		obs.KeyDecision: "allow", obs.KeyReason: "RBAC: allowed", obs.KeyRequestID: "r", obs.KeyTraceID: "01000000000000000000000000000000",
+		obs.KeyDecision: "allow", obs.KeyReason: "RBAC: allowed", obs.KeyRequestID: "r", obs.KeyCommand: "/bin/sh", obs.KeyArguments: 3.0, obs.KeyTraceID: "01000000000000000000000000000000",
 	}, got[0])
 }
 
@@ -72,7 +72,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	var out strings.Builder
 	l := newLog(t, &out, nil, clock.RealClock{})
 	long := strings.Repeat("x\n\"}\x00\u2028", 1<<16)
-	r := audit.Record{Caller: auth.Caller{User: long}, Method: long, Name: long, RequestID: long, Reason: long, Decision: audit.Deny}
+	r := audit.Record{Caller: auth.Caller{User: long}, Method: long, Name: long, RequestID: long, Command: long, Arguments: 1, Reason: long, Decision: audit.Deny}
 	r.Access.Namespace = long
 	for range 1000 {
 		r.Caller.Groups = append(r.Caller.Groups, long)

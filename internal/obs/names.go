@@ -49,6 +49,8 @@ const (
 	KeyCause            = "cause"
 	KeyPolicy           = "policy"
 	KeyCount            = "count"
+	KeyCommand          = "command"
+	KeyArguments        = "arguments" // a number, with the command
 	KeyOwner            = "owner"
 	KeyOwners           = "owners" // a number
 	KeyFinalizer        = "finalizer"

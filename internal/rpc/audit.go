@@ -53,6 +53,9 @@ func (u *Users) record(ctx context.Context, c auth.Caller, method string, reques
 		if name := rule.name(); name != "" {
 			r.Name = stringAt(m.ProtoReflect(), name)
 		}
+		if rule.Command != "" {
+			r.Command, r.Arguments = commandAt(m.ProtoReflect(), rule.Command)
+		}
 	}
 	u.audit.Write(ctx, r)
 }

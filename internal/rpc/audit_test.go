@@ -80,7 +80,7 @@ func serveUsers(t *testing.T, r *rights, limits limit.Options) *audited {
 		Address: "127.0.0.1:0", TLS: a.ca.TLS(t, rpc.RoleAllocator), DrainTimeout: time.Second, Registry: registry,
 		Allow: map[string][]rpc.Role{"fastsandbox.sandbox.v1.SandboxService": {rpc.RoleController}},
 		Users: &rpc.Users{Tokens: r, Access: r, Limits: bounds, Proxies: []rpc.Role{rpc.RoleGateway, rpc.RoleAllocator}, Rules: map[string]rpc.Rule{
-			service + "GetSandbox": rule("get", "namespace"), service + "UpdateSandbox": rule("update", "sandbox.namespace"),
+			service + "GetSandbox": rule("get", "namespace"), service + "UpdateSandbox": starts(rule("update", "sandbox.namespace")),
 			service + "CreateSandbox": rule("create", "namespace"), service + "WatchSandboxes": rule("watch", "namespace"),
 		}},
 	})
@@ -97,6 +97,12 @@ func serveUsers(t *testing.T, r *rights, limits limit.Options) *audited {
 		require.NoError(t, <-done)
 	})
 	return a
+}
+
+// starts has a rule name the command that a call runs.
+func starts(r rpc.Rule) rpc.Rule {
+	r.Command = "sandbox.spec.command"
+	return r
 }
 
 // as returns a client with a token, or the certificate of a role.
@@ -159,6 +165,13 @@ func TestAuditLog(t *testing.T) {
 			})
 			return err
 		}, fields{obs.KeyNamespace: "a", obs.KeyName: "n", obs.KeyRequestID: "r1", obs.KeyVerb: "update", obs.KeyDecision: "allow"}},
+		"a command": {"alice", "", "", func(ctx context.Context, c sandboxv1.SandboxServiceClient) error {
+			_, err := c.UpdateSandbox(ctx, &sandboxv1.UpdateSandboxRequest{
+				Sandbox:    &sandboxv1.Sandbox{Namespace: "a", Name: "n", Spec: &sandboxv1.SandboxSpec{Command: []string{"/bin/sh", "-c", "secret"}}},
+				UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels"}},
+			})
+			return err
+		}, fields{obs.KeyName: "n", obs.KeyCommand: "/bin/sh", obs.KeyArguments: 3.0, obs.KeyDecision: "allow"}},
 		"a stream": {"alice", "", "", func(ctx context.Context, c sandboxv1.SandboxServiceClient) error {
 			s, err := c.WatchSandboxes(ctx, &sandboxv1.WatchSandboxesRequest{Namespace: "a"})
 			require.NoError(t, err)

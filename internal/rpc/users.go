@@ -50,6 +50,9 @@ type Rule struct {
 	Namespace string
 	// Name is the path of the field that names the object, for the audit log. Empty: `name`, beside the namespace.
 	Name string
+	// Command is the path of the list of strings that is the command which a call runs, for the audit log: it gets the first one alone. Empty:
+	// the call runs none.
+	Command string
 	// Creates says that a call counts against how many creates a user may run at a time.
 	Creates bool
 	// Self says that every authenticated user may call: the answer is about the caller alone, or Check decides.
@@ -176,6 +179,21 @@ func stringAt(m protoreflect.Message, path string) string {
 		return "" // not a text of the caller's
 	}
 	return m.Get(field).String()
+}
+
+// commandAt returns the first string of the list at a path, and the number of all.
+func commandAt(m protoreflect.Message, path string) (string, int) {
+	name, rest, nested := strings.Cut(path, ".")
+	field := m.Descriptor().Fields().ByName(protoreflect.Name(name))
+	switch {
+	case field == nil:
+		return "", 0
+	case nested:
+		return commandAt(m.Get(field).Message(), rest)
+	case field.Kind() != protoreflect.StringKind || !field.IsList() || m.Get(field).List().Len() == 0:
+		return "", 0
+	}
+	return m.Get(field).List().Get(0).String(), m.Get(field).List().Len()
 }
 
 // HasField reports whether a message has a string field at a path.

@@ -1,6 +1,8 @@
 package edge
 
 import (
+	"slices"
+
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	allocatorv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/allocator/v1"
@@ -48,38 +50,48 @@ func Rules() map[string]rpc.Rule {
 	rules := map[string]rpc.Rule{}
 	for _, list := range [][]protoreflect.ServiceDescriptor{OfAllocator, OfCollector} {
 		for _, s := range list {
-			for _, m := range methods(s) {
-				rules[m] = rpc.Rule{Elsewhere: true}
+			for i := range s.Methods().Len() {
+				rules[nameOf(s.Methods().Get(i))] = rpc.Rule{Elsewhere: true}
 			}
 		}
 	}
-	inside := func(verb, subresource string, names ...string) {
-		for _, m := range names {
-			rules[m] = rpc.Rule{
-				Access:    auth.Access{Verb: verb, Group: v1alpha1.Group, Resource: "sandboxes", Subresource: subresource},
-				Namespace: "namespace",
-			}
+	for _, s := range slices.Concat(OfAgents, OfGateway) {
+		for i := range s.Methods().Len() {
+			m := s.Methods().Get(i)
+			rules[nameOf(m)] = ruleOf(m)
 		}
 	}
-	subresources := map[protoreflect.Name]string{"ProcessService": "exec", "FilesystemService": "files", "TunnelService": "portforward"}
-	for _, s := range OfAgents {
-		inside("create", subresources[s.Name()], methods(s)...)
-	}
-	// The create and the deletion of the sandbox are decided by the allocator as well.
-	inside("create", "exec", runv1.RunService_RunSandbox_FullMethodName, runv1.RunService_StartSandbox_FullMethodName)
-	inside("get", "usage", usagev1.UsageService_GetSandboxUsage_FullMethodName)
-	inside("watch", "usage", usagev1.UsageService_WatchSandboxUsage_FullMethodName)
-	inside("list", "usage", usagev1.UsageService_ListSandboxUsage_FullMethodName)
 	return rules
 }
 
-// methods returns the full names of a service's methods.
-func methods(s protoreflect.ServiceDescriptor) []string {
-	names := make([]string, s.Methods().Len())
-	for i := range names {
-		names[i] = "/" + string(s.FullName()) + "/" + string(s.Methods().Get(i).Name())
+func nameOf(m protoreflect.MethodDescriptor) string {
+	return "/" + string(m.Parent().FullName()) + "/" + string(m.Name())
+}
+
+// ruleOf returns the rule of a method that is decided here. For RunService, the allocator decides about the create and the deletion of the sandbox
+// as well.
+func ruleOf(m protoreflect.MethodDescriptor) rpc.Rule {
+	access := auth.Access{Verb: "create", Group: v1alpha1.Group, Resource: "sandboxes"}
+	r := rpc.Rule{Namespace: "namespace"}
+	switch m.Parent().Name() {
+	case "ProcessService":
+		access.Subresource = "exec"
+	case "RunService":
+		access.Subresource, r.Name = "exec", "sandbox.name"
+	case "FilesystemService":
+		access.Subresource = "files"
+	case "TunnelService":
+		access.Subresource = "portforward"
+	case "UsageService":
+		access.Subresource = "usage"
+		access.Verb = map[protoreflect.Name]string{"GetSandboxUsage": "get", "WatchSandboxUsage": "watch", "ListSandboxUsage": "list"}[m.Name()]
 	}
-	return names
+	switch m.Name() {
+	case "RunProcess", "StartProcess", "RunSandbox", "StartSandbox":
+		r.Command = "process.args"
+	}
+	r.Access = access
+	return r
 }
 
 // transfers reports whether a stream moves something of a size and ends then. It is not ended when the process stops: a client would have to

@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fast-sandbox/fast-sandbox/gateway/internal/edge"
+	processv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/process/v1"
+	runv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/run/v1"
 	usagev1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/usage/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/apis/v1alpha1"
 	"github.com/fast-sandbox/fast-sandbox/internal/auth"
@@ -25,6 +27,13 @@ func TestRules(t *testing.T) {
 	}
 	for method, rule := range rules {
 		require.Equal(t, !ours[method], rule.Elsewhere, method)
+	}
+	for _, m := range []string{
+		processv1.ProcessService_RunProcess_FullMethodName, processv1.ProcessService_StartProcess_FullMethodName, runv1.RunService_RunSandbox_FullMethodName,
+		runv1.RunService_StartSandbox_FullMethodName,
+	} {
+		require.Equal(t, "process.args", rules[m].Command, m)
+		require.Equal(t, "exec", rules[m].Access.Subresource, m)
 	}
 	users.CheckRules(t, rules, nil, slices.Concat(edge.OfAllocator, edge.OfCollector, edge.OfAgents, edge.OfGateway)...)
 }
