@@ -294,3 +294,19 @@ func rootsOf(spans []span) []span {
 	}
 	return roots
 }
+
+// TestTraceOfExec follows a command from fsb-ctl to the environment of the process that it starts.
+func TestTraceOfExec(t *testing.T) {
+	name := uniqueName("exec-traced")
+	create(t, sandboxes(t), kept(name))
+	customResource(t, name, running)
+	c := collect(t)
+	trace, parent := caller(t)
+	r := cluster.Run(t, "", "fsb-ctl", "exec", name, "--", "sh", "-c", "echo $TRACEPARENT")
+	require.Zero(t, r.Code, r.Stderr)
+	const rpc = "fastsandbox.process.v1.ProcessService/StartProcess"
+	requireTrace(t, c, trace, parent, []string{"fsb-ctl fsb-ctl exec", "fsb-ctl " + rpc, "gateway " + rpc, "agent " + rpc, "agent process.start"})
+	spans := c.of(trace)
+	i := slices.IndexFunc(spans, func(s span) bool { return s.name == "process.start" })
+	require.Equal(t, "00-"+trace+"-"+spans[i].id+"-01", strings.TrimSpace(r.Stdout))
+}

@@ -13,6 +13,7 @@ import (
 
 	files "github.com/fast-sandbox/fast-sandbox/agent/internal/files/wire"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // helperAttempts is how often a helper is asked for that ends before it takes the connection: it does when it had nothing to do for a while.
@@ -27,6 +28,9 @@ type Helper struct {
 
 // Helper connects to the helper of a user; an empty name is the sandbox's own. The connection ends with ctx.
 func (s Sandbox) Helper(ctx context.Context, user string) (*Helper, error) {
+	// The span ends when the helper is there; the connection is for the caller's ctx.
+	_, span := obs.Tracer().Start(ctx, "helper")
+	defer span.End()
 	var last error
 	for range helperAttempts {
 		h, err := s.helper(ctx, user)

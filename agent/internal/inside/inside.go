@@ -15,10 +15,12 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/slot/claim/wire"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/obs"
 )
 
 // maxFrame is the largest frame that is accepted: what a list of processes takes.
@@ -61,8 +63,16 @@ func isMissing(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// Start starts a process, and follows its output from the first byte on. A *wire.Failure says why it was not started.
+// Start starts a process, and follows its output from the first byte on. The process has the trace of ctx in its environment, as TRACEPARENT. A
+// *wire.Failure says why it was not started.
 func (s Sandbox) Start(ctx context.Context, start *wire.Start) (*Stream, error) {
+	ctx, span := obs.Tracer().Start(ctx, "process.start")
+	defer span.End()
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	if parent := carrier["traceparent"]; parent != "" {
+		start.Env = append([]string{"TRACEPARENT=" + parent}, start.Env...)
+	}
 	payload, err := wire.EncodeStart(start)
 	if err != nil {
 		return nil, err
@@ -124,6 +134,8 @@ func (s Sandbox) Do(ctx context.Context, kind wire.Type, r *wire.Request) error 
 }
 
 func (s Sandbox) call(ctx context.Context, kind wire.Type, payload []byte) (wire.Type, string, error) {
+	ctx, span := obs.Tracer().Start(ctx, "supervisor")
+	defer span.End()
 	conn, err := s.dial(ctx)
 	if err != nil {
 		return 0, "", err

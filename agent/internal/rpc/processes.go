@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -77,7 +76,7 @@ func (p *Processes) RunProcess(ctx context.Context, req *processv1.RunProcessReq
 	if err != nil {
 		return nil, err
 	}
-	start := startOf(ctx, req.GetProcess())
+	start := startOf(req.GetProcess())
 	start.Input, start.Buffer, start.Kill = len(req.GetStdin()) > 0, runBuffer, true
 	stream, err := s.Start(ctx, start)
 	if err != nil {
@@ -142,7 +141,7 @@ func (p *Processes) StartProcess(req *processv1.StartProcessRequest, stream grpc
 	if err != nil {
 		return err
 	}
-	start := startOf(ctx, req.GetProcess())
+	start := startOf(req.GetProcess())
 	start.Input, start.Lossy = req.GetStdin(), req.GetLossy()
 	start.Buffer = uint32(max(req.GetBufferBytes(), 0))
 	if start.Buffer != 0 {
@@ -313,18 +312,13 @@ func (p *Processes) do(ctx context.Context, kind wire.Type, r *wire.Request) err
 	return inside.Fault(s.Do(ctx, kind, r), "")
 }
 
-// startOf translates what to run. The process has the trace of the call in its environment.
-func startOf(ctx context.Context, spec *processv1.ProcessSpec) *wire.Start {
+// startOf translates what to run.
+func startOf(spec *processv1.ProcessSpec) *wire.Start {
 	start := &wire.Start{
 		Args: spec.GetArgs(), OnlyEnv: spec.GetClearEnv(), Cwd: spec.GetWorkingDir(), User: spec.GetUser(), Tag: spec.GetTag(),
 	}
 	if t := spec.GetTimeout(); t != nil {
 		start.Timeout = uint64(max(t.AsDuration().Milliseconds(), 1))
-	}
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, carrier)
-	if tp := carrier["traceparent"]; tp != "" {
-		start.Env = append(start.Env, "TRACEPARENT="+tp)
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.GetEnv())) {
 		start.Env = append(start.Env, name+"="+spec.GetEnv()[name])
