@@ -200,8 +200,12 @@ func TestInsideSignalsTheMainProcess(t *testing.T) {
 	for name, way := range insideWays() {
 		t.Run(name, func(t *testing.T) {
 			r := newRuntime(t, server, way(t, server))
-			b := box(t, server, true, containerd.Busybox, "sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.1; done")
+			b := box(t, server, true, containerd.Busybox, "sh", "-c", "trap 'exit 7' USR1; echo ready; while :; do sleep 0.1; done")
 			require.NoError(t, launch(t.Context(), r, b))
+			require.Eventually(t, func() bool {
+				log, err := os.ReadFile(b.LogPath)
+				return err == nil && strings.Contains(string(log), "ready")
+			}, testkit.Timeout, 10*time.Millisecond)
 			s := r.Supervisor(b.ID)
 			list, err := s.List(t.Context())
 			require.NoError(t, err)
