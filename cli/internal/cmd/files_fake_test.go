@@ -32,6 +32,8 @@ type fakeFiles struct {
 	// breakAfter is the number of messages after which a stream is broken; zero: never. broken is called then.
 	breakAfter int
 	broken     func()
+	// watches are the answers to WatchDirectory, one after another.
+	watches []func(*filesystemv1.WatchDirectoryRequest, filesystemv1.FilesystemService_WatchDirectoryServer) error
 
 	mu    sync.Mutex
 	users []string
@@ -42,6 +44,15 @@ type fakeFiles struct {
 func newFiles(t *testing.T) *fakeFiles {
 	t.Helper()
 	return &fakeFiles{root: t.TempDir()}
+}
+
+// WatchDirectory answers as the test says.
+func (f *fakeFiles) WatchDirectory(in *filesystemv1.WatchDirectoryRequest, stream filesystemv1.FilesystemService_WatchDirectoryServer) error {
+	f.mu.Lock()
+	next := f.watches[0]
+	f.watches = f.watches[1:]
+	f.mu.Unlock()
+	return next(in, stream)
 }
 
 func (f *fakeFiles) local(path string) string {

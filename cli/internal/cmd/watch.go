@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -10,27 +11,44 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fast-sandbox/fast-sandbox/cli/internal/render"
+	"github.com/fast-sandbox/fast-sandbox/cli/internal/transfer"
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
 )
 
 func newWatch(c *cli) *cobra.Command {
-	s := &selection{}
+	s, files := &selection{}, &filesWatch{}
 	cmd := &cobra.Command{
-		Use:   "watch [NAME]",
-		Short: "Watch sandboxes change",
+		Use:   "watch [NAME | NAME:PATH]",
+		Short: "Watch sandboxes, or a directory of one, change",
 		Long: `Print the present sandboxes and then every change, until Ctrl-C. With -o json each change is one line
-{"type":...,"sandbox":{...}}. TYPE_SYNCED follows the present sandboxes.`,
+{"type":...,"sandbox":{...}}. TYPE_SYNCED follows the present sandboxes.
+
+NAME:PATH prints changes in a directory of a sandbox instead: CREATED, WRITTEN, REMOVED, MOVED and ATTRIBUTES with the path.
+STARTED comes first: all later changes are printed. OVERFLOW says that changes were lost: read the directory again.`,
 		Example: `  fsb-ctl watch
-  fsb-ctl watch web -o json`,
-		Args: func(_ *cobra.Command, args []string) error {
+  fsb-ctl watch web -o json
+
+  # a directory of a sandbox, with those in it
+  fsb-ctl watch web:/var/log --recursive`,
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usagef("one NAME at most, not %d", len(args))
+				return usagef("one NAME or NAME:PATH at most, not %d", len(args))
 			}
-			return nil
+			return files.refused(cmd, len(args) == 1 && strings.Contains(args[0], ":"))
 		},
 		ValidArgsFunction: c.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && strings.Contains(args[0], ":") {
+				at, err := transfer.Parse(args[0])
+				if err == nil && at.Sandbox == "" {
+					err = fmt.Errorf("%q is no path in a sandbox, as NAME:PATH", args[0])
+				}
+				if err != nil {
+					return usageError{err}
+				}
+				return files.run(cmd.Context(), c, at)
+			}
 			list, err := s.request(c)
 			if err != nil {
 				return err
@@ -43,6 +61,7 @@ func newWatch(c *cli) *cobra.Command {
 		},
 	}
 	s.addFlags(c, cmd, true)
+	files.addFlags(cmd)
 	return cmd
 }
 
