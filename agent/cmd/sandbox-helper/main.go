@@ -4,6 +4,7 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"os"
 	"sync/atomic"
@@ -28,13 +29,27 @@ func main() {
 		os.Exit(1)
 	}
 	unix.Umask(0o022)
-	control, err := net.FileConn(os.NewFile(controlFD, "control"))
+	control, err := connOf(controlFD)
 	if err != nil {
 		os.Exit(1)
 	}
-	unix.CloseOnExec(controlFD)
-	_ = unix.Close(controlFD)                          // FileConn has a copy
-	serve(control.(*net.UnixConn), config.Env("HOME")) //nolint:forcetypeassert // a socket of the supervisor
+	serve(control, config.Env("HOME"))
+}
+
+// connOf makes a descriptor of a unix socket a connection, and closes the descriptor: the connection has a copy. An os.File closes its descriptor
+// also when it is collected, so that no other code may close that: it would be another file by then.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "connection")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(syscall.ENOTSOCK, conn.Close())
+	}
+	return unixConn, nil
 }
 
 // serve serves what the supervisor passes, until there was nothing for a while.
@@ -81,12 +96,9 @@ func receive(control *net.UnixConn) (*net.UnixConn, error) {
 	if err != nil || len(fds) == 0 {
 		return nil, nil //nolint:nilnil // the same
 	}
-	f := os.NewFile(uintptr(fds[0]), "connection")
-	defer f.Close()
-	conn, err := net.FileConn(f)
+	conn, err := connOf(fds[0])
 	if err != nil {
-		return nil, nil // the agent asks again
+		return nil, nil //nolint:nilerr,nilnil // the agent asks again
 	}
-	unixConn, _ := conn.(*net.UnixConn)
-	return unixConn, nil
+	return conn, nil
 }
