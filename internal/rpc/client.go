@@ -38,9 +38,18 @@ type ClientConfig struct {
 	// Silence is how long a server may take to say that it has received a unary call, before the call fails as UNAVAILABLE. Zero: for
 	// ever; for clients of the API DefaultSilence.
 	Silence time.Duration
+	// Bulk says that a connection carries files: its buffers are larger, and a transfer takes a third of the processor time.
+	Bulk bool
 	// Options are added after the defaults.
 	Options []grpc.DialOption
 }
+
+// Sizes of the buffers of a connection, in bytes. A write buffer is there while something is written.
+const (
+	smallBuffer     = 4 << 10
+	bulkReadBuffer  = 32 << 10
+	bulkWriteBuffer = 64 << 10
+)
 
 // Dial returns a connection that is established on first use and re-established within about a second whenever it breaks.
 // It reads the certificates and does no other I/O.
@@ -74,10 +83,8 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 			MinConnectTimeout: 2 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(hardMaxRecvBytes), grpc.ForceCodecV2(newCodec())),
-		// An allocator has a connection to every agent, and most carry little data. TLS has a read buffer already; a write buffer is
-		// twice its size, and 2,000 agents to which something is announced at once have one each.
-		grpc.WithReadBufferSize(4 << 10), grpc.WithWriteBufferSize(4 << 10),
 	}
+	options = append(options, cfg.buffers()...)
 	if strings.HasPrefix(target, KubernetesScheme+":") {
 		options = append(options, grpc.WithResolvers(kuberesolver.NewBuilder(nil, KubernetesScheme)),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`))
@@ -96,6 +103,16 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 		return nil, fmt.Errorf("dialing %s: %w", target, err)
 	}
 	return conn, nil
+}
+
+// buffers returns the sizes of the buffers of a connection. An allocator has one to every agent, and most carry little data: TLS has a read buffer
+// already, and 2,000 agents to which something is announced at once have a write buffer each.
+func (c ClientConfig) buffers() []grpc.DialOption {
+	read, write := smallBuffer, smallBuffer
+	if c.Bulk {
+		read, write = bulkReadBuffer, bulkWriteBuffer
+	}
+	return []grpc.DialOption{grpc.WithReadBufferSize(read), grpc.WithWriteBufferSize(write), grpc.WithSharedWriteBuffer(true)}
 }
 
 // bearer adds a token to calls.

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"sync"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	encodingproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -31,6 +33,33 @@ func newCodec() codec { return codec{encoding.GetCodecV2(encodingproto.Name)} }
 // Frame is a message of a stream that a proxy passes on as it came. Nothing is checked in it: the server that it goes to does. It holds the
 // received buffers, and SendMsg takes them.
 type Frame struct{ data mem.BufferSlice }
+
+// Bytes calls use with the value of a bytes field of the message, without a copy of its own; with nothing if the message does not have the field. The value
+// is valid until use returns. It can be called once.
+func (f *Frame) Bytes(field protowire.Number, use func([]byte) error) error {
+	buf := f.data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer buf.Free()
+	f.data.Free()
+	f.data = nil
+	var value []byte
+	for b := buf.ReadOnlyData(); len(b) > 0; {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return errNoMessage
+		}
+		b = b[n:]
+		if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+			return errNoMessage
+		}
+		if number == field && kind == protowire.BytesType {
+			value, _ = protowire.ConsumeBytes(b)
+		}
+		b = b[n:]
+	}
+	return use(value)
+}
+
+var errNoMessage = status.Error(codes.Internal, "the bytes are no message") // as gRPC says when it cannot decode one
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {

@@ -91,6 +91,35 @@ func FuzzCodec(f *testing.F) {
 	})
 }
 
+// TestBytesOfFrame: the value of a field is found in a message of several buffers, and what is no message is refused.
+func TestBytesOfFrame(t *testing.T) {
+	c := rpc.NewCodec()
+	raw, err := proto.Marshal(&sandboxv1.GetSandboxRequest{Namespace: "ns", Name: strings.Repeat("x", 10_000)})
+	require.NoError(t, err)
+	read := func(message []byte, field protowire.Number) (got []byte, err error) {
+		frame := &rpc.Frame{}
+		half := len(message) / 2
+		data := mem.BufferSlice{mem.SliceBuffer(message[:half]), mem.SliceBuffer(message[half:])}
+		require.NoError(t, c.Unmarshal(data, frame))
+		data.Free()
+		err = frame.Bytes(field, func(b []byte) error {
+			got = bytes.Clone(b)
+			return nil
+		})
+		return got, err
+	}
+	for field, want := range map[protowire.Number]string{1: "ns", 2: strings.Repeat("x", 10_000), 3: ""} {
+		got, err := read(raw, field)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got))
+	}
+	_, err = read(raw[:len(raw)-1], 1)
+	require.Error(t, err)
+	got, err := read(nil, 1)
+	require.NoError(t, err)
+	require.Empty(t, got)
+}
+
 // TestFramePassesThrough: what comes as a frame goes as the same bytes, once.
 func TestFramePassesThrough(t *testing.T) {
 	c := rpc.NewCodec()

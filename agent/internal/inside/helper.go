@@ -108,8 +108,9 @@ func (h *Helper) Begin(c *files.Call) error {
 func (h *Helper) Send(data []byte) error {
 	for len(data) > 0 {
 		n := min(len(data), files.Chunk)
-		if err := files.Put(h.conn, files.Data, data[:n]); err != nil {
-			return gone(err)
+		frame := net.Buffers{files.Header(files.Data, n), data[:n]}
+		if _, err := frame.WriteTo(h.conn.UnixConn); err != nil {
+			return gone(h.conn.judged(err))
 		}
 		data = data[n:]
 	}

@@ -11,12 +11,15 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	files "github.com/fast-sandbox/fast-sandbox/agent/internal/files/wire"
 	"github.com/fast-sandbox/fast-sandbox/agent/internal/inside"
 	filesystemv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/filesystem/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
 // Files is FilesystemService. Make it with NewFiles.
@@ -171,10 +174,6 @@ func (f *Files) WriteFile(stream grpc.ClientStreamingServer[filesystemv1.WriteFi
 	if header == nil {
 		return noHeader(io.EOF)
 	}
-	next := func() ([]byte, error) {
-		m, err := stream.Recv()
-		return m.GetData(), err
-	}
 	call := &files.Call{
 		Op: files.Write, Path: []byte(header.GetPath()), Mode: header.Mode, Append: header.GetAppend(), Parents: header.GetMakeParents(),
 		NoReplace: header.GetNoReplace(), Match: header.GetIfMatch(), Size: header.SizeBytes, Owner: header.GetOwner(),
@@ -183,7 +182,7 @@ func (f *Files) WriteFile(stream grpc.ClientStreamingServer[filesystemv1.WriteFi
 		modified := header.GetModifyTime().AsTime()
 		call.Modified = &modified
 	}
-	r, err := f.receive(stream.Context(), header.GetUser(), call, first.GetData(), next)
+	r, err := f.receive(stream, header.GetUser(), call, first)
 	if err != nil {
 		return err
 	}
@@ -200,12 +199,8 @@ func (f *Files) WriteArchive(stream grpc.ClientStreamingServer[filesystemv1.Writ
 	if header == nil {
 		return noHeader(io.EOF)
 	}
-	next := func() ([]byte, error) {
-		m, err := stream.Recv()
-		return m.GetData(), err
-	}
 	call := &files.Call{Op: files.WriteArchive, Path: []byte(header.GetPath()), Owners: header.GetOwners()}
-	r, err := f.receive(stream.Context(), header.GetUser(), call, first.GetData(), next)
+	r, err := f.receive(stream, header.GetUser(), call, first)
 	if err != nil {
 		return err
 	}
@@ -219,8 +214,40 @@ func noHeader(err error) error {
 	return err
 }
 
-// receive makes a call with data. A helper that refuses it answers before all is sent, and takes no more.
-func (f *Files) receive(ctx context.Context, user string, c *files.Call, data []byte, next func() ([]byte, error)) (*files.Result, error) {
+// pass passes data and that of all further messages on. The answer of the helper says why it takes no more.
+func pass(stream grpc.ServerStream, field protowire.Number, h *inside.Helper, data []byte) error {
+	refused := h.Send(data) != nil
+	for !refused {
+		var frame rpc.Frame
+		err := stream.RecvMsg(&frame)
+		if errors.Is(err, io.EOF) {
+			_ = h.End()
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		err = frame.Bytes(field, func(b []byte) error {
+			refused = h.Send(b) != nil
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// message is a message of a stream with data.
+type message interface {
+	proto.Message
+	GetData() []byte
+}
+
+// receive makes a call with the data of a stream. The messages after the first one have nothing but data, which is passed on from where gRPC has it. A
+// helper that refuses the call answers before all is sent, and takes no more.
+func (f *Files) receive(stream grpc.ServerStream, user string, c *files.Call, first message) (*files.Result, error) {
+	ctx, field := stream.Context(), first.ProtoReflect().Descriptor().Fields().ByName("data").Number()
 	h, err := f.helper(ctx, user)
 	if err != nil {
 		return nil, err
@@ -236,24 +263,10 @@ func (f *Files) receive(ctx context.Context, user string, c *files.Call, data []
 		answer, err = h.Answer()
 		answers <- err
 	}()
-	sent := func() error {
-		for {
-			if err := h.Send(data); err != nil {
-				return nil //nolint:nilerr // the answer says why
-			}
-			var err error
-			if data, err = next(); errors.Is(err, io.EOF) {
-				_ = h.End()
-				return nil
-			} else if err != nil {
-				return err
-			}
-		}
-	}()
-	if sent != nil {
+	if err := pass(stream, field, h, first.GetData()); err != nil {
 		h.Close() // the helper gives the file up
 		_ = <-answers
-		return nil, sent
+		return nil, err
 	}
 	err = <-answers
 	return answer, over(ctx, err)

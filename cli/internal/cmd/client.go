@@ -50,7 +50,7 @@ func (c *cli) connect() (*grpc.ClientConn, error) {
 
 // dial returns a connection to a server.
 func (c *cli) dial(target string, r remote, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	cfg := rpc.ClientConfig{TLS: c.settings.TLS, ServerName: r.role.ServerName(), AgentUID: r.agentUID, Silence: rpc.DefaultSilence, Options: options}
+	cfg := rpc.ClientConfig{TLS: c.settings.TLS, ServerName: r.role.ServerName(), AgentUID: r.agentUID, Silence: rpc.DefaultSilence, Bulk: true, Options: options}
 	if r.orRole != "" {
 		cfg.OrName = r.orRole.ServerName()
 	}

@@ -54,7 +54,7 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	e.router = edge.NewRouter(edge.Config{
 		Locator: allocatorv1.NewAllocatorServiceClient(allocator),
 		Dial: func(address, agentUID string) (*grpc.ClientConn, error) {
-			return rpc.Dial(address, rpc.ClientConfig{TLS: c.TLS, AgentUID: agentUID})
+			return rpc.Dial(address, rpc.ClientConfig{TLS: c.TLS, AgentUID: agentUID, Bulk: true})
 		},
 		Clock: clock.RealClock{},
 	})
@@ -76,7 +76,7 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	if err != nil {
 		return nil, fmt.Errorf("reading the address of the gRPC server: %w", err)
 	}
-	e.own, err = rpc.Dial(net.JoinHostPort("localhost", port), rpc.ClientConfig{TLS: c.TLS, ServerName: rpc.RoleGateway.ServerName()})
+	e.own, err = rpc.Dial(net.JoinHostPort("localhost", port), rpc.ClientConfig{TLS: c.TLS, ServerName: rpc.RoleGateway.ServerName(), Bulk: true})
 	return e, err
 }
 

@@ -176,6 +176,11 @@ func Get(r io.Reader, buffer []byte) (Type, []byte, error) {
 	return Type(header[0]), buffer, nil
 }
 
+// Header returns what stands before n bytes of a payload.
+func Header(t Type, n int) []byte {
+	return binary.LittleEndian.AppendUint32([]byte{byte(t)}, uint32(n))
+}
+
 // FrameSize is the size of a whole data frame. Payload is where its data goes, and Framed the frame once n bytes are there: data is sent without
 // being copied.
 const FrameSize = headerSize + Chunk
