@@ -15,7 +15,7 @@ import (
 const (
 	// path of the file in the sandbox, and chunk the size of the pieces in which it is written and read.
 	path  = "/tmp/bench"
-	chunk = 64 << 10
+	chunk = 256 << 10
 	// transfers is how often each is measured; the best counts for both sides.
 	transfers = 3
 )
