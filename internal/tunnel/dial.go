@@ -90,7 +90,7 @@ type conn struct {
 	ended   chan struct{} // closed when the stream has ended
 
 	mu sync.Mutex
-	// finished: the port has sent all. over: nothing is carried any longer, because of failure if that is set. closed: Close was called.
+	// finished: the port has sent all. over: nothing is carried any longer, because of failure if that is set. closed: Close or CloseWrite was called.
 	finished, over, closed bool
 	failure                error
 }
@@ -166,7 +166,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.closed || !c.over:
+	case c.closed:
 		err = net.ErrClosed
 	case c.failure != nil:
 		err = c.failure
@@ -181,7 +181,10 @@ func (c *conn) wrap(op string, err error) error {
 }
 
 // CloseWrite ends what is sent to the port. What it sends can still be read.
-func (c *conn) CloseWrite() error { return c.out.Close() }
+func (c *conn) CloseWrite() error {
+	c.change(func() { c.closed = true })
+	return c.out.Close()
+}
 
 // Close implements net.Conn. It waits for the end of the stream.
 func (c *conn) Close() error {

@@ -186,7 +186,9 @@ func (v *served) begin(id uint32, port int) {
 		}
 		up.Wait()
 		l.end()
-		v.close(id, message, false)
+		if v.ctx.Err() == nil { // else the stream has ended before
+			v.close(id, message, false)
+		}
 	})
 }
 
