@@ -107,7 +107,7 @@ func TestDial(t *testing.T) {
 	require.True(t, bytes.Equal(sent, received))
 	_, err = c.Write([]byte("x"))
 	require.ErrorIs(t, err, net.ErrClosed)
-	<-s.Ended // without a Close
+	require.Equal(t, codes.Canceled, status.Code(<-s.Ended)) // without a Close
 	_, err = c.Read(make([]byte, 1))
 	require.ErrorIs(t, err, io.EOF)
 }
@@ -190,7 +190,7 @@ func TestDialCanceled(t *testing.T) {
 	}()
 	_, err := tunnel.Dial(ctx, s.open, "ns", "web", 80)
 	require.ErrorIs(t, err, context.Canceled)
-	<-s.Ended
+	require.Equal(t, codes.Canceled, status.Code(<-s.Ended))
 }
 
 // TestDialStreamIsLost: a stream that breaks is no end of what the port sends.

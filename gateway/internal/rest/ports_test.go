@@ -293,7 +293,7 @@ func TestPortsWebSocket(t *testing.T) {
 		if err != nil {
 			return
 		}
-		defer c.CloseNow()
+		defer func() { _ = c.CloseNow() }()
 		for {
 			kind, raw, err := c.Read(r.Context())
 			if err != nil {
@@ -302,11 +302,11 @@ func TestPortsWebSocket(t *testing.T) {
 			_ = c.Write(r.Context(), kind, append([]byte("echo "), raw...))
 		}
 	}, func(c *rest.Config) { c.Tokens = users.Tokens{"good": {User: "alice", Method: auth.Token}} })
-	c, resp, err := websocket.Dial(t.Context(), s.url+portsOf+"80/ws", &websocket.DialOptions{
+	c, resp, err := websocket.Dial(t.Context(), s.url+portsOf+"80/ws", &websocket.DialOptions{ //nolint:bodyclose // it is the connection
 		HTTPClient: s.client, Subprotocols: []string{"chat", "base64url.bearer.authorization.fast-sandbox.io.Z29vZA"},
 	})
 	require.NoError(t, err)
-	defer c.CloseNow()
+	defer func() { _ = c.CloseNow() }()
 	require.Equal(t, "chat", <-protocols)
 	require.Equal(t, "chat", c.Subprotocol())
 	require.Empty(t, resp.Header.Values("Set-Cookie"))
@@ -317,7 +317,7 @@ func TestPortsWebSocket(t *testing.T) {
 		require.Equal(t, "echo "+text, string(raw))
 	}
 	require.NoError(t, c.Close(websocket.StatusNormalClosure, ""))
-	<-tunnels.Ended
+	require.Error(t, <-tunnels.Ended)
 }
 
 // TestPortsCallerThatLeaves: the server in the sandbox sees it, and the stream ends.
@@ -408,6 +408,6 @@ func TestPortsConnectionIsKept(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		require.Equal(t, "PUT /x abc", string(raw))
 		require.False(t, resp.Close)
-		<-tunnels.Ended // each has a stream of its own
+		require.Error(t, <-tunnels.Ended) // each has a stream of its own
 	}
 }
