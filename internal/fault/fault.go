@@ -62,6 +62,7 @@ const (
 	SandboxPaused        Reason = "SANDBOX_PAUSED"
 	ProcessLost          Reason = "PROCESS_LOST"
 	CallUnsupported      Reason = "CALL_UNSUPPORTED"
+	PortUnavailable      Reason = "PORT_UNAVAILABLE"
 
 	FileNotFound     Reason = "FILE_NOT_FOUND"
 	FileExists       Reason = "FILE_EXISTS"

@@ -72,6 +72,7 @@ func TestReasonsEqualTheAPI(t *testing.T) {
 		fault.QuotaExceeded, fault.CallerLimitExceeded, fault.ProcessNotFound, fault.ProcessExists, fault.ProcessConflict,
 		fault.SandboxLimitExceeded, fault.SandboxUnresponsive, fault.FileNotFound, fault.FileExists, fault.FileAccessDenied,
 		fault.FileConflict, fault.FileChanged, fault.SandboxPaused, fault.ProcessLost, fault.CallUnsupported,
+		fault.PortUnavailable,
 	} {
 		ours[string(r)] = true
 	}

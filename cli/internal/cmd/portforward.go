@@ -16,6 +16,7 @@ import (
 	sandboxv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1"
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/fault"
+	"github.com/fast-sandbox/fast-sandbox/internal/tunnel"
 )
 
 // forwardOptions are the flags and arguments of `port-forward`.
@@ -88,7 +89,7 @@ func (o *forwardOptions) run(ctx context.Context, c *cli, name string) error {
 	}
 	f := &forward.Forwarder{Namespace: c.settings.Namespace, Sandbox: name, Clock: c.Clock, Report: c.infof}
 	tunnels := tunnelv1.NewTunnelServiceClient(c.conn)
-	f.Open = func(ctx context.Context) (forward.Stream, error) { return tunnels.Tunnel(ctx) }
+	f.Open = func(ctx context.Context) (tunnel.Stream, error) { return tunnels.Tunnel(ctx) }
 	// The sandbox is watched if the user may do that; a stream that is refused because it does not run yet is then opened again.
 	f.Retry = func(err error) bool {
 		err = c.classify(ended(err))

@@ -1,26 +1,20 @@
 // Package forward carries connections to local ports into a sandbox: all of them in one stream of TunnelService, which is opened again when it
-// breaks. A Forwarder runs once. Locks: that of a session and that of a connection are never held together, and nothing is sent under them.
+// breaks. A Forwarder runs once.
 package forward
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"sync"
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc"
 	"k8s.io/utils/clock"
 
-	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/backoff"
+	"github.com/fast-sandbox/fast-sandbox/internal/tunnel"
 )
-
-// Stream is a stream of TunnelService.
-type Stream = grpc.BidiStreamingClient[tunnelv1.TunnelRequest, tunnelv1.TunnelResponse]
 
 const (
 	// openTimeout is how long a new connection waits for a stream that is being opened again.
@@ -40,14 +34,14 @@ type Forwarder struct {
 	Namespace, Sandbox string
 	Clock              clock.WithTicker
 	// Open opens a stream that lives as long as its context.
-	Open func(context.Context) (Stream, error)
+	Open func(context.Context) (tunnel.Stream, error)
 	// Retry reports whether a stream that ended with an error is opened again.
 	Retry func(error) bool
 	// Report receives, for people, each connection that fails and each loss of the stream. It may be called concurrently.
 	Report func(format string, args ...any)
 
 	mu      sync.Mutex
-	current *session
+	current *tunnel.Session
 	changed chan struct{} // closed when current changes
 }
 
@@ -72,7 +66,7 @@ func (f *Forwarder) Restart() {
 	s := f.current
 	f.mu.Unlock()
 	if s != nil {
-		s.cancel(errRestart)
+		s.Cancel(errRestart)
 	}
 }
 
@@ -116,23 +110,22 @@ func (f *Forwarder) stream(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := newSession(cancel, stream)
-	if err := s.greet(f.Namespace, f.Sandbox); err != nil {
-		_, err = stream.Recv()
+	s, err := tunnel.NewSession(cancel, stream, f.Namespace, f.Sandbox)
+	if err != nil {
 		return err
 	}
 	f.set(s)
-	err = s.receive()
+	err = s.Receive()
 	f.set(nil)
-	if cause := context.Cause(ctx); errors.Is(cause, errRestart) || errors.Is(cause, errProtocol) {
-		err = cause
+	if errors.Is(context.Cause(ctx), errRestart) {
+		err = errRestart
 	}
 	cancel(nil)
-	s.end(err)
+	s.End(err)
 	return err
 }
 
-func (f *Forwarder) set(s *session) {
+func (f *Forwarder) set(s *tunnel.Session) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.current = s
@@ -141,7 +134,7 @@ func (f *Forwarder) set(s *session) {
 }
 
 // session returns the stream. It waits for one for some time.
-func (f *Forwarder) session(ctx context.Context) (*session, error) {
+func (f *Forwarder) session(ctx context.Context) (*tunnel.Session, error) {
 	timer := f.Clock.NewTimer(openTimeout)
 	defer timer.Stop()
 	for {
@@ -189,7 +182,7 @@ func (f *Forwarder) carry(ctx context.Context, port int, local net.Conn) {
 	defer stop()
 	s, err := f.session(ctx)
 	if err == nil {
-		err = s.carry(local, port)
+		err = s.Carry(local, port)
 	}
 	if err != nil && ctx.Err() == nil && !isReset(err) {
 		f.Report("connection from %s to port %d: %v", local.RemoteAddr(), port, err)
@@ -199,12 +192,4 @@ func (f *Forwarder) carry(ctx context.Context, port int, local net.Conn) {
 // isReset reports whether the local program has ended its connection, which is no failure of the forwarding.
 func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}
-
-// lost is the error of the connections of a stream that has ended.
-func lost(err error) error {
-	if errors.Is(err, io.EOF) {
-		err = errors.New("the server ended it")
-	}
-	return fmt.Errorf("the stream was lost: %w", err)
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 	"github.com/fast-sandbox/fast-sandbox/internal/rpc"
 )
 
@@ -82,9 +83,13 @@ func (m *method) serve(_ any, from grpc.ServerStream) error {
 	if err != nil {
 		return rpc.FromStatus(err)
 	}
+	closing := m.closing
+	if m.full == tunnelv1.TunnelService_Tunnel_FullMethodName && rpc.PeerRole(ctx) == rpc.RoleGateway {
+		closing = nil // of one HTTP request, which the REST side waits for
+	}
 	go func() {
 		select {
-		case <-m.closing:
+		case <-closing:
 			cancel(errClosing())
 		case <-ctx.Done():
 		}

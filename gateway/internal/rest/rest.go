@@ -82,7 +82,7 @@ type api struct {
 // New returns the handler.
 //
 // A request passes, from outside in: trace -> exchange (request id, metrics, access log, panics) -> CORS -> cross-origin check ->
-// authentication -> body -> route -> query check -> timeout -> gRPC call.
+// authentication -> body -> route -> query check -> timeout -> gRPC call. One to a port of a sandbox goes to its server after the authentication.
 func New(cfg Config) (http.Handler, error) {
 	m, err := newMetrics(cfg.Registry)
 	if err != nil {
@@ -119,7 +119,7 @@ func New(cfg Config) (http.Handler, error) {
 	if err := a.web(root, origin); err != nil {
 		return nil, err
 	}
-	return otelhttp.NewHandler(a.exchanged(a.cors(root)), "gateway", otelhttp.WithFilter(traced),
+	return otelhttp.NewHandler(a.exchanged(a.cors(newPorts(a, origin, root))), "gateway", otelhttp.WithFilter(traced),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method })), nil
 }
 

@@ -123,6 +123,8 @@ const (
 	ErrorReason_ERROR_REASON_PROCESS_LOST ErrorReason = 46
 	// FAILED_PRECONDITION: the runtime handler of the sandbox, or the agent that has made it, does not support calls into it; metadata `handler`.
 	ErrorReason_ERROR_REASON_CALL_UNSUPPORTED ErrorReason = 47
+	// UNAVAILABLE: nothing accepts connections at the port of the sandbox, or what does has not answered in HTTP; metadata `port`.
+	ErrorReason_ERROR_REASON_PORT_UNAVAILABLE ErrorReason = 48
 )
 
 // Enum value maps for ErrorReason.
@@ -175,6 +177,7 @@ var (
 		45: "ERROR_REASON_SANDBOX_PAUSED",
 		46: "ERROR_REASON_PROCESS_LOST",
 		47: "ERROR_REASON_CALL_UNSUPPORTED",
+		48: "ERROR_REASON_PORT_UNAVAILABLE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -224,6 +227,7 @@ var (
 		"ERROR_REASON_SANDBOX_PAUSED":            45,
 		"ERROR_REASON_PROCESS_LOST":              46,
 		"ERROR_REASON_CALL_UNSUPPORTED":          47,
+		"ERROR_REASON_PORT_UNAVAILABLE":          48,
 	}
 )
 
@@ -258,7 +262,7 @@ var File_fastsandbox_sandbox_v1_errors_proto protoreflect.FileDescriptor
 
 const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\xfc\f\n" +
+	"#fastsandbox/sandbox/v1/errors.proto\x12\x16fastsandbox.sandbox.v1*\x9f\r\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n" +
@@ -307,7 +311,8 @@ const file_fastsandbox_sandbox_v1_errors_proto_rawDesc = "" +
 	"\x19ERROR_REASON_FILE_CHANGED\x10,\x12\x1f\n" +
 	"\x1bERROR_REASON_SANDBOX_PAUSED\x10-\x12\x1d\n" +
 	"\x19ERROR_REASON_PROCESS_LOST\x10.\x12!\n" +
-	"\x1dERROR_REASON_CALL_UNSUPPORTED\x10/\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
+	"\x1dERROR_REASON_CALL_UNSUPPORTED\x10/\x12!\n" +
+	"\x1dERROR_REASON_PORT_UNAVAILABLE\x100\"\x04\b\x19\x10\x19*\x1cERROR_REASON_AGENT_NOT_FOUNDB\xf1\x01\n" +
 	"\x1acom.fastsandbox.sandbox.v1B\vErrorsProtoP\x01ZLgithub.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/sandbox/v1;sandboxv1\xa2\x02\x03FSX\xaa\x02\x16Fastsandbox.Sandbox.V1\xca\x02\x16Fastsandbox\\Sandbox\\V1\xe2\x02\"Fastsandbox\\Sandbox\\V1\\GPBMetadata\xea\x02\x18Fastsandbox::Sandbox::V1b\x06proto3"
 
 var (

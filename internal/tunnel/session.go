@@ -1,4 +1,6 @@
-package forward
+// Package tunnel is the client of TunnelService: connections to TCP ports of a sandbox, any number of them in one stream, or one as a net.Conn.
+// Locks: that of a session and that of a connection are never held together, and nothing is sent under them.
+package tunnel
 
 import (
 	"context"
@@ -8,8 +10,13 @@ import (
 	"net"
 	"sync"
 
+	"google.golang.org/grpc"
+
 	tunnelv1 "github.com/fast-sandbox/fast-sandbox/gen/go/fastsandbox/tunnel/v1"
 )
+
+// Stream is a stream of TunnelService.
+type Stream = grpc.BidiStreamingClient[tunnelv1.TunnelRequest, tunnelv1.TunnelResponse]
 
 const (
 	// window is how much each side may send for a connection without an acknowledgment, and chunk how much in one message. Both are of the API.
@@ -19,8 +26,33 @@ const (
 
 var errProtocol = errors.New("the server sent more than the window of a connection")
 
-// session is one stream.
-type session struct {
+// RefusedError says that nothing listens at a port.
+type RefusedError struct{ Message string }
+
+// Error implements error.
+func (e *RefusedError) Error() string {
+	if e.Message == "" {
+		return "nothing listens at the port"
+	}
+	return e.Message
+}
+
+// lostError is why the connections of a stream that has ended have ended.
+type lostError struct{ cause error }
+
+func (e *lostError) Error() string { return "the stream was lost: " + e.cause.Error() }
+
+func (e *lostError) Unwrap() error { return e.cause }
+
+func lost(err error) error {
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the server ended it")
+	}
+	return &lostError{err}
+}
+
+// Session is one stream. Make it with NewSession. Its methods may be called concurrently.
+type Session struct {
 	cancel  context.CancelCauseFunc
 	stream  Stream
 	sending sync.Mutex
@@ -31,14 +63,17 @@ type session struct {
 	ended error
 }
 
-func newSession(cancel context.CancelCauseFunc, stream Stream) *session {
-	return &session{cancel: cancel, stream: stream, open: map[uint32]*connection{}}
+// NewSession returns a Session, and names the sandbox to the server. cancel ends the context of the stream.
+func NewSession(cancel context.CancelCauseFunc, stream Stream, namespace, name string) (*Session, error) {
+	if err := stream.Send(&tunnelv1.TunnelRequest{Namespace: namespace, Name: name}); err != nil {
+		_, err = stream.Recv() // which says why
+		return nil, err
+	}
+	return &Session{cancel: cancel, stream: stream, open: map[uint32]*connection{}}, nil
 }
 
-// greet names the sandbox.
-func (s *session) greet(namespace, name string) error {
-	return s.stream.Send(&tunnelv1.TunnelRequest{Namespace: namespace, Name: name})
-}
+// Cancel ends the stream.
+func (s *Session) Cancel(cause error) { s.cancel(cause) }
 
 // connection is one connection of a session.
 //
@@ -85,15 +120,15 @@ func (c *connection) wait(ready func() bool) {
 	}
 }
 
-func (s *session) send(id uint32, f *tunnelv1.Frame) error {
+func (s *Session) send(id uint32, f *tunnelv1.Frame) error {
 	f.Connection = id
 	s.sending.Lock()
 	defer s.sending.Unlock()
 	return s.stream.Send(&tunnelv1.TunnelRequest{Frame: f})
 }
 
-// receive distributes what the server sends until the stream ends.
-func (s *session) receive() error {
+// Receive distributes what the server sends until the stream ends, and returns why it ended. It is called once.
+func (s *Session) Receive() error {
 	for {
 		m, err := s.stream.Recv()
 		if err != nil {
@@ -129,11 +164,7 @@ func (c *connection) receive(f *tunnelv1.Frame) error {
 	case *tunnelv1.Frame_Finished_:
 		c.change(func() { c.finished = true })
 	case *tunnelv1.Frame_Closed_:
-		var reason error
-		if text := e.Closed.GetMessage(); text != "" {
-			reason = errors.New(text)
-		}
-		c.close(reason)
+		c.close(reasonOf(e.Closed))
 	}
 	if over {
 		return errProtocol
@@ -141,8 +172,19 @@ func (c *connection) receive(f *tunnelv1.Frame) error {
 	return nil
 }
 
-// end ends all connections of a stream that has ended.
-func (s *session) end(err error) {
+// reasonOf returns why the server closed a connection; nil if both sides had finished.
+func reasonOf(closed *tunnelv1.Frame_Closed) error {
+	switch text := closed.GetMessage(); {
+	case closed.GetRefused():
+		return &RefusedError{text}
+	case text != "":
+		return errors.New(text)
+	}
+	return nil
+}
+
+// End ends all connections, after the stream has ended.
+func (s *Session) End(err error) {
 	s.mu.Lock()
 	s.ended = lost(err)
 	all := s.open
@@ -154,7 +196,7 @@ func (s *session) end(err error) {
 }
 
 // add returns a new connection.
-func (s *session) add() (*connection, error) {
+func (s *Session) add() (*connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended != nil {
@@ -170,38 +212,63 @@ func (s *session) add() (*connection, error) {
 	return c, nil
 }
 
-// carry opens a connection to a port of the sandbox, and copies in both directions until both have ended. It returns why that failed.
-func (s *session) carry(local net.Conn, port int) error {
-	c, err := s.add()
+// Carry opens a connection to a port of the sandbox, and copies in both directions until both have ended. It returns why that failed.
+func (s *Session) Carry(local net.Conn, port int) error {
+	c, err := s.connect(port)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		s.mu.Lock()
-		delete(s.open, c.id)
-		s.mu.Unlock()
-	}()
-	open := &tunnelv1.Frame_Open{Port: int32(port)}
-	if err := s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Open_{Open: open}}); err != nil {
-		return lost(err)
+	return s.copy(c, local, func(error) { _ = local.Close() })
+}
+
+// connect opens a connection, and waits until the port has accepted or refused it.
+func (s *Session) connect(port int) (*connection, error) {
+	c, err := s.add()
+	if err != nil {
+		return nil, err
 	}
-	c.wait(func() bool { return c.opened || c.closed })
+	open := &tunnelv1.Frame_Open{Port: int32(port)}
+	if err := s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Open_{Open: open}}); err != nil && !errors.Is(err, io.EOF) {
+		s.forget(c)
+		return nil, lost(err)
+	} // io.EOF: the stream has ended, and Receive has the reason
+	accepted := false
+	c.wait(func() bool {
+		accepted, err = c.opened, c.reason
+		return c.opened || c.closed
+	})
+	if !accepted && err != nil {
+		s.forget(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+func (s *Session) forget(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, c.id)
+}
+
+// copy copies in both directions until both have ended. Then, or when that fails, it calls end, which ends what waits for local.
+func (s *Session) copy(c *connection, local io.ReadWriter, end func(error)) error {
+	defer s.forget(c)
 	var up sync.WaitGroup
 	up.Go(func() { s.up(c, local) })
-	err = s.down(c, local)
-	_ = local.Close() // ends the other direction
+	err := s.down(c, local)
+	end(err)
 	up.Wait()
 	return err
 }
 
 // abort ends a connection from this side.
-func (s *session) abort(c *connection, err error) {
+func (s *Session) abort(c *connection, err error) {
 	c.close(err)
 	_ = s.send(c.id, &tunnelv1.Frame{Event: &tunnelv1.Frame_Closed_{Closed: &tunnelv1.Frame_Closed{}}})
 }
 
 // up passes on what the local program sends, as far as the port takes it.
-func (s *session) up(c *connection, local net.Conn) {
+func (s *Session) up(c *connection, local io.Reader) {
 	buffer := make([]byte, chunk)
 	for {
 		room, closed := int64(0), false
@@ -233,7 +300,7 @@ func (s *session) up(c *connection, local net.Conn) {
 }
 
 // down passes on what the port sends, and acknowledges it. It returns when the connection is closed.
-func (s *session) down(c *connection, local net.Conn) error {
+func (s *Session) down(c *connection, local io.Writer) error {
 	finished := false
 	for {
 		var data []byte
