@@ -80,6 +80,9 @@ func (o *filesWatch) once(ctx context.Context, c *cli, client filesystemv1.Files
 		if again && event.GetType() == filesystemv1.WatchDirectoryResponse_TYPE_STARTED {
 			event = &filesystemv1.WatchDirectoryResponse{Type: filesystemv1.WatchDirectoryResponse_TYPE_OVERFLOW, Path: in.GetPath(), Directory: true}
 		}
+		if event.GetPath() == "" {
+			event.Path = in.GetPath() // that of the directory itself
+		}
 		if err := o.print(c, event); err != nil {
 			return true, err
 		}

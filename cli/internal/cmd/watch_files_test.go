@@ -29,7 +29,7 @@ func TestWatchDirectory(t *testing.T) {
 			return err
 		}
 	}
-	started := event(filesystemv1.WatchDirectoryResponse_TYPE_STARTED, "/data")
+	started := event(filesystemv1.WatchDirectoryResponse_TYPE_STARTED, "")
 	f.watches = append(f.watches,
 		answer(fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "stopping"), started, event(filesystemv1.WatchDirectoryResponse_TYPE_CREATED, "/data/a b"),
 			event(filesystemv1.WatchDirectoryResponse_TYPE_KEEPALIVE, ""), event(filesystemv1.WatchDirectoryResponse_TYPE_WRITTEN, "/data/\x1b[2Jx")),

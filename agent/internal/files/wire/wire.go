@@ -134,6 +134,9 @@ func (f *Failure) Error() string {
 	if f.Errno != 0 {
 		text = f.Errno.Error()
 	}
+	if len(f.Path) == 0 {
+		return text
+	}
 	return fmt.Sprintf("%q: %s", f.Path, text)
 }
 
