@@ -112,7 +112,7 @@ func (c ClientConfig) buffers() []grpc.DialOption {
 	if c.Bulk {
 		read, write = bulkReadBuffer, bulkWriteBuffer
 	}
-	return []grpc.DialOption{grpc.WithReadBufferSize(read), grpc.WithWriteBufferSize(write), grpc.WithSharedWriteBuffer(true)}
+	return []grpc.DialOption{grpc.WithReadBufferSize(read), grpc.WithWriteBufferSize(write)}
 }
 
 // bearer adds a token to calls.

@@ -41,7 +41,7 @@ func DefaultLimits() Limits {
 // options returns the options of a server. Both keepalive settings are those of all servers.
 func (l Limits) options() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.SharedWriteBuffer(true), grpc.WriteBufferSize(bulkWriteBuffer), grpc.ConnectionTimeout(l.Handshake), grpc.MaxConcurrentStreams(l.Calls), grpc.MaxHeaderListSize(l.HeaderBytes),
+		grpc.WriteBufferSize(bulkWriteBuffer), grpc.ConnectionTimeout(l.Handshake), grpc.MaxConcurrentStreams(l.Calls), grpc.MaxHeaderListSize(l.HeaderBytes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: l.Age, MaxConnectionAgeGrace: l.Grace, MaxConnectionIdle: l.Idle,

@@ -90,11 +90,11 @@ func receive(control *net.UnixConn) (*net.UnixConn, error) {
 	}
 	messages, err := unix.ParseSocketControlMessage(rights[:length])
 	if err != nil || len(messages) == 0 {
-		return nil, nil //nolint:nilnil // nothing came
+		return nil, nil //nolint:nilerr,nilnil // nothing came
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) == 0 {
-		return nil, nil //nolint:nilnil // the same
+		return nil, nil //nolint:nilerr,nilnil // the same
 	}
 	conn, err := connOf(fds[0])
 	if err != nil {
