@@ -67,7 +67,7 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("dialing %s: %w", target, err)
 		}
-		creds = alertCredentials{credentials.NewTLS(c)}
+		creds = alertCredentials{gatherCredentials{credentials.NewTLS(c)}}
 	}
 	var silent *silence
 	if cfg.Silence > 0 {

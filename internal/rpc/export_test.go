@@ -7,6 +7,7 @@ import (
 	"github.com/go-logr/logr"
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 )
 
@@ -29,3 +30,8 @@ func UnaryInterceptors(ctx context.Context, cfg ServerConfig) ([]grpc.UnaryServe
 
 // NewCodec returns the codec of servers and clients.
 func NewCodec() encoding.CodecV2 { return newCodec() }
+
+// Gathered returns credentials whose connections write the records of one write together.
+func Gathered(c credentials.TransportCredentials) credentials.TransportCredentials {
+	return gatherCredentials{c}
+}

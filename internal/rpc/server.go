@@ -266,5 +266,5 @@ func serverCredentials(log logr.Logger, t TLS, users bool) (credentials.Transpor
 		}
 		return c, err
 	}
-	return credentials.NewTLS(cfg), nil
+	return gatherCredentials{credentials.NewTLS(cfg)}, nil
 }
