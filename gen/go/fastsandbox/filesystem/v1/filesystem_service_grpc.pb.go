@@ -40,6 +40,8 @@ const (
 //
 // A path that is not valid UTF-8 cannot be named; ListDirectory shows such an entry with its bytes. Symbolic links are followed as programs of the sandbox
 // follow them. Files that are no regular ones (devices, FIFOs, sockets, and those of /proc and /sys) are neither read nor written.
+// The files of a sandbox that has ended are not reachable (PHASE_CONFLICT), and those of a paused one not until it is resumed (SANDBOX_PAUSED): there is
+// no process in it that could act under its rules. A sandbox without a process of its own (keep_alive) lives until it is deleted or expires.
 // Errors are those of SandboxService.
 type FilesystemServiceClient interface {
 	// Stat describes a file. It does not follow a symbolic link at the end of the path unless asked to.
@@ -215,6 +217,8 @@ type FilesystemService_WriteArchiveClient = grpc.ClientStreamingClient[WriteArch
 //
 // A path that is not valid UTF-8 cannot be named; ListDirectory shows such an entry with its bytes. Symbolic links are followed as programs of the sandbox
 // follow them. Files that are no regular ones (devices, FIFOs, sockets, and those of /proc and /sys) are neither read nor written.
+// The files of a sandbox that has ended are not reachable (PHASE_CONFLICT), and those of a paused one not until it is resumed (SANDBOX_PAUSED): there is
+// no process in it that could act under its rules. A sandbox without a process of its own (keep_alive) lives until it is deleted or expires.
 // Errors are those of SandboxService.
 type FilesystemServiceServer interface {
 	// Stat describes a file. It does not follow a symbolic link at the end of the path unless asked to.
