@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,6 +80,25 @@ func ParseCPU(raw []byte) (time.Duration, error) {
 		return 0, fmt.Errorf("reading the CPU time of a cgroup: %w", err)
 	}
 	return time.Duration(n) * unit, nil
+}
+
+// Pods returns the cgroups of the Pods below a cgroup, by the uids of the Pods. The kubelet calls them pod and the uid, if its driver is cgroupfs.
+func (c Cgroups) Pods(below string) (map[string]string, error) {
+	root, pods := c.Dir("/"), map[string]string{}
+	err := filepath.WalkDir(c.Dir(below), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return nil //nolint:nilerr // a cgroup that was removed meanwhile is that of no Pod
+		}
+		if uid, ok := strings.CutPrefix(e.Name(), "pod"); ok && uid != "" {
+			pods[uid] = "/" + strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
+			return fs.SkipDir
+		}
+		return nil
+	})
+	if err == nil && len(pods) == 0 {
+		err = fmt.Errorf("no Pod has a cgroup below %s: is this the local cluster? %w", below, os.ErrNotExist)
+	}
+	return pods, err
 }
 
 // Members are the processes in a cgroup, without those below it.

@@ -2,6 +2,7 @@ package host_test
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -53,6 +54,20 @@ func TestCgroups(t *testing.T) {
 	used, err := c.CPU("/")
 	require.NoError(t, err)
 	require.Positive(t, used)
+}
+
+func TestCgroupsOfPods(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{"kubepods/burstable/poda-1/container", "kubepods/podb-2", "kubepods/other", "podc-3"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, path), 0o755))
+	}
+	c, err := host.ParseCgroups([]byte("cgroup2 " + dir + " cgroup2 rw 0 0\n"))
+	require.NoError(t, err)
+	pods, err := c.Pods("/kubepods")
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"a-1": "/kubepods/burstable/poda-1", "b-2": "/kubepods/podb-2"}, pods)
+	_, err = c.Pods("/kubepods/other")
+	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 func TestProgram(t *testing.T) {

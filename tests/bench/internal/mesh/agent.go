@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
@@ -65,16 +63,9 @@ func (m *Mesh) AgentCgroup(ctx context.Context, pool string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	root, found := cgroups.Dir("/"), ""
-	err = filepath.WalkDir(cgroups.Dir(podsCgroup), func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.IsDir() && e.Name() == "pod"+uid {
-			found = "/" + strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
-			return fs.SkipAll
-		}
-		return nil
-	})
-	if err == nil && found == "" {
-		err = errors.New("the agent has no cgroup: is this the local cluster?")
+	pods, err := cgroups.Pods(podsCgroup)
+	if err == nil && pods[uid] == "" {
+		err = errors.New("the agent has no cgroup")
 	}
-	return found, err
+	return pods[uid], err
 }

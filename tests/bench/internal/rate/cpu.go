@@ -3,11 +3,7 @@ package rate
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -105,25 +101,16 @@ func newMeter(ctx context.Context, m *mesh.Mesh) (*meter, error) {
 	if err := m.Kube.List(ctx, &pods); err != nil {
 		return nil, fmt.Errorf("listing Pods: %w", err)
 	}
-	of := map[string]string{}
+	cgroups, err := c.cgroups.Pods(podsCgroup)
+	if err != nil {
+		return nil, err
+	}
 	for i := range pods.Items {
-		of["pod"+string(pods.Items[i].UID)] = podPart(&pods.Items[i])
-	}
-	root := c.cgroups.Dir("/")
-	err = filepath.WalkDir(c.cgroups.Dir(podsCgroup), func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return nil //nolint:nilerr // a cgroup that was removed meanwhile is none of these
+		if path := cgroups[string(pods.Items[i].UID)]; path != "" {
+			c.pods[path] = podPart(&pods.Items[i])
 		}
-		if part := of[e.Name()]; part != "" {
-			c.pods["/"+strings.TrimPrefix(strings.TrimPrefix(path, root), "/")] = part
-			return fs.SkipDir
-		}
-		return nil
-	})
-	if err == nil && len(c.pods) == 0 {
-		err = fmt.Errorf("no Pod has a cgroup below %s: %w", podsCgroup, os.ErrNotExist)
 	}
-	return c, err
+	return c, nil
 }
 
 // check returns an error unless all components were found whose time must be known.
