@@ -270,12 +270,12 @@ func TestMuchOutput(t *testing.T) {
 // TestCommandsThatAreTooLarge are refused with a reason, by whichever server finds out.
 func TestCommandsThatAreTooLarge(t *testing.T) {
 	b := newBox(t, uniqueName("large"))
-	many := make([]string, 0, 1000)
+	many := make([]string, 0, 2000)
 	for range cap(many) {
 		many = append(many, strings.Repeat("x", 2<<10))
 	}
 	for name, args := range map[string][]string{
-		"one of 2 MiB": {"true", strings.Repeat("x", 2<<20)}, "2 MiB together": append([]string{"true"}, many...), "none": {}, "not UTF-8": {"true", "\xff"},
+		"one of 2 MiB": {"true", strings.Repeat("x", 2<<20)}, "4 MiB together": append([]string{"true"}, many...), "none": {}, "not UTF-8": {"true", "\xff"},
 		"a zero byte": {"true", "a\x00b"},
 	} {
 		_, err := b.run(t.Context(), 0, args...)

@@ -54,19 +54,25 @@ func NewProcesses(s *Service, in Inside) *Processes { return &Processes{service:
 
 // sandbox returns the supervisor of the sandbox that a call is meant for.
 func (p *Processes) sandbox(ctx context.Context) (inside.Sandbox, error) {
+	s, _, err := p.running(ctx)
+	return s, err
+}
+
+// running is sandbox, with a channel that is closed when the process of the sandbox has ended.
+func (p *Processes) running(ctx context.Context) (inside.Sandbox, <-chan struct{}, error) {
 	t, err := rpc.TargetOf(ctx)
 	if err != nil {
-		return inside.Sandbox{}, err
+		return inside.Sandbox{}, nil, err
 	}
 	id, ended, err := p.service.config.Sandboxes.Log(ctx, &agentv1.Fence{SandboxUid: t.SandboxUID, Attempt: t.Attempt, AgentUid: t.AgentUID})
 	if err != nil {
-		return inside.Sandbox{}, err
+		return inside.Sandbox{}, nil, err
 	}
 	select {
 	case <-ended:
-		return inside.Sandbox{}, fault.New(errdefs.ErrFailedPrecondition, fault.PhaseConflict, "the process of the sandbox has ended")
+		return inside.Sandbox{}, nil, errEnded()
 	default:
-		return p.inside.Supervisor(id), nil
+		return p.inside.Supervisor(id), ended, nil
 	}
 }
 

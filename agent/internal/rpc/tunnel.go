@@ -38,7 +38,7 @@ func NewTunnels(p *Processes) *Tunnels { return &Tunnels{processes: p} }
 func (t *Tunnels) Tunnel(stream grpc.BidiStreamingServer[tunnelv1.TunnelRequest, tunnelv1.TunnelResponse]) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	s, err := t.processes.sandbox(ctx)
+	s, ended, err := t.processes.running(ctx)
 	if err != nil {
 		return err
 	}
@@ -46,6 +46,8 @@ func (t *Tunnels) Tunnel(stream grpc.BidiStreamingServer[tunnelv1.TunnelRequest,
 		select {
 		case <-t.processes.service.closing:
 			cancel(errStopping())
+		case <-ended: // a tunnel without a connection has no other way to know
+			cancel(errEnded())
 		case <-ctx.Done():
 		}
 	}()

@@ -1902,14 +1902,14 @@ var File_fastsandbox_process_v1_process_service_proto protoreflect.FileDescripto
 
 const file_fastsandbox_process_v1_process_service_proto_rawDesc = "" +
 	"\n" +
-	",fastsandbox/process/v1/process_service.proto\x12\x16fastsandbox.process.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc0\x03\n" +
-	"\vProcessSpec\x12 \n" +
-	"\x04args\x18\x01 \x03(\tB\f\xbaH\t\x92\x01\x06\b\x01\x10\x80\x80\x04R\x04args\x12_\n" +
-	"\x03env\x18\x02 \x03(\v2,.fastsandbox.process.v1.ProcessSpec.EnvEntryB\x1f\xbaH\x1c\x9a\x01\x19\x10\x80 \"\x14r\x12\x10\x01\x18\x80\b2\v^[^=\\x00]+$R\x03env\x12\x1b\n" +
-	"\tclear_env\x18\x03 \x01(\bR\bclearEnv\x12)\n" +
-	"\vworking_dir\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x1fR\n" +
-	"workingDir\x12\x1c\n" +
-	"\x04user\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x04user\x12J\n" +
+	",fastsandbox/process/v1/process_service.proto\x12\x16fastsandbox.process.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\x03\n" +
+	"\vProcessSpec\x12(\n" +
+	"\x04args\x18\x01 \x03(\tB\x14\xbaH\x11\x92\x01\x0e\b\x01\x10\x80\x80\x04\"\x06r\x04\xba\x01\x01\x00R\x04args\x12g\n" +
+	"\x03env\x18\x02 \x03(\v2,.fastsandbox.process.v1.ProcessSpec.EnvEntryB'\xbaH$\x9a\x01!\x10\x80 \"\x14r\x12\x10\x01\x18\x80\b2\v^[^=\\x00]+$*\x06r\x04\xba\x01\x01\x00R\x03env\x12\x1b\n" +
+	"\tclear_env\x18\x03 \x01(\bR\bclearEnv\x12-\n" +
+	"\vworking_dir\x18\x04 \x01(\tB\f\xbaH\tr\a\x18\xff\x1f\xba\x01\x01\x00R\n" +
+	"workingDir\x12 \n" +
+	"\x04user\x18\x05 \x01(\tB\f\xbaH\tr\a\x18\x80\x02\xba\x01\x01\x00R\x04user\x12J\n" +
 	"\x03tag\x18\x06 \x01(\tB8\xbaH5r3\x18\x80\x012.^([A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?)?$R\x03tag\x12D\n" +
 	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\xe7\x84\x0f*\x00R\atimeout\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
