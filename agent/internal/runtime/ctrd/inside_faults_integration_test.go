@@ -187,8 +187,10 @@ func TestInsideSupervisorIsReplaced(t *testing.T) {
 				_, err := s.Follow(t.Context(), &wire.Follow{Target: wire.Target{Tag: start.Tag}})
 				return fault.ReasonOf(inside.Fault(err, "")) == fault.ProcessLost
 			}, testkit.Timeout, testkit.Tick)
-			out, _, _ := ran(t, s, shell("ps | grep -c '[s]leep 1234'"))
-			require.Equal(t, "0\n", out, "it was killed as well")
+			require.Eventually(t, func() bool { // it was killed as well
+				out, _, _ := ran(t, s, shell("ps | grep -c '[s]leep 1234'"))
+				return out == "0\n"
+			}, testkit.Timeout, testkit.Tick)
 		}
 	})
 }
