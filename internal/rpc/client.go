@@ -40,6 +40,9 @@ type ClientConfig struct {
 	Silence time.Duration
 	// Bulk says that a connection carries files: its buffers are larger, and a transfer takes a third of the processor time.
 	Bulk bool
+	// Files says that it carries nothing but files: as much as filesWindow of one is on its way before it is read. It is for connections on which nobody
+	// waits for what was sent last, as somebody at a terminal does.
+	Files bool
 	// Options are added after the defaults.
 	Options []grpc.DialOption
 }
@@ -49,6 +52,13 @@ const (
 	smallBuffer     = 4 << 10
 	bulkReadBuffer  = 32 << 10
 	bulkWriteBuffer = 64 << 10
+)
+
+// How much of one stream, and of all streams of a connection, is on its way at most before it is read. gRPC's own window begins with 64 KiB and follows
+// what it measures, up to 16 MiB; between processes of one node it stays small, and both sides wait for each other.
+const (
+	filesWindow     = 4 << 20
+	filesConnWindow = 16 << 20
 )
 
 // Dial returns a connection that is established on first use and re-established within about a second whenever it breaks.
@@ -109,10 +119,14 @@ func Dial(target string, cfg ClientConfig) (*grpc.ClientConn, error) {
 // already, and 2,000 agents to which something is announced at once have a write buffer each.
 func (c ClientConfig) buffers() []grpc.DialOption {
 	read, write := smallBuffer, smallBuffer
-	if c.Bulk {
+	if c.Bulk || c.Files {
 		read, write = bulkReadBuffer, bulkWriteBuffer
 	}
-	return []grpc.DialOption{grpc.WithReadBufferSize(read), grpc.WithWriteBufferSize(write)}
+	options := []grpc.DialOption{grpc.WithReadBufferSize(read), grpc.WithWriteBufferSize(write)}
+	if c.Files {
+		options = append(options, grpc.WithInitialWindowSize(filesWindow), grpc.WithInitialConnWindowSize(filesConnWindow))
+	}
+	return options
 }
 
 // bearer adds a token to calls.

@@ -18,7 +18,9 @@ const (
 
 // gatherCredentials are TLS credentials whose connections write the records of one write together. TLS writes each of them on its own otherwise, 16 KiB
 // at a time, and with each of these writes the kernel may wake the process at the other end.
-type gatherCredentials struct{ credentials.TransportCredentials }
+type gatherCredentials struct {
+	credentials.TransportCredentials
+}
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (c gatherCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {

@@ -59,6 +59,8 @@ type ServerConfig struct {
 	MaxRecvBytes int
 	// Limits bound what peers can hold. Zero: DefaultLimits.
 	Limits Limits
+	// Files says that files arrive, too: more of a stream is on its way before it is read.
+	Files bool
 	// Web lets ServeHTTP serve the same services.
 	Web bool
 }
@@ -118,6 +120,9 @@ func NewServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 		grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
 		grpc.Creds(creds), grpc.StatsHandler(otelgrpc.NewServerHandler()), grpc.MaxRecvMsgSize(hardMaxRecvBytes),
 		grpc.ForceServerCodecV2(newCodec()), grpc.InTapHandle(a.tap))
+	if cfg.Files {
+		options = append(options, grpc.InitialWindowSize(filesWindow), grpc.InitialConnWindowSize(filesConnWindow))
+	}
 	s.grpc = grpc.NewServer(options...)
 	if cfg.Web {
 		s.web = grpc.NewServer(options...)

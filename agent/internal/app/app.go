@@ -126,7 +126,7 @@ func (c *Config) server(ctx context.Context, guard func(context.Context, string)
 		return nil, err
 	}
 	return rpc.NewServer(ctx, rpc.ServerConfig{
-		Address: c.BindAddress, TLS: c.TLS, Allow: allow(), Users: users, Guard: guard, Registry: registry, MaxRecvBytes: maxMessage,
+		Address: c.BindAddress, TLS: c.TLS, Allow: allow(), Users: users, Guard: guard, Registry: registry, MaxRecvBytes: maxMessage, Files: true,
 	})
 }
 

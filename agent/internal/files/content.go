@@ -79,27 +79,51 @@ type received struct {
 	end    bool
 }
 
-// Read implements io.Reader.
-func (r *received) Read(b []byte) (int, error) {
+// next reads a frame if nothing is left of the one before. The error is io.EOF at the end.
+func (r *received) next() error {
 	for len(r.rest) == 0 {
 		if r.end {
-			return 0, io.EOF
+			return io.EOF
 		}
 		kind, payload, err := wire.Get(r.from, r.buffer)
 		switch {
 		case err != nil:
-			return 0, errors.Join(io.ErrUnexpectedEOF, err)
+			return errors.Join(io.ErrUnexpectedEOF, err)
 		case kind == wire.End:
 			r.end = true
 		case kind == wire.Data:
 			r.buffer, r.rest = payload[:cap(payload)], payload
 		default:
-			return 0, &wire.Failure{Kind: wire.Invalid, Text: "an unexpected frame"}
+			return &wire.Failure{Kind: wire.Invalid, Text: "an unexpected frame"}
 		}
+	}
+	return nil
+}
+
+// Read implements io.Reader.
+func (r *received) Read(b []byte) (int, error) {
+	if err := r.next(); err != nil {
+		return 0, err
 	}
 	n := copy(b, r.rest)
 	r.rest = r.rest[n:]
 	return n, nil
+}
+
+// WriteTo implements io.WriterTo: io.Copy writes each frame from where it is.
+func (r *received) WriteTo(w io.Writer) (n int64, err error) {
+	for {
+		if err := r.next(); errors.Is(err, io.EOF) {
+			return n, nil
+		} else if err != nil {
+			return n, err
+		}
+		m, err := w.Write(r.rest)
+		n, r.rest = n+int64(m), r.rest[m:]
+		if err != nil {
+			return n, err
+		}
+	}
 }
 
 // write writes a file.
@@ -129,7 +153,7 @@ func (s *server) write() (*wire.Result, error) {
 	return result, err
 }
 
-func (s *server) append(in io.Reader) (int64, error) {
+func (s *server) append(in *received) (int64, error) {
 	flags := unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT
 	if s.call.NoReplace {
 		flags |= unix.O_EXCL
@@ -151,8 +175,8 @@ func (s *server) append(in io.Reader) (int64, error) {
 }
 
 // copy copies all that arrives.
-func (s *server) copy(to io.Writer, in io.Reader) (int64, error) {
-	n, err := io.CopyBuffer(struct{ io.Writer }{to}, in, make([]byte, wire.Chunk))
+func (s *server) copy(to io.Writer, in io.WriterTo) (int64, error) {
+	n, err := in.WriteTo(to)
 	if err == nil && s.call.Size != nil && *s.call.Size != n {
 		err = &wire.Failure{Kind: wire.Size}
 	}
@@ -160,7 +184,7 @@ func (s *server) copy(to io.Writer, in io.Reader) (int64, error) {
 }
 
 // replace writes a new file, and gives it the name of the old one when it is complete.
-func (s *server) replace(in io.Reader) (n int64, err error) {
+func (s *server) replace(in *received) (n int64, err error) {
 	target, old, err := s.target()
 	if err != nil {
 		return 0, err

@@ -25,6 +25,7 @@ const maxPath = unix.PathMax - 1
 // Serve serves the calls of one connection, one after another, until the agent closes it. Relative paths are in home.
 func Serve(conn *net.UnixConn, home string) {
 	defer conn.Close()
+	_ = conn.SetWriteBuffer(wire.Buffer) // at most what the node permits
 	if wire.Put(conn, wire.Ready, nil) != nil {
 		return
 	}

@@ -50,6 +50,7 @@ func (s Sandbox) helper(ctx context.Context, user string) (_ *Helper, err error)
 		return nil, err
 	}
 	conn.helper.Store(true)
+	_ = conn.SetWriteBuffer(files.Buffer) // at most what the node permits
 	h := &Helper{conn: conn, reader: bufio.NewReaderSize(conn, 64<<10), stop: endWith(ctx, conn)}
 	defer func() {
 		if err != nil {

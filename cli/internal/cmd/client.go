@@ -36,11 +36,14 @@ func retries() backoff.Policy {
 }
 
 // connect returns the connection to the gateway, or to an allocator, which does not serve calls into sandboxes. The first call creates it.
-func (c *cli) connect() (*grpc.ClientConn, error) {
+func (c *cli) connect() (*grpc.ClientConn, error) { return c.connectFor(false) }
+
+// connectFor does the same for a command that works with files.
+func (c *cli) connectFor(files bool) (*grpc.ClientConn, error) {
 	if c.conn != nil {
 		return c.conn, nil
 	}
-	conn, err := c.dial(c.settings.Addr, remote{role: rpc.RoleGateway, orRole: rpc.RoleAllocator})
+	conn, err := c.dial(c.settings.Addr, remote{role: rpc.RoleGateway, orRole: rpc.RoleAllocator, files: files})
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +53,7 @@ func (c *cli) connect() (*grpc.ClientConn, error) {
 
 // dial returns a connection to a server.
 func (c *cli) dial(target string, r remote, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	cfg := rpc.ClientConfig{TLS: c.settings.TLS, ServerName: r.role.ServerName(), AgentUID: r.agentUID, Silence: rpc.DefaultSilence, Bulk: true, Options: options}
+	cfg := rpc.ClientConfig{TLS: c.settings.TLS, ServerName: r.role.ServerName(), AgentUID: r.agentUID, Silence: rpc.DefaultSilence, Bulk: true, Files: r.files, Options: options}
 	if r.orRole != "" {
 		cfg.OrName = r.orRole.ServerName()
 	}

@@ -119,7 +119,7 @@ func (o *copyOptions) remote(c *cli, name, from string) (*transfer.Remote, error
 
 // files returns a client of the API for files.
 func (c *cli) files() (filesystemv1.FilesystemServiceClient, error) {
-	conn, err := c.connect()
+	conn, err := c.connectFor(true)
 	if err != nil {
 		return nil, err
 	}

@@ -62,6 +62,8 @@ type remote struct {
 	port string
 	// ticket, if it is set, replaces the user's own credentials, which an agent must not receive.
 	ticket func() (string, error)
+	// files says that the connection carries files.
+	files bool
 }
 
 // at calls do with a connection to a server in a Pod. The connection goes through a tunnel, which is opened again if it breaks.

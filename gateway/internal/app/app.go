@@ -69,7 +69,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener, options ...gr
 	defer grpcSide.close()
 	upstream, sessions := rest.NewUpstream(allocator), &sync.WaitGroup{}
 	handler, err := cfg.handler(rest.Config{
-		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, RPC: grpcSide.server, Ready: upstream.Check,
+		Allocator: allocator, Collector: collector, Sandboxes: grpcSide.own, Files: grpcSide.ownFiles, RPC: grpcSide.server, Ready: upstream.Check,
 		Draining: draining, Sessions: sessions, Registry: registry, Log: log, Clock: clock.RealClock{},
 	}, tokens)
 	if err != nil {

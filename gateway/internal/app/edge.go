@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 
@@ -30,8 +31,8 @@ const maxMessage = 8 << 20
 type edgeServer struct {
 	server *rpc.Server
 	router *edge.Router
-	// own is a connection to it: REST calls into sandboxes come the same way as others, so that one place decides about them.
-	own *grpc.ClientConn
+	// own and ownFiles are connections to it: REST calls into sandboxes come the same way as others, so that one place decides about them.
+	own, ownFiles *grpc.ClientConn
 }
 
 // edge returns the gRPC server. It listens already.
@@ -46,15 +47,15 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	}
 	e := &edgeServer{}
 	e.server, err = rpc.NewServer(ctx, rpc.ServerConfig{
-		Address: c.GRPCAddress, TLS: c.TLS, Users: users, Registry: registry, MaxRecvBytes: maxMessage, DrainTimeout: c.DrainTimeout, Web: true,
+		Address: c.GRPCAddress, TLS: c.TLS, Users: users, Registry: registry, MaxRecvBytes: maxMessage, DrainTimeout: c.DrainTimeout, Files: true, Web: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	e.router = edge.NewRouter(edge.Config{
 		Locator: allocatorv1.NewAllocatorServiceClient(allocator),
-		Dial: func(address, agentUID string) (*grpc.ClientConn, error) {
-			return rpc.Dial(address, rpc.ClientConfig{TLS: c.TLS, AgentUID: agentUID, Bulk: true})
+		Dial: func(address, agentUID string, files bool) (*grpc.ClientConn, error) {
+			return rpc.Dial(address, rpc.ClientConfig{TLS: c.TLS, AgentUID: agentUID, Bulk: true, Files: files})
 		},
 		Clock: clock.RealClock{},
 	})
@@ -76,11 +77,16 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	if err != nil {
 		return nil, fmt.Errorf("reading the address of the gRPC server: %w", err)
 	}
-	e.own, err = rpc.Dial(net.JoinHostPort("localhost", port), rpc.ClientConfig{TLS: c.TLS, ServerName: rpc.RoleGateway.ServerName(), Bulk: true})
+	to := rpc.ClientConfig{TLS: c.TLS, ServerName: rpc.RoleGateway.ServerName(), Bulk: true}
+	if e.own, err = rpc.Dial(net.JoinHostPort("localhost", port), to); err != nil {
+		return nil, err
+	}
+	to.Files = true
+	e.ownFiles, err = rpc.Dial(net.JoinHostPort("localhost", port), to)
 	return e, err
 }
 
 func (e *edgeServer) close() {
-	_ = e.own.Close()
+	_ = errors.Join(e.own.Close(), e.ownFiles.Close())
 	e.router.Close()
 }

@@ -10,7 +10,7 @@ import (
 func (r *Router) Agent(address, agentUID string) (conn grpc.ClientConnInterface, done func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a, err := r.connect(place{target: rpc.Target{AgentUID: agentUID}, address: address})
+	a, err := r.connect(place{target: rpc.Target{AgentUID: agentUID}, address: address}, false)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -39,8 +39,8 @@ const (
 type Config struct {
 	// Locator says where sandboxes run.
 	Locator allocatorv1.AllocatorServiceClient
-	// Dial connects to an agent. It does no I/O.
-	Dial  func(address, agentUID string) (*grpc.ClientConn, error)
+	// Dial connects to an agent, for files or for all else. It does no I/O.
+	Dial  func(address, agentUID string, files bool) (*grpc.ClientConn, error)
 	Clock clock.PassiveClock
 }
 
@@ -51,7 +51,13 @@ type Router struct {
 
 	mu     sync.Mutex
 	places map[sandbox]place
-	agents map[string]*agent
+	agents map[connection]*agent
+}
+
+// connection names a connection to an agent. Files have one of their own.
+type connection struct {
+	agentUID string
+	files    bool
 }
 
 type sandbox struct{ namespace, name string }
@@ -73,23 +79,23 @@ type agent struct {
 
 // NewRouter returns a Router that knows nothing yet.
 func NewRouter(cfg Config) *Router {
-	return &Router{config: cfg, places: map[sandbox]place{}, agents: map[string]*agent{}}
+	return &Router{config: cfg, places: map[sandbox]place{}, agents: map[connection]*agent{}}
 }
 
 // Close closes all connections.
 func (r *Router) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for uid, a := range r.agents {
+	for c, a := range r.agents {
 		_ = a.conn.Close()
-		delete(r.agents, uid)
+		delete(r.agents, c)
 	}
 }
 
 // Invoke implements grpc.ClientConnInterface. It makes a call again, at another agent, only if the first one cannot have had an effect.
 func (r *Router) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	for again := false; ; again = true {
-		to, done, err := r.route(ctx, args)
+		to, done, err := r.route(ctx, method, args)
 		if err != nil {
 			return err
 		}
@@ -159,7 +165,7 @@ func (w *way) context(ctx context.Context) context.Context {
 }
 
 // route finds the agent for a request. done ends the use of its connection.
-func (r *Router) route(ctx context.Context, request any) (w *way, done func(), err error) {
+func (r *Router) route(ctx context.Context, method string, request any) (w *way, done func(), err error) {
 	s, err := sandboxOf(request)
 	if err != nil {
 		return nil, nil, err
@@ -170,7 +176,7 @@ func (r *Router) route(ctx context.Context, request any) (w *way, done func(), e
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w.agent, err = r.connect(w.place); err != nil {
+	if w.agent, err = r.connect(w.place, transfers(method)); err != nil {
 		return nil, nil, err
 	}
 	w.agent.calls++
@@ -241,24 +247,24 @@ func (r *Router) forget(w *way) {
 }
 
 // connect returns the connection to an agent, and closes those that were not used for long. mu is held.
-func (r *Router) connect(p place) (*agent, error) {
-	now := r.config.Clock.Now()
-	if a := r.agents[p.target.AgentUID]; a != nil && a.address == p.address {
+func (r *Router) connect(p place, files bool) (*agent, error) {
+	now, key := r.config.Clock.Now(), connection{p.target.AgentUID, files}
+	if a := r.agents[key]; a != nil && a.address == p.address {
 		a.used = now
 		return a, nil
 	}
-	for uid, a := range r.agents {
+	for c, a := range r.agents {
 		if a.calls == 0 && now.Sub(a.used) > idleTime {
 			_ = a.conn.Close()
-			delete(r.agents, uid)
+			delete(r.agents, c)
 		}
 	}
-	conn, err := r.config.Dial(p.address, p.target.AgentUID)
+	conn, err := r.config.Dial(p.address, p.target.AgentUID, files)
 	if err != nil {
 		return nil, err
 	}
 	a := &agent{conn: conn, address: p.address, used: now}
-	r.agents[p.target.AgentUID] = a
+	r.agents[key] = a
 	return a, nil
 }
 

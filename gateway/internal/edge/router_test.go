@@ -134,7 +134,7 @@ func newMesh(t *testing.T) *mesh {
 		listeners: map[string]*bufconn.Listener{}, open: map[string][]net.Conn{}, places: map[string]string{}, closing: make(chan struct{}),
 		clock: clocktesting.NewFakeClock(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)),
 	}
-	m.router = edge.NewRouter(edge.Config{Locator: m, Clock: m.clock, Dial: func(address, uid string) (*grpc.ClientConn, error) {
+	m.router = edge.NewRouter(edge.Config{Locator: m, Clock: m.clock, Dial: func(address, uid string, _ bool) (*grpc.ClientConn, error) {
 		if uid != "uid of "+address {
 			return nil, errors.New("another agent")
 		}

@@ -36,7 +36,7 @@ type stream struct {
 // open opens the stream for its first message. If the agent cannot be reached, it looks once where the sandbox is now: nothing was sent.
 func (s *stream) open(m any) {
 	for again := false; ; again = true {
-		if s.way, s.done, s.err = s.router.route(s.ctx, m); s.err != nil {
+		if s.way, s.done, s.err = s.router.route(s.ctx, s.method, m); s.err != nil {
 			return
 		}
 		if s.inner, s.err = s.way.agent.conn.NewStream(s.way.context(s.ctx), s.desc, s.method, s.opts...); s.err == nil {

@@ -33,7 +33,7 @@ type contents struct {
 }
 
 func newContents(a *api) *contents {
-	return &contents{a, filesystemv1.NewFilesystemServiceClient(rpc.OnBehalf(a.config.Sandboxes))}
+	return &contents{a, filesystemv1.NewFilesystemServiceClient(rpc.OnBehalf(a.config.Files))}
 }
 
 // operation is what a request for filesPath asks for.

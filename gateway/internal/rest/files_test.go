@@ -234,7 +234,7 @@ func newInside(t *testing.T, http2 bool, files filesystemv1.FilesystemServiceSer
 	require.NoError(t, err)
 	s := &inside{draining: make(chan struct{}), registry: prometheus.NewRegistry()}
 	cfg := rest.Config{
-		Allocator: &upstream{}, Collector: &upstream{}, Sandboxes: conn, Ready: func(context.Context) error { return nil },
+		Allocator: &upstream{}, Collector: &upstream{}, Sandboxes: conn, Files: conn, Ready: func(context.Context) error { return nil },
 		MaxBodyBytes: 1 << 10, RequestTimeout: testkit.Timeout, Draining: s.draining, Registry: s.registry, Log: logr.Discard(), Clock: clock.RealClock{},
 	}
 	for _, c := range change {

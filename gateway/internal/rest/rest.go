@@ -40,8 +40,9 @@ const (
 
 // Config is what the handler needs.
 type Config struct {
-	// Allocator and Collector are connections to the allocator and to the garbage collector, Sandboxes is one to what passes calls on to agents.
-	Allocator, Collector, Sandboxes grpc.ClientConnInterface
+	// Allocator and Collector are connections to the allocator and to the garbage collector, Sandboxes is one to what passes calls on to agents,
+	// and Files one for what is in files.
+	Allocator, Collector, Sandboxes, Files grpc.ClientConnInterface
 	// RPC serves the gRPC services over net/http, with its own checks of who calls; nil for no Connect and no gRPC-Web. *rpc.Server implements it.
 	RPC interface {
 		http.Handler

@@ -30,6 +30,8 @@ const (
 const (
 	// Chunk is how much data a frame has at most.
 	Chunk = 256 << 10
+	// Buffer is the size of the send buffer of both sides: a frame is sent while the other side works on the one before.
+	Buffer = 4 * Chunk
 	// maxPayload is the largest payload of another frame: a page of a directory.
 	maxPayload = 16 << 20
 	headerSize = 5

@@ -156,7 +156,7 @@ func (m *Mesh) Dial(ctx context.Context) (*grpc.ClientConn, error) {
 
 // Gateway returns a connection to the gateway's gRPC address, which is up.
 func (m *Mesh) Gateway(ctx context.Context) (*grpc.ClientConn, error) {
-	conn, err := rpc.Dial(m.gateway, rpc.ClientConfig{TLS: m.dial.TLS, Bulk: true})
+	conn, err := rpc.Dial(m.gateway, rpc.ClientConfig{TLS: m.dial.TLS, Bulk: true, Files: true})
 	if err != nil {
 		return nil, err
 	}
