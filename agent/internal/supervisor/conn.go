@@ -58,7 +58,6 @@ func (c *conn) receive() {
 		return
 	}
 	c.in = append(c.in, c.s.scratch[:n]...)
-	c.s.garbage += n
 	c.serve()
 }
 

@@ -82,7 +82,6 @@ func (o *outlet) read() (empty bool) {
 		}
 		return true
 	}
-	p.s.garbage += n / 8
 	p.tail -= n
 	p.ring.write(o.stream, p.s.scratch[:n])
 	p.pump()

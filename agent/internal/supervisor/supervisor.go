@@ -9,7 +9,6 @@ package supervisor
 
 import (
 	"errors"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -25,9 +24,9 @@ const (
 	maxKept = 32 << 20
 	// maxConnections is how many connections of agents there may be.
 	maxConnections = 1024
-	// garbageLimit is after how many bytes of requests and output unused memory is collected. It is not by itself: the Go runtime could need
-	// one more thread for that at any time.
-	garbageLimit = 8 << 20
+	// garbageLimit is after how many allocated bytes unused memory is collected. It is not by itself: the Go runtime could need one more thread
+	// for that at any time.
+	garbageLimit = 4 << 20
 )
 
 // Config is what a supervisor starts with.
@@ -65,7 +64,6 @@ type Supervisor struct {
 	kept      int                // bytes of their output
 	conns     int
 	timers    int // processes with a deadline
-	garbage   int
 	scratch   []byte
 	// ending is the signal that ends a sandbox without a process of its own, once all others have ended.
 	ending unix.Signal
@@ -91,14 +89,12 @@ func Run(c Config) (code int, err error) {
 		return 0, err
 	}
 	c.Reaper.Started()
+	garbage := newCollector()
 	for !s.done {
 		if err := s.poll.wait(s.expire()); err != nil {
 			return 0, err
 		}
-		if s.garbage > garbageLimit {
-			s.garbage = 0
-			runtime.GC()
-		}
+		garbage.collect()
 	}
 	return s.code, nil
 }

@@ -314,7 +314,7 @@ func TestInsideFullOfProcesses(t *testing.T) {
 			_ = stream.Close()
 			require.Less(t, len(pids), 64)
 		}
-		for range 200 {
+		for range 2000 { // also while unused memory is collected
 			_, err := s.List(t.Context())
 			require.NoError(t, err)
 		}
@@ -329,6 +329,25 @@ func TestInsideFullOfProcesses(t *testing.T) {
 			out, _, _ := finished(t, other)
 			return out == "again\n"
 		}, testkit.Timeout, 20*time.Millisecond)
+	})
+}
+
+// TestInsideMemoryIsCollected makes calls whose answers are large. The supervisor collects what they leave: the sandbox would run out of memory.
+func TestInsideMemoryIsCollected(t *testing.T) {
+	forSandboxes(t, func(t *testing.T, s inside.Sandbox, _ runtime.Container) {
+		for range 150 {
+			_, _, _ = ran(t, s, &wire.Start{Args: []string{"true", strings.Repeat("x", 200)}})
+		}
+		for range 2000 {
+			processes, err := s.List(t.Context())
+			require.NoError(t, err)
+			require.Greater(t, len(processes), 100)
+		}
+		out, _, _ := ran(t, s, shell("grep VmRSS /proc/$PPID/status"))
+		var kib int
+		_, err := fmt.Sscanf(out, "VmRSS: %d kB", &kib)
+		require.NoError(t, err, out)
+		require.Less(t, kib, 24<<10)
 	})
 }
 
