@@ -40,8 +40,8 @@ type ClientConfig struct {
 	Silence time.Duration
 	// Bulk says that a connection carries files: its buffers are larger, and a transfer takes a third of the processor time.
 	Bulk bool
-	// Files says that it carries nothing but files: as much as filesWindow of one is on its way before it is read. It is for connections on which nobody
-	// waits for what was sent last, as somebody at a terminal does.
+	// Files says that it carries nothing but files: as much as filesWindow of one is on its way before it is read. On a connection with terminals, what
+	// was sent last would wait behind that.
 	Files bool
 	// Options are added after the defaults.
 	Options []grpc.DialOption
