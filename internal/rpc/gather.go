@@ -69,7 +69,7 @@ func (c *gatheredConn) Write(p []byte) (int, error) {
 // Close implements net.Conn. TLS does not know of a write that waits below it, and would wait for it to announce the end.
 func (c *gatheredConn) Close() error {
 	if c.below.writing.Load() {
-		return c.below.Conn.Close()
+		return c.below.Close()
 	}
 	return c.Conn.Close()
 }

@@ -59,7 +59,7 @@ func gathered(t *testing.T) (client, server net.Conn, below *countedConn) {
 	below = &countedConn{Conn: raw}
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
-	insecure := credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // both ends are the test's
+	insecure := credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
 	client, _, err = rpc.Gathered(insecure).Clone().ClientHandshake(ctx, "test", below)
 	require.NoError(t, err)
 	server = <-accepted
