@@ -69,6 +69,7 @@ func (c *Config) edge(ctx context.Context, allocator, collector grpc.ClientConnI
 	}
 	runv1.RegisterRunServiceServer(e.server, run.New(run.Config{
 		Sandboxes: sandboxv1.NewSandboxServiceClient(rpc.OnBehalf(allocator)), Processes: processv1.NewProcessServiceClient(e.router), Clock: clock.RealClock{},
+		Draining: draining,
 	}))
 	usagev1.RegisterUsageServiceServer(e.server, usage.New(usage.Config{
 		Sandboxes: usagev1.NewUsageServiceClient(e.router), Agents: allocatorv1.NewAllocatorServiceClient(allocator), Connect: e.router.Agent, Draining: draining,

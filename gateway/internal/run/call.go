@@ -51,16 +51,25 @@ func (s *Service) StartSandbox(in *runv1.StartSandboxRequest, stream grpc.Server
 	if err != nil {
 		return rpc.FromStatus(err)
 	}
-	started := false
-	defer func() { sb.close(stream.Context(), started) }()
+	ctx, started := stream.Context(), false
+	if sb.repeatable {
+		until, release := s.untilDraining(ctx)
+		defer release()
+		ctx = until
+	}
+	defer func() { sb.close(ctx, started) }()
 	if err := stream.Send(&runv1.StartSandboxResponse{Event: &runv1.StartSandboxResponse_Created{Created: sb.created}}); err != nil {
 		return err
 	}
 	start := &processv1.StartProcessRequest{Process: process, Terminal: in.GetTerminal(), Stdin: in.GetStdin()}
-	return rpc.FromStatus(sb.run(stream.Context(), start, func(e *processv1.ProcessEvent, _ bool) error {
+	err = sb.run(ctx, start, func(e *processv1.ProcessEvent, _ bool) error {
 		started = started || e.GetStarted() != nil
 		return stream.Send(&runv1.StartSandboxResponse{Event: &runv1.StartSandboxResponse_Process{Process: e}})
-	}))
+	})
+	if err != nil && ctx.Err() != nil && stream.Context().Err() == nil {
+		return context.Cause(ctx)
+	}
+	return rpc.FromStatus(err)
 }
 
 // run runs the process of a call until it has ended, and passes its events to each; own says that this call has started it.

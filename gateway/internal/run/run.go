@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -39,6 +40,8 @@ type Config struct {
 	Sandboxes sandboxv1.SandboxServiceClient
 	Processes processv1.ProcessServiceClient
 	Clock     clock.PassiveClock
+	// Draining is closed when the process stops. What can be repeated, with the same request_id, is left to the call that repeats it.
+	Draining <-chan struct{}
 }
 
 // Service implements RunService. Make it with New.
@@ -56,6 +59,8 @@ type sandbox struct {
 	service *Service
 	created *sandboxv1.CreateSandboxResponse
 	keep    bool
+	// repeatable: a call with the same request_id finds the sandbox.
+	repeatable bool
 }
 
 // create creates the sandbox of a call.
@@ -76,7 +81,7 @@ func (s *Service) create(ctx context.Context, namespace, requestID string, in *r
 	if err != nil {
 		return nil, err
 	}
-	return &sandbox{service: s, created: created, keep: in.GetKeep()}, nil
+	return &sandbox{service: s, created: created, keep: in.GetKeep(), repeatable: requestID != ""}, nil
 }
 
 // repeat sends the create of a repeated call as the first call sent it: with the time when the sandbox of that expires. Without that sandbox, or if
@@ -113,13 +118,43 @@ func limitLife(spec *sandboxv1.SandboxSpec, timeout *durationpb.Duration, now ti
 	}
 }
 
+// draining reports whether the process stops.
+func (s *Service) draining() bool {
+	select {
+	case <-s.config.Draining:
+		return true
+	default:
+		return false
+	}
+}
+
+// untilDraining returns a context that ends with ctx, or with errDraining when the process stops. release ends it, too.
+func (s *Service) untilDraining(ctx context.Context) (_ context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-s.config.Draining:
+			cancel(errDraining())
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-ended }
+}
+
+func errDraining() error {
+	return fault.New(errdefs.ErrUnavailable, fault.AgentUnavailable, "the gateway is stopping; repeat the call with the same request_id")
+}
+
 func (s *sandbox) namespace() string { return s.created.GetSandbox().GetNamespace() }
 func (s *sandbox) name() string      { return s.created.GetSandbox().GetName() }
 
 // close ends the use of the sandbox, also when the call has ended already. It reports whether the sandbox is deleted. A sandbox that is to be kept
-// is deleted if its process did not start, unless an earlier call has created it.
+// is deleted if its process did not start, unless an earlier call has created it. One whose call ended because this process stops stays for the call
+// that repeats it, and expires otherwise.
 func (s *sandbox) close(ctx context.Context, started bool) bool {
-	if s.keep && (started || s.created.GetReplayed()) {
+	if s.keep && (started || s.created.GetReplayed()) || s.repeatable && ctx.Err() != nil && s.service.draining() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTimeout)

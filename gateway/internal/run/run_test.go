@@ -47,20 +47,26 @@ type mesh struct {
 	connects []*processv1.ConnectProcessRequest
 	input    []byte
 	closed   chan struct{}
+	draining chan struct{}
+	calls    sync.WaitGroup // that are served
 }
 
 // serve returns a client of RunService before the mesh.
 func serve(t *testing.T, m *mesh) runv1.RunServiceClient {
 	t.Helper()
-	m.closed = make(chan struct{})
+	m.closed, m.draining = make(chan struct{}), make(chan struct{})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := grpc.NewServer(
 		grpc.UnaryInterceptor(func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			m.calls.Add(1)
+			defer m.calls.Done()
 			out, err := next(ctx, in)
 			return out, rpc.ToStatus(err)
 		}),
 		grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			m.calls.Add(1)
+			defer m.calls.Done()
 			return rpc.ToStatus(next(srv, s))
 		}),
 	)
@@ -70,6 +76,7 @@ func serve(t *testing.T, m *mesh) runv1.RunServiceClient {
 	processv1.RegisterProcessServiceServer(server, m)
 	runv1.RegisterRunServiceServer(server, run.New(run.Config{
 		Sandboxes: sandboxv1.NewSandboxServiceClient(conn), Processes: processv1.NewProcessServiceClient(conn), Clock: clocktesting.NewFakePassiveClock(now),
+		Draining: m.draining,
 	}))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -341,4 +348,51 @@ func TestStartSandbox(t *testing.T) {
 	require.ErrorContains(t, err, "EOF")
 	require.Len(t, m.deletes, 1)
 	require.Equal(t, int32(80), m.starts[0].GetTerminal().GetColumns())
+}
+
+// TestStoppingGateway: a stream that can be repeated ends early, and its sandbox is left to the call that repeats it. One without a request_id runs on.
+func TestStoppingGateway(t *testing.T) {
+	for id, deletes := range map[string]int{"r": 0, "": 1} {
+		m := &mesh{events: ran()[:1], hang: true}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := serve(t, m).StartSandbox(ctx, &runv1.StartSandboxRequest{
+			Namespace: "ns", Sandbox: &runv1.NewSandbox{Spec: &sandboxv1.SandboxSpec{Image: "img"}}, Process: &processv1.ProcessSpec{Args: []string{"sleep"}}, RequestId: id,
+		})
+		require.NoError(t, err)
+		for range 2 {
+			_, err := stream.Recv()
+			require.NoError(t, err)
+		}
+		close(m.draining)
+		if id == "" {
+			cancel()
+		}
+		_, err = stream.Recv()
+		require.Equal(t, map[bool]codes.Code{true: codes.Canceled, false: codes.Unavailable}[id == ""], status.Code(err))
+		m.calls.Wait()
+		require.Len(t, m.deletes, deletes)
+	}
+}
+
+// TestStoppedCallIsLeft: a call that was broken off because the gateway stops leaves its sandbox to the one that repeats it.
+func TestStoppedCallIsLeft(t *testing.T) {
+	m := &mesh{events: ran()[:1], hang: true}
+	client := serve(t, m)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := client.RunSandbox(ctx, request())
+		done <- err
+	}()
+	require.Eventually(t, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return len(m.starts) == 1
+	}, testkit.Timeout, time.Millisecond)
+	close(m.draining)
+	cancel() // as the end of the server does
+	require.Equal(t, codes.Canceled, status.Code(<-done))
+	m.calls.Wait()
+	require.Empty(t, m.deletes)
 }

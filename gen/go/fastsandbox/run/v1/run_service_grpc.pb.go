@@ -34,7 +34,8 @@ const (
 // timeout of the process, or after one hour.
 //
 // A repeated call with the same request_id, while the sandbox exists, follows the process of the first call instead of running a second one, and
-// sends it no input. Later it is REQUEST_ID_REUSED. Errors are those of SandboxService and ProcessService.
+// sends it no input. Later it is REQUEST_ID_REUSED. A gateway that stops ends such calls with UNAVAILABLE, and leaves the sandbox to the one that repeats it.
+// Errors are those of SandboxService and ProcessService.
 type RunServiceClient interface {
 	// RunSandbox returns the output and the exit of the process.
 	RunSandbox(ctx context.Context, in *RunSandboxRequest, opts ...grpc.CallOption) (*RunSandboxResponse, error)
@@ -90,7 +91,8 @@ type RunService_StartSandboxClient = grpc.ServerStreamingClient[StartSandboxResp
 // timeout of the process, or after one hour.
 //
 // A repeated call with the same request_id, while the sandbox exists, follows the process of the first call instead of running a second one, and
-// sends it no input. Later it is REQUEST_ID_REUSED. Errors are those of SandboxService and ProcessService.
+// sends it no input. Later it is REQUEST_ID_REUSED. A gateway that stops ends such calls with UNAVAILABLE, and leaves the sandbox to the one that repeats it.
+// Errors are those of SandboxService and ProcessService.
 type RunServiceServer interface {
 	// RunSandbox returns the output and the exit of the process.
 	RunSandbox(context.Context, *RunSandboxRequest) (*RunSandboxResponse, error)
