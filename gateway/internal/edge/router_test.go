@@ -228,6 +228,7 @@ func (a *agent) StartProcess(in *processv1.StartProcessRequest, s grpc.ServerStr
 		if err := s.Send(&processv1.StartProcessResponse{Event: &processv1.ProcessEvent{Event: &processv1.ProcessEvent_Output{
 			Output: &processv1.ProcessOutput{Data: []byte(a.address + ":" + arg)},
 		}}}); err != nil {
+			a.gone <- err // the client has left before
 			return err
 		}
 	}
