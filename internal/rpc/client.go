@@ -38,7 +38,7 @@ type ClientConfig struct {
 	// Silence is how long a server may take to say that it has received a unary call, before the call fails as UNAVAILABLE. Zero: for
 	// ever; for clients of the API DefaultSilence.
 	Silence time.Duration
-	// Bulk says that a connection carries files: its buffers are larger, and a transfer takes a third of the processor time.
+	// Bulk says that a connection carries streams of data: its buffers are larger, and a transfer takes a third of the processor time.
 	Bulk bool
 	// Files says that it carries nothing but files: as much as filesWindow of one is on its way before it is read. On a connection with terminals, what
 	// was sent last would wait behind that.

@@ -66,7 +66,9 @@ func (s *Service) StartSandbox(in *runv1.StartSandboxRequest, stream grpc.Server
 		started = started || e.GetStarted() != nil
 		return stream.Send(&runv1.StartSandboxResponse{Event: &runv1.StartSandboxResponse_Process{Process: e}})
 	})
-	if err != nil && ctx.Err() != nil && stream.Context().Err() == nil {
+	if err == nil {
+		ctx = stream.Context() // nothing is left to repeat, also if this process has just begun to stop
+	} else if ctx.Err() != nil && stream.Context().Err() == nil {
 		return context.Cause(ctx)
 	}
 	return rpc.FromStatus(err)

@@ -350,7 +350,8 @@ func TestStartSandbox(t *testing.T) {
 	require.Equal(t, int32(80), m.starts[0].GetTerminal().GetColumns())
 }
 
-// TestStoppingGateway: a stream that can be repeated ends early, and its sandbox is left to the call that repeats it. One without a request_id runs on.
+// TestStoppingGateway: a stream that can be repeated ends early, and its sandbox is left to the call that repeats it. That of one without a request_id is
+// deleted when its client leaves, as ever.
 func TestStoppingGateway(t *testing.T) {
 	for id, deletes := range map[string]int{"r": 0, "": 1} {
 		m := &mesh{events: ran()[:1], hang: true}

@@ -48,8 +48,8 @@ func (u *user) files(ctx context.Context) Result {
 		switch {
 		case ctx.Err() != nil || over(err) && !u.runs(ctx):
 			return r
-		case over(err) && fault.ReasonOf(rpc.FromStatus(err)) != fault.FileNotFound:
-			return r // as with writes: the status follows, half a second later if something else has killed the container
+		case over(err) && fault.ReasonOf(rpc.FromStatus(err)) != fault.FileNotFound && u.ends(ctx):
+			return r
 		case over(err):
 			r.Broken = append(r.Broken, fmt.Sprintf("the file of %s cannot be read, though its container runs: %v", u.sandbox.GetName(), err))
 			return r

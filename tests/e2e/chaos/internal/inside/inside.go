@@ -25,6 +25,8 @@ const (
 	pause = 200 * time.Millisecond
 	// callTime bounds one try of a call that is no stream.
 	callTime = 15 * time.Second
+	// lagTime is how long a status may say that a container runs which has ended.
+	lagTime = 20 * time.Second
 	// deleteTime is how long the deletion of all sandboxes may take.
 	deleteTime = 2 * time.Minute
 )
@@ -183,6 +185,17 @@ func (u *user) runs(ctx context.Context) bool {
 		u.wait(ctx)
 	}
 	return true
+}
+
+// ends reports whether the status of the sandbox says within lagTime that its container has ended. An agent that says so itself reports it later: half a
+// second if something else has killed the container, and longer while faults delay reports.
+func (u *user) ends(ctx context.Context) bool {
+	for began := u.Clock.Now(); u.Clock.Since(began) < lagTime; u.wait(ctx) {
+		if ctx.Err() != nil || !u.runs(ctx) {
+			return true
+		}
+	}
+	return false
 }
 
 // over reports whether an error says that the sandbox, or something in it, no longer exists.
